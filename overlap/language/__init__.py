@@ -1,0 +1,135 @@
+"""Device words: the Triton functions that generated kernels call as ``ol.NAME``.
+
+Every word obeys one row of the memory table in docs/memory_model.md:
+
+* a poll is ``tl.atomic_add(flag, 0, sem="acquire", scope="sys")``; a plain load in a loop is deleted by LLVM;
+* a wait returns what it saw and the guarded load's index depends on it (`after`), or the
+  compiler issues the load first in a pipelined loop;
+* before a flag is raised all threads of the program have stored (`notify` puts a CTA barrier).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from overlap.schedule import table as _layout
+
+_RUN_WORDS: tl.constexpr = tl.constexpr(_layout.RUN_WORDS)
+_H_RUN_BASE: tl.constexpr = tl.constexpr(_layout.H_RUN_BASE)
+_H_COORD_BASE: tl.constexpr = tl.constexpr(_layout.H_COORD_BASE)
+_H_FLAG_BASE: tl.constexpr = tl.constexpr(_layout.H_FLAG_BASE)
+_H_AXES: tl.constexpr = tl.constexpr(_layout.H_AXES)
+_R_FIRST: tl.constexpr = tl.constexpr(_layout.R_FIRST)
+_R_WAIT_BEGIN: tl.constexpr = tl.constexpr(_layout.R_WAIT_BEGIN)
+_R_WAIT_END: tl.constexpr = tl.constexpr(_layout.R_WAIT_END)
+_R_AXIS: tl.constexpr = tl.constexpr(_layout.R_AXIS)
+_SLOT_WORDS: tl.constexpr = tl.constexpr(_layout.SLOT_WORDS)
+_EPOCH: tl.constexpr = tl.constexpr(_layout.S_EPOCH * _layout.SLOT_WORDS)
+_SPIN_LIMIT: tl.constexpr = tl.constexpr(_layout.S_SPIN_LIMIT * _layout.SLOT_WORDS)
+_FAULT: tl.constexpr = tl.constexpr(_layout.S_FAULT * _layout.SLOT_WORDS)
+
+
+@triton.jit
+def now(state):
+    """This launch's epoch, an int64 scalar; the entry kernel wrote it earlier on the same stream."""
+    return tl.load(state + _EPOCH)
+
+
+@triton.jit
+def poll(flag, wanted, state):
+    """Polls an int64 ``flag`` until it is at least ``wanted``; returns the value seen.
+
+    With a spin limit in ``state`` (0: none) it gives up after that many polls, records slot, wanted and seen
+    value for the host and returns what it saw, so that the grid drains.
+    """
+    seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
+    limit = tl.load(state + _SPIN_LIMIT)
+    spins = limit * 0
+    while (seen < wanted) & ((limit == 0) | (spins < limit)):
+        seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
+        spins += 1
+    if seen < wanted:
+        tl.store(state + _FAULT + 1, flag.to(tl.int64))
+        tl.store(state + _FAULT + 2, wanted)
+        tl.store(state + _FAULT + 3, seen)
+        tl.atomic_xchg(state + _FAULT, 1, sem="release", scope="gpu")
+    return seen
+
+
+@triton.jit
+def find_run(table, tile):
+    """Offset of the record of the run that holds position ``tile``; the sentinel record ends the search."""
+    run = tl.load(table + _H_RUN_BASE)
+    while tl.load(table + run + _RUN_WORDS + _R_FIRST) <= tile:
+        run += _RUN_WORDS
+    return run
+
+
+@triton.jit
+def rebase(table, run, tile):
+    """Position of ``tile`` inside its run."""
+    return tile - tl.load(table + run + _R_FIRST)
+
+
+@triton.jit
+def count(table, run, axis: tl.constexpr):
+    """Tiles of the run along ``axis``."""
+    return tl.load(table + run + _R_AXIS + 2 * axis + 1)
+
+
+@triton.jit
+def place(table, run, tile, axis: tl.constexpr, pid):
+    """Coordinate along ``axis`` in the whole grid of coordinate ``pid`` inside the run.
+
+    Where the user's mapping is no bijection on the run's box, the table holds coordinates by position
+    and ``pid`` is not used.
+    """
+    base = tl.load(table + _H_COORD_BASE)
+    axes = tl.load(table + _H_AXES)
+    first = tl.load(table + run + _R_FIRST)
+    moved = pid + tl.load(table + run + _R_AXIS + 2 * axis)
+    return tl.load(table + base + (first + tile) * axes + axis, mask=base > 0, other=moved)
+
+
+@triton.jit
+def wait(table, run, state, epoch):
+    """Polls every flag of the run; returns the smallest value seen, an int64 scalar."""
+    flags = state + tl.load(table + _H_FLAG_BASE)
+    begin = tl.load(table + run + _R_WAIT_BEGIN)
+    end = tl.load(table + run + _R_WAIT_END)
+    seen = epoch
+    for i in range(begin, end, 2):
+        slot = tl.load(table + i)
+        wanted = epoch * tl.load(table + i + 1)
+        seen = tl.minimum(seen, poll(flags + slot * _SLOT_WORDS, wanted, state))
+    return seen
+
+
+@triton.jit
+def after(index, seen):
+    """``index``, computed from ``seen``: flags are never negative, which no compiler can know."""
+    return index + tl.minimum(seen, 0).to(tl.int32)
+
+
+@triton.jit
+def after_async(index, seen):
+    """``index``, dependent on ``seen``, with the proxy fence that TMA loads need behind a generic acquire (sm_90)."""
+    return tl.inline_asm_elementwise(
+        "fence.proxy.async.global; mov.b32 $0, $1;",
+        "=r,r,l",
+        [index + 0, seen + tl.zeros((), tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def notify(flag, value):
+    """Raises an int64 ``flag``, local or a peer's, to ``value`` after all stores of this program.
+
+    The barrier is written out: Triton 3.6 to 3.8 put none between a store and a release atomic.
+    """
+    tl.debug_barrier()
+    tl.atomic_xchg(flag, value, sem="release", scope="sys")

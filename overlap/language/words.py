@@ -1,0 +1,37 @@
+"""Names and signatures of the device words, pure: codegen emits them by name without importing Triton.
+
+The Triton functions of the same names are in `overlap.language`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Word:
+    """A device word: its name, its parameters and what it does, in one line.
+
+    ``nvidia`` marks words whose code is NVIDIA assembly; kernels that use one do not build for AMD.
+    """
+
+    name: str
+    params: tuple[str, ...]
+    summary: str
+    nvidia: bool = False
+
+
+WORDS = {
+    word.name: word
+    for word in (
+        Word("now", ("state",), "this launch's epoch (int64)"),
+        Word("find_run", ("table", "tile"), "the run that holds position `tile`, as an offset into the table"),
+        Word("rebase", ("table", "run", "tile"), "position inside the run"),
+        Word("count", ("table", "run", "axis"), "number of tiles of the run along an axis"),
+        Word("place", ("table", "run", "tile", "axis", "pid"), "coordinate in the whole grid of a coordinate inside the run"),
+        Word("wait", ("table", "run", "state", "epoch"), "polls the run's flags; returns the smallest value seen (int64)"),
+        Word("after", ("index", "seen"), "`index`, dependent on the wait that returned `seen`"),
+        Word("after_async", ("index", "seen"), "as `after`, and orders TMA loads behind it", nvidia=True),
+        Word("notify", ("flag", "value"), "all stores of the program, then a release of `value` at system scope"),
+    )
+}

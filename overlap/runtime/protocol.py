@@ -1,0 +1,82 @@
+"""What a runtime must do for a generated module: one protocol, two implementations.
+
+`overlap.sim` implements it with simulated ranks, streams and copy engines on the CPU,
+`overlap.runtime.cuda` on GPUs. `runtime/launch.py` drives either through these methods alone, and
+one contract suite (tests) runs on both. Tensors are `torch.Tensor`s in both worlds.
+
+    rank 0   main  | entry | ------------- GEMM (waits on flags) ------------ | join |
+             side          \\ copy 1, flag 1 | copy 2, flag 2 | ... | done     /
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Runtime(Protocol):
+    """One rank's view of a process group. Obtained with `runtime_of(group)`."""
+
+    rank: int
+    world: int
+
+    @property
+    def sm_count(self) -> int:
+        """Multiprocessors of this rank's device."""
+
+    @property
+    def device(self) -> Any:
+        """The `torch.device` that ordinary tensors of this rank live on."""
+
+    def symmetric(self, shape: Sequence[int], dtype: Any, *, zero: bool = False) -> Any:
+        """Collective: the same tensor (contiguous) on every rank, reachable by peers. Zeroed before any peer can reach it when asked."""
+
+    def peer(self, tensor: Any, rank: int) -> Any:
+        """The same-shaped view of ``rank``'s copy of a symmetric tensor (or view of one); rank itself gives ``tensor``."""
+
+    def table(self, values: Sequence[int], *, bits: int = 32) -> Any:
+        """Uploads integers into an ordinary device tensor of int32 or int64, before any launch that reads it."""
+
+    def agree(self, what: str, value: Any) -> list[Any]:
+        """Collective: every rank's ``value`` in rank order. ``what`` names it in the error of a rank that never comes."""
+
+    def main_stream(self) -> Any:
+        """The stream the caller works on."""
+
+    def fork(self, lane: int) -> Any:
+        """Side stream number ``lane``, ordered behind all work enqueued so far on the main stream."""
+
+    def join(self, stream: Any) -> None:
+        """Orders the main stream behind all work enqueued so far on ``stream``."""
+
+    def order_behind_previous(self, key: Any) -> None:
+        """Orders the main stream behind the last call recorded under ``key`` (`record_call`), whatever stream that was on."""
+
+    def record_call(self, key: Any) -> None:
+        """Records the end of a call on the main stream for `order_behind_previous`."""
+
+    def copy(self, dst: Any, src: Any, stream: Any) -> None:
+        """Copy-engine copy between two ranks' memory, 1-D or 2-D; dst and src are views of one shape and dtype."""
+
+    def launch(self, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stream: Any) -> None:
+        """Launches a Triton kernel asynchronously."""
+
+
+def runtime_of(group: Any) -> Runtime:
+    """The runtime behind a group.
+
+    A simulated group carries its runtime; anything else is a torch process group (or None: the default one).
+
+    Raises:
+        MissingDependencyError: torch process groups are not served by this build yet.
+    """
+    carried = getattr(group, "overlap_runtime", None)
+    if carried is not None:
+        return carried
+    from overlap.errors import UsageError
+
+    raise UsageError(
+        "a torch process group needs the CUDA runtime, which this version does not have yet",
+        help="run the file with `overlap simulate`",
+    )

@@ -1,0 +1,1 @@
+"""When: the order of tiles and chunks on each rank, as pure integers."""
