@@ -43,7 +43,11 @@ class TensorRead:
 
 @dataclass(frozen=True)
 class Wait:
-    """A flag slot on this rank and how many raises it needs in one launch (1 for a copy)."""
+    """A flag slot on this rank and how many raises it gets in one launch (1 for a copy).
+
+    In ``Run.waits`` the flag that ``op`` raises when it has landed here; in ``Run.raises`` the counter that ``op``
+    is held back by until the run has counted in.
+    """
 
     op: OpId
     slot: int
@@ -56,7 +60,8 @@ class Run:
 
     ``first`` is the run's first position in the rank's tile order, ``origin``/``counts`` the box
     (one entry a tile axis, in the order of ``RankSchedule.axes``). ``waits`` are the flags to
-    wait for; ``chunk`` the arrival that completes it (None: nothing to wait for).
+    wait for, ``raises`` those its tiles raise (none where the kernel only consumes); ``chunk`` is the arrival that
+    completes it (None: nothing to wait for) and ``peer`` the rank that comes from (-1: no rank in particular).
     """
 
     first: int
@@ -66,6 +71,7 @@ class Run:
     chunk: OpId | None = None
     unit: int = 0
     peer: int = -1
+    raises: tuple[Wait, ...] = ()
 
     @property
     def tiles(self) -> int:

@@ -2,7 +2,7 @@
 
     header (8 words)   version, runs, run base, coordinate base, flag base, axes, tiles, 0
     runs               RUN_WORDS each, closed by a sentinel whose first tile is past every tile
-    waits              (slot, count) pairs
+    waits, raises      (slot, count) pairs, each run's waits and behind them its raises
     coordinates        only for mappings that are no bijection: one word an axis and position
 
 A new order, split or shape is a new table, never a new kernel. `overlap.language` reads these
@@ -10,6 +10,8 @@ offsets and nothing else, so a change here raises VERSION.
 """
 
 from __future__ import annotations
+
+from overlap.errors import ScheduleError
 
 from .model import RankSchedule
 
@@ -51,25 +53,27 @@ def to_words(schedule: RankSchedule) -> list[int]:
     """The schedule as int32 words.
 
     Raises:
-        ValueError: more than `MAX_AXES` axes, or a value outside int32.
+        ScheduleError: more than `MAX_AXES` axes, or a value outside int32.
     """
     axes = len(schedule.axes)
     if axes > MAX_AXES:
-        raise ValueError(f"{axes} tile axes; a table holds {MAX_AXES}")
+        raise ScheduleError(f"{axes} tile axes; a table holds {MAX_AXES}")
     runs = schedule.runs
     run_base = HEADER_WORDS
-    wait_base = run_base + (len(runs) + 1) * RUN_WORDS
-    waits: list[int] = []
+    flag_words = run_base + (len(runs) + 1) * RUN_WORDS
+    flags: list[int] = []
     records: list[int] = []
     for run in runs:
-        begin = wait_base + len(waits)
-        for wait in run.waits:
-            waits += [wait.slot, wait.count]
         record = [0] * RUN_WORDS
         record[R_FIRST] = run.first
         record[R_UNIT] = run.unit
-        record[R_WAIT_BEGIN] = begin
-        record[R_WAIT_END] = wait_base + len(waits)
+        record[R_WAIT_BEGIN] = flag_words + len(flags)
+        for wait in run.waits:
+            flags += [wait.slot, wait.count]
+        record[R_WAIT_END] = record[R_RAISE_BEGIN] = flag_words + len(flags)
+        for raised in run.raises:
+            flags += [raised.slot, raised.count]
+        record[R_RAISE_END] = flag_words + len(flags)
         record[R_PEER] = run.peer
         for axis in range(axes):
             record[R_AXIS + 2 * axis] = run.origin[axis]
@@ -82,11 +86,11 @@ def to_words(schedule: RankSchedule) -> list[int]:
     header[H_VERSION] = VERSION
     header[H_RUNS] = len(runs)
     header[H_RUN_BASE] = run_base
-    header[H_COORD_BASE] = wait_base + len(waits) if coordinates else 0
+    header[H_COORD_BASE] = flag_words + len(flags) if coordinates else 0
     header[H_FLAG_BASE] = flag_base(schedule.world) * SLOT_WORDS
     header[H_AXES] = axes
     header[H_TILES] = sum(run.tiles for run in runs)
-    words = header + records + sentinel + waits + coordinates
+    words = header + records + sentinel + flags + coordinates
     if any(not -(2**31) <= w < 2**31 for w in words):
-        raise ValueError("a schedule value does not fit 32 bits")
+        raise ScheduleError("a value of the schedule does not fit 32 bits: the kernel has too many tiles")
     return words
