@@ -1,0 +1,26 @@
+"""overlap: fuses communication into Triton kernels, and simulates the result on a CPU.
+
+Importing this package imports neither torch nor Triton; names of the user interface are loaded when first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from overlap.version import __version__
+
+_LAZY: dict[str, str] = {}
+"""Public name to the module that defines it."""
+
+__all__ = ["__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'overlap' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY])

@@ -1,0 +1,92 @@
+"""Runs the test tiers that need no GPU, each in a process of its own, and sums them up.
+
+The simulator and the compiler cannot share a process: Triton decides at import time whether its kernels are
+interpreted (``TRITON_INTERPRET=1``) or compiled. Tiers that depend on the Triton version run on every Python given.
+
+    python tests/tiers.py --python 3.6.0=.venv/bin/python --python 3.9.0=.venv-newest/bin/python
+
+A tier fails when any test fails, and when it holds no test at all. Exit status: 0 all passed, 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+NO_TESTS = 5
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A folder of tests, whether its kernels are interpreted, and whether every Triton version runs it."""
+
+    name: str
+    folders: tuple[str, ...]
+    interpret: bool
+    every_version: bool
+
+
+TIERS = (
+    Tier("unit + golden", ("tests/unit", "tests/golden"), interpret=False, every_version=False),
+    Tier("sim", ("tests/sim",), interpret=True, every_version=True),
+    Tier("compile", ("tests/compile",), interpret=False, every_version=True),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    label: str
+    status: int
+    seconds: float
+
+    def __str__(self) -> str:
+        said = {0: "passed", NO_TESTS: "FAILED: no tests"}.get(self.status, f"FAILED: pytest exit {self.status}")
+        return f"{self.label:<32}{said:<28}{self.seconds:6.0f} s"
+
+
+def run(tier: Tier, version: str, python: str, jobs: int, extra: list[str]) -> Outcome:
+    """One pytest process over the tier's folders."""
+    label = f"{tier.name}, Triton {version}"
+    print(f"\n=== {label}", flush=True)
+    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    if tier.interpret:
+        env["TRITON_INTERPRET"] = "1"
+    workers = ["-n", str(jobs), "--dist", "worksteal"] if jobs > 1 else []
+    command = [python, "-m", "pytest", "-q", *workers, *extra, *tier.folders]
+    start = time.monotonic()
+    status = subprocess.run(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, check=False).returncode
+    return Outcome(label, status, time.monotonic() - start)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", action="append", required=True, metavar="VERSION=PATH", help="oldest Triton first")
+    parser.add_argument("--jobs", type=int, default=1, help="pytest workers a tier")
+    parser.add_argument("--tier", action="append", choices=[tier.name for tier in TIERS], help="only these tiers")
+    parser.add_argument("pytest", nargs="*", help="more arguments for pytest, after --")
+    options = parser.parse_args(argv)
+    pythons = [entry.split("=", 1) for entry in options.python]
+
+    outcomes = []
+    for number, (version, python) in enumerate(pythons):
+        for tier in TIERS:
+            if options.tier and tier.name not in options.tier:
+                continue
+            if number == 0 or tier.every_version:
+                outcomes.append(run(tier, version, python, options.jobs, options.pytest))
+
+    print("\n" + "\n".join(map(str, outcomes)))
+    print(f"{'all tiers':<60}{sum(o.seconds for o in outcomes):6.0f} s")
+    failed = [outcome.label for outcome in outcomes if outcome.status]
+    print(f"FAILED: {'; '.join(failed)}" if failed else "make test: ok", flush=True)
+    return 1 if failed or not outcomes else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
