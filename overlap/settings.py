@@ -1,0 +1,158 @@
+"""One typed registry of settings: a keyword beats the environment, the environment beats the default.
+
+    settings.get("deadline_s")                    # OVERLAP_DEADLINE_S, else 30.0
+    settings.get("deadline_s", keyword=deadline)  # deadline unless it is None
+
+The environment is read at every call, never cached. docs/settings.md is `table()`; a test keeps them equal.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from overlap.errors import UsageError
+
+PREFIX = "OVERLAP_"
+_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting.
+
+    Args:
+        name: as in `get` and, upper-cased with `PREFIX`, in the environment.
+        kind: ``str``, ``int``, ``float``, ``bool`` or ``Path``.
+        default: used when neither keyword nor environment says otherwise.
+        doc: one sentence for the table.
+        choices: the words allowed, for ``str``.
+        minimum: the smallest number allowed.
+    """
+
+    name: str
+    kind: type
+    default: Any
+    doc: str
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name.upper()
+
+    @property
+    def allowed(self) -> str:
+        """What a value may be, in words."""
+        if self.choices:
+            return " or ".join(", ".join(self.choices).rsplit(", ", 1))
+        words = {bool: "1 or 0", Path: "a path", str: "text", int: "an integer", float: "a number"}[self.kind]
+        return words if self.minimum is None else f"{words}, at least {self.minimum:g}"
+
+    def parse(self, text: str) -> Any:
+        """The value of ``text``.
+
+        Raises:
+            ValueError: ``text`` is no allowed value.
+        """
+        if self.kind is bool:
+            if text.lower() not in _WORDS:
+                raise ValueError(text)
+            return _WORDS[text.lower()]
+        return self.check(self.kind(text))
+
+    def check(self, value: Any) -> Any:
+        """``value``, of this setting's kind.
+
+        Raises:
+            ValueError: the value is of another type, out of range or not one of the choices.
+        """
+        if self.kind is Path and isinstance(value, str):
+            value = Path(value)
+        if self.kind is float and type(value) is int:
+            value = float(value)
+        if not isinstance(value, self.kind) or (self.kind is not bool and isinstance(value, bool)):
+            raise ValueError(value)
+        if self.choices and value not in self.choices:
+            raise ValueError(value)
+        if self.minimum is not None and not value >= self.minimum:  # written so that NaN fails too
+            raise ValueError(value)
+        return value
+
+
+SETTINGS: dict[str, Setting] = {
+    setting.name: setting
+    for setting in (
+        Setting("dump_dir", Path, None, "Folder that receives each stage's result as a text file; unset: none."),
+        Setting(
+            "deadline_s",
+            float,
+            30.0,
+            "Seconds a wait may last before every rank raises, naming what it waited for; 0: for ever.",
+            minimum=0,
+        ),
+        Setting("sim_sms", int, 4, "Multiprocessors of a simulated rank: as many programs run at a time.", minimum=1),
+        Setting("progress", bool, True, "Progress lines on stderr while a command works."),
+        Setting(
+            "log_level",
+            str,
+            "warning",
+            "What the `overlap` logger lets through.",
+            choices=("debug", "info", "warning", "error"),
+        ),
+    )
+}
+
+
+def get(name: str, keyword: Any = None) -> Any:
+    """The value of a setting.
+
+    Args:
+        name: a key of `SETTINGS`.
+        keyword: what the caller was given; None means nothing, so that the environment or the default decides.
+
+    Raises:
+        UsageError: no such setting, or a value that is not allowed; names the keyword or the variable.
+    """
+    setting = SETTINGS.get(name)
+    if setting is None:
+        near = get_close_matches(name, SETTINGS, n=1)
+        known = "settings: " + ", ".join(SETTINGS)
+        raise UsageError(f"no setting {name!r}", help=f"did you mean {near[0]!r}? {known}" if near else known)
+    if keyword is not None:
+        try:
+            return setting.check(keyword)
+        except ValueError:
+            raise UsageError(f"{name}={keyword!r} is not allowed", help=f"{name} is {setting.allowed}") from None
+    text = os.environ.get(setting.variable, "").strip()
+    if not text:
+        return setting.default
+    try:
+        return setting.parse(text)
+    except ValueError:
+        raise UsageError(
+            f"{setting.variable}={text!r} is not allowed", help=f"{setting.variable} is {setting.allowed}"
+        ) from None
+
+
+def unknown_variables() -> list[str]:
+    """Variables of the environment that look like settings and are none, each with the nearest name."""
+    known = {setting.variable for setting in SETTINGS.values()} | {"OVERLAP_SWEEP"}
+    found = []
+    for variable in sorted(os.environ):
+        if variable.startswith(PREFIX) and variable not in known:
+            near = get_close_matches(variable, known, n=1)
+            found.append(f"{variable} (did you mean {near[0]}?)" if near else variable)
+    return found
+
+
+def table() -> str:
+    """The settings as a Markdown table."""
+    rows = ["| setting | variable | value | default | what it does |", "|---|---|---|---|---|"]
+    for setting in SETTINGS.values():
+        default = {None: "unset", True: "1", False: "0"}.get(setting.default, setting.default)
+        rows.append(f"| `{setting.name}` | `{setting.variable}` | {setting.allowed} | {default} | {setting.doc} |")
+    return "\n".join(rows) + "\n"
