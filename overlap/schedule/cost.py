@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from overlap.chunkplan.plan import CommOp, CommPlan, OpId
 from overlap.errors import PlanError
 
+from .cycles import find_cycle
+from .model import op_name
+
 
 @dataclass(frozen=True)
 class CostModel:
@@ -46,8 +49,8 @@ def predecessors(plan: CommPlan) -> dict[OpId, tuple[OpId, ...]]:
             for dep_rank, dep_index in op.depends:
                 if not (0 <= dep_rank < len(plan.ops) and 0 <= dep_index < len(plan.ops[dep_rank])):
                     raise PlanError(
-                        f"plan {plan.name}: operation {index} of rank {rank} depends on operation {dep_index} of rank "
-                        f"{dep_rank}, which does not exist"
+                        f"plan {plan.name}: {op_name((rank, index))} depends on {op_name((dep_rank, dep_index))}, "
+                        "which does not exist"
                     )
             before = (last[op.channel],) if op.channel in last else ()
             found[rank, index] = tuple(dict.fromkeys((*before, *op.depends)))
@@ -77,20 +80,9 @@ def in_order(plan: CommPlan) -> tuple[OpId, ...]:
             if missing[follower] == 0:
                 ready.append(follower)
     if len(done) < len(before):
-        cycle = _cycle({op: preds for op, preds in before.items() if missing[op]})
-        story = " waits for ".join(f"operation {index} of rank {rank}" for rank, index in cycle)
+        story = " waits for ".join(map(op_name, find_cycle(before)))
         raise PlanError(f"plan {plan.name}: {story}", help="remove one of these dependencies")
     return tuple(done)
-
-
-def _cycle(before: dict[OpId, tuple[OpId, ...]]) -> list[OpId]:
-    """A cycle among operations that each wait for another of them; the first is repeated at the end."""
-    path = [min(before)]
-    while True:
-        following = next(op for op in before[path[-1]] if op in before)
-        if following in path:
-            return [*path[path.index(following) :], following]
-        path.append(following)
 
 
 def finish_times(plan: CommPlan, cost: CostModel = UNIT) -> dict[OpId, float]:

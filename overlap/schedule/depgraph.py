@@ -152,7 +152,8 @@ def check_reads(plan: CommPlan, reads: Sequence[TensorRead], axes: Sequence[Axis
     for read in reads:
         if read.tensor not in shapes:
             raise ScheduleError(
-                f"tiles read {read.tensor!r}, which plan {plan.name} does not communicate", help=_nearest(read.tensor, shapes)
+                f"tiles read {read.tensor!r}, which plan {plan.name} does not communicate",
+                help=_nearest(read.tensor, shapes),
             )
         shape = shapes[read.tensor]
         if not len(read.axes) == len(read.wraps) == len(shape):
@@ -167,9 +168,10 @@ def check_reads(plan: CommPlan, reads: Sequence[TensorRead], axes: Sequence[Axis
                     f"dimension {d} of {read.tensor} is spanned by axis {name!r}, which is no tile axis",
                     help=_nearest(name, by_name),
                 )
-            if by_name[name].extent != shape[d]:
+            extent = by_name[name].extent
+            if extent != shape[d]:
                 raise ScheduleError(
-                    f"axis {name} has {by_name[name].extent} elements, but dimension {d} of {read.tensor} has {shape[d]}",
+                    f"axis {name} has {extent} elements, but dimension {d} of {read.tensor} has {shape[d]}",
                     help="the plan must be built for the sizes the kernel is launched with",
                 )
 

@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import product
 
-from overlap.chunkplan.plan import CommPlan, OpId, P2P
+from overlap.chunkplan.plan import P2P, CommPlan, OpId
 
 from .arrival import arrival_order
 from .depgraph import DependenceGraph, Interval, dependence_graph
 from .mapping import TileMap, TileMapCheck, row_major
 from .model import AxisTiles, RankSchedule, Run, TensorRead, Wait
-from .sync import ImpliedFlags, channel_order, flag_slots
+from .sync import ImpliedFlags, assign_slots, channel_order
 
 TileBox = tuple[Interval, ...]
 OWN = -1
@@ -80,7 +80,7 @@ def _schedule(
 ) -> RankSchedule:
     graph = dependence_graph(plan, reads, axes, rank)
     arrivals = arrival_order(plan, rank)
-    slots = flag_slots(plan, rank)
+    slots = assign_slots(plan, rank)
     position = {op: i for i, op in enumerate(arrivals)}
     runs: list[Run] = []
     first = 0
@@ -158,7 +158,7 @@ def _segments(graph: DependenceGraph, axis: int) -> list[Interval]:
 def _merge(
     last: dict[tuple[int, ...], int], segments: Sequence[Sequence[Interval]], prefix: tuple[int, ...] = ()
 ) -> list[tuple[int, TileBox]]:
-    """Cells of equal value under ``prefix`` joined into boxes, the innermost axis first, then outwards where boxes agree."""
+    """Cells of equal value under ``prefix`` joined into boxes: along the innermost axis first, then outwards."""
     axis = len(prefix)
     if axis == len(segments):
         return [(last[prefix], ())]

@@ -1,19 +1,34 @@
 """What one rank's host enqueues for one launch, as data: the copy-engine protocol step by step.
 
-    main    Entry | Fork | Kernel .......................... | Join | (push: Credit*)
-    lane 0         | [Await] Copy Raise | [Await] Copy Raise | (pull: Credit*)
+    pull    main    Entry | Fork | Kernel ............................. | Join |
+            lane 0               | [Await] Copy Raise ... | Credit*     /
+    push    main    Entry | Fork | Kernel ............................. | Join | Credit*
+            lane 0               | [Await] Copy Raise ...               /
 
-Pull: the owner stages its shard, so peers wait for its `ready`; a puller's `done` credit follows its
-copies. Push: the source is the user's own tensor, so no `ready`; the destination's `done` credit
-follows its kernel, the last reader. Dropping any step is a race the simulator must find (tests/sim).
+What each step orders, for launch n on rank r:
+
+* ``Entry`` waits until every peer's `done` credit is n-1: only then may r stage its shard (a peer may still pull
+  from it) and its lanes push (a peer's kernel may still read what they overwrite). Pulls read a staged shard of
+  this launch, so with any pull in the plan entries also exchange `ready`; a push reads the rank's own memory.
+* ``Await`` holds a lane until the flag of an operation that the next copy depends on has been raised, wherever that
+  landed: at r (to forward a chunk), at the peer that r pulls from (a relay), or at the peer that r pushes to. What
+  the same lane did before needs none.
+* ``Raise`` stands behind its copy on the same lane.
+* ``Credit`` tells a peer that r has read all it will read in this launch. With pulls alone r's kernel reads memory that
+  only r writes, so credits follow the last copy (on the lane if there is one lane, else behind the joins). With any
+  push a peer writes what r's kernel and lanes read, so credits follow kernel and joins.
+
+Dropping any step is a race the simulator must find (tests/sim); `verify_steps` finds it without running.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from overlap.chunkplan.plan import CommPlan, OpId, P2P
-from overlap.errors import UnsupportedError
+from overlap.chunkplan.plan import P2P, CommPlan, OpId
+from overlap.errors import PlanError, UnsupportedError
+
+from .model import op_name
 
 
 @dataclass(frozen=True)
@@ -81,33 +96,68 @@ def launch_steps(plan: CommPlan, rank: int, *, kernel_first: bool = False) -> tu
 
     Raises:
         UnsupportedError: the plan has an operation that a copy engine cannot do.
+        PlanError: an operation stands in the list of a rank that does not carry it out.
     """
+    _check_copies_only(plan)
     own = plan.ops[rank]
-    for op in own:
-        if not isinstance(op, P2P) or op.reduce:
-            raise UnsupportedError(f"plan {plan.name}: the copy engine moves data, it cannot do {op}")
-    world = plan.world
-    pulls = any(op.direction == "pull" for ops in plan.ops for op in ops)
-    pushes = any(op.direction == "push" for ops in plan.ops for op in ops)
+    pulls, pushes = directions(plan)
     lanes = sorted({op.channel for op in own})
-    peers = [p for p in ((rank + s) % world for s in range(1, world))]
+    peers = [(rank + step) % plan.world for step in range(1, plan.world)]
 
-    steps: list[Step] = [Entry(wait_done=world > 1, ready=pulls)]
+    steps: list[Step] = [Entry(wait_done=plan.world > 1, ready=pulls)]
     steps += [Fork(lane) for lane in lanes]
     if kernel_first:
         steps.append(Kernel())
+    behind: dict[int, set[OpId]] = {lane: set() for lane in lanes}
     for index, op in enumerate(own):
+        lane = op.channel
         for dep in op.depends:
-            before = plan.op(dep)
-            if dep[0] == rank and before.channel == op.channel and dep[1] < index:
-                continue
-            steps.append(Await(op.channel, dep, before.dst_rank))
-        steps += [Copy(op.channel, (rank, index)), Raise(op.channel, (rank, index))]
+            if dep not in behind[lane]:
+                steps.append(Await(lane, dep, _copied(plan, dep).dst_rank))
+                behind[lane].add(dep)
+        steps += [Copy(lane, (rank, index)), Raise(lane, (rank, index))]
+        behind[lane].add((rank, index))
     if not kernel_first:
         steps.append(Kernel())
-    if pulls and not pushes and lanes:
-        steps += [Credit(peer, lanes[-1]) for peer in peers] if len(lanes) == 1 else []
+    on_lane = len(lanes) == 1 and not pushes
+    if on_lane:
+        steps += [Credit(peer, lanes[0]) for peer in peers]
     steps += [Join(lane) for lane in lanes]
-    if pushes or len(lanes) != 1:
+    if not on_lane:
         steps += [Credit(peer, None) for peer in peers]
     return tuple(steps)
+
+
+def directions(plan: CommPlan) -> tuple[bool, bool]:
+    """Whether any rank of the plan pulls, and whether any pushes."""
+    found = {op.direction for ops in plan.ops for op in ops if isinstance(op, P2P)}
+    return "pull" in found, "push" in found
+
+
+def _copied(plan: CommPlan, op_id: OpId) -> P2P:
+    op = plan.op(op_id)
+    assert isinstance(op, P2P)
+    return op
+
+
+def _check_copies_only(plan: CommPlan) -> None:
+    for owner, ops in enumerate(plan.ops):
+        for index, op in enumerate(ops):
+            where = f"plan {plan.name}, {op_name((owner, index))}"
+            if not isinstance(op, P2P):
+                raise UnsupportedError(
+                    f"{where}: a copy engine cannot do a collective ({op.kind})",
+                    help="write it as pushes or pulls of chunks",
+                )
+            if op.reduce:
+                raise UnsupportedError(f"{where}: a copy engine moves data, it cannot reduce ({op.reduce})")
+            if op.src_rank == op.dst_rank:
+                raise UnsupportedError(
+                    f"{where}: a copy inside a rank runs as a kernel, which starves behind a grid that waits for it",
+                    help="let the kernel read that chunk where it is",
+                )
+            if owner != (op.dst_rank if op.direction == "pull" else op.src_rank):
+                raise PlanError(
+                    f"{where}: a {op.direction} from rank {op.src_rank} to rank {op.dst_rank} in the wrong list",
+                    help="a pull stands in the list of its destination, a push in that of its source",
+                )

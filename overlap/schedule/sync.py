@@ -12,7 +12,7 @@ from overlap.chunkplan.plan import CommPlan, OpId
 from .cost import in_order, predecessors
 
 
-def flag_slots(plan: CommPlan, rank: int) -> dict[OpId, int]:
+def assign_slots(plan: CommPlan, rank: int) -> dict[OpId, int]:
     """Slot 0, 1, ... of the flag of every operation that lands on ``rank``, read by tiles or not.
 
     Slots depend on the plan alone, so whoever raises a flag of another rank finds its slot there.

@@ -1,0 +1,197 @@
+"""The verifier behind the schedule: a permutation, every wait raised, every read waited for, and no deadlock.
+
+The graph of the last check, for two ranks of a kernel that consumes and produces:
+
+    rank 0   wait run 0 -> raise run 0 -> wait run 1 -> raise run 1      in source order
+             wait run 0 -> wait run 1 -> raise run 0 -> raise run 1      in a flattened loop
+    ops      op -> wait (a run waits for its flag), raise -> op (the op is held back by the run's counter),
+             op -> op (channel order and dependencies)
+
+In a flattened or fused loop the compiler moves the wait of the next tile before the store and raise of
+this one, so a schedule can be sound in one order and deadlock in the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from overlap.chunkplan.plan import CommPlan, OpId
+from overlap.errors import ScheduleError
+
+from .cost import predecessors
+from .cycles import find_cycle
+from .depgraph import check_covered, dependence_graph
+from .model import AxisTiles, RankSchedule, Run, TensorRead, op_name
+from .sync import ImpliedFlags
+
+Node = tuple[str, int, int]
+"""``("op", rank, index)``, ``("wait", rank, run)`` or ``("raise", rank, run)``."""
+
+
+def verify_schedule(
+    schedules: Sequence[RankSchedule],
+    plan: CommPlan,
+    reads: Sequence[TensorRead],
+    axes: Sequence[AxisTiles],
+    *,
+    flattened: bool = False,
+    ordered: bool = True,
+) -> None:
+    """Checks the schedules of all ranks, in rank order.
+
+    Args:
+        flattened: check the order of a flattened loop, wait of run i+1 before raise of run i.
+        ordered: flags are raised in stream order, so that one may stand for another.
+
+    Raises:
+        ScheduleError: names the rank, the run and, for a deadlock, the chain.
+    """
+    if len(schedules) != plan.world:
+        raise ScheduleError(f"{len(schedules)} schedules for plan {plan.name} of world {plan.world}")
+    flags = ImpliedFlags(plan, ordered=ordered)
+    for rank, schedule in enumerate(schedules):
+        if schedule.rank != rank or schedule.world != plan.world or schedule.axes != tuple(axes):
+            raise ScheduleError(
+                f"rank {rank}: a schedule for rank {schedule.rank} of {schedule.world} on other axes, or out of order"
+            )
+        check_covered(plan, reads, axes, rank)
+        _check_permutation(schedule)
+        _check_flags(schedule, plan)
+        _check_waits(schedule, plan, reads, flags)
+    _check_progress(schedules, plan, flattened=flattened)
+
+
+def _check_permutation(schedule: RankSchedule) -> None:
+    """Runs follow each other and partition the grid; listed coordinates number each tile of their run once."""
+    where = f"rank {schedule.rank}"
+    grid = tuple(axis.count for axis in schedule.axes)
+    total = 1
+    for count in grid:
+        total *= count
+    position = 0
+    for i, run in enumerate(schedule.runs):
+        if run.first != position:
+            raise ScheduleError(f"{where} run {i} starts at position {run.first}, the run before it ends at {position}")
+        if len(run.origin) != len(grid) or len(run.counts) != len(grid):
+            raise ScheduleError(f"{where} run {i} has a box of {len(run.origin)} axes, the grid has {len(grid)}")
+        if not all(0 <= lo < lo + n <= end for lo, n, end in zip(run.origin, run.counts, grid, strict=True)):
+            raise ScheduleError(
+                f"{where} run {i} at {run.origin} of {run.counts} tiles is empty or leaves the grid {grid}"
+            )
+        for j, other in enumerate(schedule.runs[:i]):
+            if _share_tiles(run, other):
+                raise ScheduleError(f"{where} runs {j} and {i} both hold a tile: it would be computed twice")
+        position += run.tiles
+    if position != total:
+        raise ScheduleError(f"{where} schedules {position} tiles of a grid of {total}: tiles are missing")
+    if schedule.coordinates is None:
+        return
+    if len(schedule.coordinates) != total:
+        raise ScheduleError(f"{where} lists coordinates of {len(schedule.coordinates)} tiles for a grid of {total}")
+    for i, run in enumerate(schedule.runs):
+        listed = schedule.coordinates[run.first : run.first + run.tiles]
+        ends = tuple(lo + n for lo, n in zip(run.origin, run.counts, strict=True))
+        for place in listed:
+            if len(place) != len(grid) or not all(
+                lo <= c < hi for c, lo, hi in zip(place, run.origin, ends, strict=True)
+            ):
+                raise ScheduleError(f"{where} run {i} lists tile {place}, which lies outside its box")
+        if len(set(listed)) != run.tiles:
+            raise ScheduleError(f"{where} run {i} lists a tile twice")
+
+
+def _share_tiles(left: Run, right: Run) -> bool:
+    return all(
+        a < b + m and b < a + n
+        for a, n, b, m in zip(left.origin, left.counts, right.origin, right.counts, strict=True)
+    )
+
+
+def _check_flags(schedule: RankSchedule, plan: CommPlan) -> None:
+    """Every operation that lands here has a slot of its own, every wait names one of them and its count."""
+    where = f"rank {schedule.rank}"
+    landing = set(plan.arriving(schedule.rank))
+    if set(schedule.slots) != landing:
+        odd = min(set(schedule.slots) ^ landing)
+        raise ScheduleError(f"{where}: {op_name(odd)} has a flag slot but does not land here, or lands without one")
+    if sorted(schedule.slots.values()) != list(range(len(landing))):
+        raise ScheduleError(f"{where}: {len(landing)} operations land here, with flag slots {schedule.slots}")
+    for i, run in enumerate(schedule.runs):
+        for wait in run.waits:
+            if wait.op not in landing:
+                raise ScheduleError(f"{where} run {i} waits for {op_name(wait.op)}, which never raises a flag here")
+            if wait.slot != schedule.slots[wait.op]:
+                raise ScheduleError(
+                    f"{where} run {i} waits for {op_name(wait.op)} at slot {wait.slot}, "
+                    f"whose flag is slot {schedule.slots[wait.op]}"
+                )
+            if wait.count != 1:
+                raise ScheduleError(
+                    f"{where} run {i} waits for {wait.count} raises of {op_name(wait.op)}, which raises once"
+                )
+        for raised in run.raises:
+            if not _exists(plan, raised.op):
+                raise ScheduleError(f"{where} run {i} raises a counter for {op_name(raised.op)}, which does not exist")
+    channels = {channel for channel, _ in schedule.order}
+    expected = {c: tuple(i for i, op in enumerate(plan.ops[schedule.rank]) if op.channel == c) for c in channels}
+    if dict(schedule.order) != expected or sum(map(len, expected.values())) != len(plan.ops[schedule.rank]):
+        raise ScheduleError(f"{where} runs its operations in another order than plan {plan.name}")
+
+
+def _exists(plan: CommPlan, op: OpId) -> bool:
+    return 0 <= op[0] < len(plan.ops) and 0 <= op[1] < len(plan.ops[op[0]])
+
+
+def _check_waits(schedule: RankSchedule, plan: CommPlan, reads: Sequence[TensorRead], flags: ImpliedFlags) -> None:
+    """Every chunk that a tile of a run reads is waited for by the run, or implied by one that is."""
+    graph = dependence_graph(plan, reads, schedule.axes, schedule.rank)
+    for i, run in enumerate(schedule.runs):
+        waited = [wait.op for wait in run.waits]
+        for op in sorted(graph.needed(run.origin, run.counts)):
+            if op not in waited and not any(flags.implied(op, later) for later in waited):
+                chunk = plan.op(op).dst
+                raise ScheduleError(
+                    f"rank {schedule.rank} run {i} reads {chunk.tensor}{chunk.box} without a wait for {op_name(op)}, "
+                    "which brings it"
+                )
+
+
+def _check_progress(schedules: Sequence[RankSchedule], plan: CommPlan, *, flattened: bool) -> None:
+    """No cycle among operations, waits and raises of all ranks."""
+    before: dict[Node, list[Node]] = {
+        ("op", *op): [("op", *pred) for pred in preds] for op, preds in predecessors(plan).items()
+    }
+    for schedule in schedules:
+        rank = schedule.rank
+        line = _program_order(rank, len(schedule.runs), flattened)
+        before.update({node: [line[i - 1]] if i else [] for i, node in enumerate(line)})
+        for i, run in enumerate(schedule.runs):
+            before["wait", rank, i] += [("op", *wait.op) for wait in run.waits]
+            for raised in run.raises:
+                before[("op", *raised.op)].append(("raise", rank, i))
+    cycle = find_cycle(before)
+    if cycle:
+        order = "the flattened order of the tile loop" if flattened else "the order of runs"
+        raise ScheduleError(
+            f"deadlock in {order}: " + " waits for ".join(map(_node, cycle)),
+            help="emit the loop unflattened" if flattened else "",
+        )
+
+
+def _program_order(rank: int, runs: int, flattened: bool) -> list[Node]:
+    """Waits and raises of a rank in the order in which one program executes them."""
+    if not flattened:
+        return [(kind, rank, i) for i in range(runs) for kind in ("wait", "raise")]
+    line: list[Node] = []
+    for i in range(runs):
+        line.append(("wait", rank, i))
+        if i:
+            line.append(("raise", rank, i - 1))
+    return [*line, ("raise", rank, runs - 1)] if runs else line
+
+
+def _node(node: Node) -> str:
+    kind, rank, number = node
+    if kind == "op":
+        return op_name((rank, number))
+    return f"the {kind} of rank {rank} run {number}"

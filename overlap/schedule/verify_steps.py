@@ -1,0 +1,202 @@
+"""The verifier behind `steps`: all ranks' launch steps obey the protocol, checked without running them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from overlap.chunkplan.plan import P2P, CommPlan, OpId
+from overlap.errors import ScheduleError
+
+from .cost import predecessors
+from .cycles import find_cycle
+from .model import op_name
+from .steps import Await, Copy, Credit, Entry, Fork, Join, Kernel, Raise, Step, directions
+
+MAIN = -1
+"""The main stream, where a lane is asked for."""
+
+
+def verify_steps(steps: Sequence[Sequence[Step]], plan: CommPlan) -> None:
+    """Checks the steps of all ranks, in rank order, for one launch of ``plan``.
+
+    On each rank: one entry first, with the waits the plan needs; lanes forked before use and joined after it; every
+    operation of the rank copied once, in its channel and behind all it depends on, its flag raised behind it; one
+    kernel; one credit for each peer behind the last read. Across ranks: no cycle of waits.
+
+    Raises:
+        ScheduleError: names the rank, the step and, for a deadlock, the chain.
+    """
+    if len(steps) != plan.world:
+        raise ScheduleError(f"launch steps of {len(steps)} ranks for plan {plan.name} of world {plan.world}")
+    for rank, own in enumerate(steps):
+        _check_entry(own, plan, rank)
+        _check_lanes(own, rank)
+        _check_copies(own, plan, rank)
+        _check_credits(own, plan, rank)
+    _check_progress(steps, plan)
+
+
+def _check_entry(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
+    pulls, _ = directions(plan)
+    entries = [step for step in steps if isinstance(step, Entry)]
+    if len(entries) != 1 or steps[0] is not entries[0]:
+        raise ScheduleError(f"rank {rank}: a launch begins with its one entry step, here are {len(entries)}")
+    if plan.world > 1 and not entries[0].wait_done:
+        raise ScheduleError(f"rank {rank}: the entry overwrites its shard without waiting for the peers' done credits")
+    if entries[0].ready != pulls:
+        raise ScheduleError(
+            f"rank {rank}: the entry {'exchanges' if entries[0].ready else 'does not exchange'} ready, and the plan "
+            f"{'pulls' if pulls else 'does not pull'}"
+        )
+    kernels = sum(isinstance(step, Kernel) for step in steps)
+    if kernels != 1:
+        raise ScheduleError(f"rank {rank}: {kernels} kernels in a launch")
+
+
+def _lane(step: Step) -> int:
+    if isinstance(step, Await | Copy | Raise):
+        return step.lane
+    return step.lane if isinstance(step, Credit) and step.lane is not None else MAIN
+
+
+def _check_lanes(steps: Sequence[Step], rank: int) -> None:
+    forked: set[int] = set()
+    joined: set[int] = set()
+    for step in steps:
+        if isinstance(step, Fork):
+            if step.lane in forked:
+                raise ScheduleError(f"rank {rank}: lane {step.lane} is forked twice")
+            forked.add(step.lane)
+        elif isinstance(step, Join):
+            if step.lane not in forked or step.lane in joined:
+                raise ScheduleError(f"rank {rank}: lane {step.lane} is joined without a fork, or twice")
+            joined.add(step.lane)
+        elif _lane(step) != MAIN:
+            if _lane(step) not in forked:
+                raise ScheduleError(f"rank {rank}: {step} on lane {_lane(step)} before its fork")
+            if _lane(step) in joined:
+                raise ScheduleError(f"rank {rank}: {step} on lane {_lane(step)} behind its join")
+    if forked != joined:
+        lane = min(forked - joined)
+        raise ScheduleError(f"rank {rank}: lane {lane} is never joined, so the call would return before it ends")
+
+
+def _check_copies(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
+    behind: dict[int, set[OpId]] = {}
+    copied: dict[OpId, int] = {}
+    raised: set[OpId] = set()
+    for step in steps:
+        if isinstance(step, Await):
+            op = _find(plan, step.op, rank)
+            if step.rank != op.dst_rank:
+                raise ScheduleError(
+                    f"rank {rank}: lane {step.lane} awaits {op_name(step.op)} at rank {step.rank}, "
+                    f"and it lands at rank {op.dst_rank}"
+                )
+            behind.setdefault(step.lane, set()).add(step.op)
+        elif isinstance(step, Copy):
+            op = _find(plan, step.op, rank)
+            if step.op[0] != rank or step.op in copied or step.lane != op.channel:
+                raise ScheduleError(
+                    f"rank {rank}: lane {step.lane} copies {op_name(step.op)}, which rank {step.op[0]} copies once, "
+                    f"in channel {op.channel}"
+                )
+            before = behind.setdefault(step.lane, set())
+            for dep in op.depends:
+                if dep not in before:
+                    raise ScheduleError(
+                        f"rank {rank}: lane {step.lane} copies {op_name(step.op)} without awaiting {op_name(dep)}"
+                    )
+            later = [i for _, i in copied if plan.ops[rank][i].channel == step.lane and i > step.op[1]]
+            if later:
+                raise ScheduleError(
+                    f"rank {rank}: lane {step.lane} copies {op_name(step.op)} behind {op_name((rank, later[0]))}"
+                )
+            copied[step.op] = step.lane
+            before.add(step.op)
+        elif isinstance(step, Raise):
+            if copied.get(step.op) != step.lane or step.op in raised:
+                raise ScheduleError(
+                    f"rank {rank}: lane {step.lane} raises the flag of {op_name(step.op)} without its copy before it, "
+                    "or twice"
+                )
+            raised.add(step.op)
+    for index in range(len(plan.ops[rank])):
+        for kind, found in (("copied", copied), ("raised", raised)):
+            if (rank, index) not in found:
+                raise ScheduleError(f"rank {rank}: {op_name((rank, index))} is never {kind}")
+
+
+def _check_credits(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
+    _, pushes = directions(plan)
+    given: list[int] = []
+    open_lanes: set[int] = set()
+    kernel_done = False
+    copies_left = [step.op for step in steps if isinstance(step, Copy)]
+    for step in steps:
+        if isinstance(step, Fork):
+            open_lanes.add(step.lane)
+        elif isinstance(step, Join):
+            open_lanes.discard(step.lane)
+        elif isinstance(step, Kernel):
+            kernel_done = True
+        elif isinstance(step, Copy):
+            copies_left.remove(step.op)
+        elif isinstance(step, Credit):
+            busy = open_lanes - {_lane(step)} if _lane(step) != MAIN else open_lanes
+            working = {op.channel for op in plan.ops[rank]} & busy
+            if working or copies_left:
+                raise ScheduleError(f"rank {rank}: the credit to rank {step.peer} does not follow the last copy")
+            if pushes and (_lane(step) != MAIN or not kernel_done):
+                raise ScheduleError(
+                    f"rank {rank}: the credit to rank {step.peer} does not follow the kernel, "
+                    "which reads what peers push"
+                )
+            given.append(step.peer)
+    expected = sorted(set(range(plan.world)) - {rank})
+    if sorted(given) != expected:
+        raise ScheduleError(f"rank {rank}: credits to ranks {sorted(given)}, each of {expected} must get one")
+
+
+def _check_progress(steps: Sequence[Sequence[Step]], plan: CommPlan) -> None:
+    """No cycle of stream order, forks, joins, awaited flags and the flags that kernels wait for."""
+    predecessors(plan)  # refuses dependencies on operations that do not exist
+    raisers = {
+        step.op: (rank, i) for rank, own in enumerate(steps) for i, step in enumerate(own) if isinstance(step, Raise)
+    }
+    before: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for rank, own in enumerate(steps):
+        tail: dict[int, tuple[int, int]] = {}
+        for i, step in enumerate(own):
+            node = (rank, i)
+            stream = _lane(step)
+            before[node] = [tail[stream]] if stream in tail else []
+            if isinstance(step, Fork):
+                tail[step.lane] = node
+            elif isinstance(step, Join):
+                before[node].append(tail[step.lane])
+            elif isinstance(step, Await):
+                before[node].append(raisers[step.op])
+            elif isinstance(step, Kernel):
+                before[node] += [raisers[op] for op in plan.arriving(rank)]
+            tail[stream] = node
+    cycle = find_cycle(before)
+    if cycle:
+        chain = " waits for ".join(f"step {i} of rank {rank} ({_show(steps[rank][i])})" for rank, i in cycle)
+        raise ScheduleError(f"deadlock among launch steps: {chain}")
+
+
+def _show(step: Step) -> str:
+    if isinstance(step, Await | Copy | Raise):
+        return f"{type(step).__name__} of {op_name(step.op)}"
+    return type(step).__name__
+
+
+def _find(plan: CommPlan, op_id: OpId, rank: int) -> P2P:
+    owner, index = op_id
+    if not (0 <= owner < len(plan.ops) and 0 <= index < len(plan.ops[owner])):
+        raise ScheduleError(f"rank {rank}: a step of {op_name(op_id)}, which plan {plan.name} does not have")
+    op = plan.op(op_id)
+    if not isinstance(op, P2P):
+        raise ScheduleError(f"rank {rank}: a step of {op_name(op_id)}, which is no copy")
+    return op
