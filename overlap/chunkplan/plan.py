@@ -7,8 +7,11 @@ tiles run (schedule) or how bytes move (realization).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
+
+from overlap.errors import SourceSpan
 
 from .region import Box
 
@@ -23,6 +26,9 @@ class TensorSpec:
     name: str
     shape: tuple[int, ...]
 
+    def __str__(self) -> str:
+        return f"{self.name}[{', '.join(map(str, self.shape))}]"
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -30,6 +36,9 @@ class Chunk:
 
     tensor: str
     box: Box
+
+    def __str__(self) -> str:
+        return f"{self.tensor}{self.box}"
 
 
 @dataclass(frozen=True)
@@ -51,10 +60,28 @@ class P2P:
     reduce: str | None = None
     backend: str | None = None
 
+    @property
+    def owner(self) -> int:
+        """The rank whose list the operation belongs in."""
+        return self.src_rank if self.direction == "push" else self.dst_rank
+
+    def __str__(self) -> str:
+        what = str(self.dst) if self.src == self.dst else f"{self.src} as {self.dst}"
+        if self.reduce:
+            what = f"{what} ({self.reduce})"
+        if self.direction == "pull":
+            return f"pull {what} from rank {self.src_rank}"
+        if self.direction == "push":
+            return f"push {what} to rank {self.dst_rank}"
+        return f"copy {what}"
+
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective over ``ranks`` handed to a library as a whole."""
+    """A collective over ``ranks`` handed to a library as a whole.
+
+    It stands in the list of each of its ranks, with that rank's own ``src`` and ``dst``.
+    """
 
     kind: Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
     ranks: tuple[int, ...]
@@ -65,6 +92,10 @@ class Collective:
     reduce: str | None = None
     backend: str | None = None
 
+    def __str__(self) -> str:
+        reduce = f" ({self.reduce})" if self.reduce else ""
+        return f"{self.kind} {self.src} into {self.dst}{reduce} over ranks {', '.join(map(str, self.ranks))}"
+
 
 CommOp = P2P | Collective
 
@@ -74,7 +105,8 @@ class CommPlan:
     """Per rank an ordered list of operations; who owns what before and after.
 
     ``before[rank]`` and ``after[rank]`` are the chunks that rank holds valid before the first and
-    after the last operation.
+    after the last operation. ``spans[rank][index]`` is the place in the user's file that an operation
+    comes from (empty for plans made in Python); it plays no part in equality.
     """
 
     name: str
@@ -84,16 +116,40 @@ class CommPlan:
     after: tuple[tuple[Chunk, ...], ...]
     ops: tuple[tuple[CommOp, ...], ...]
     meta: dict[str, str] = field(default_factory=dict, compare=False, hash=False)
+    spans: tuple[tuple[SourceSpan, ...], ...] = field(default=(), compare=False, hash=False, repr=False)
 
     def op(self, op_id: OpId) -> CommOp:
         rank, index = op_id
         return self.ops[rank][index]
 
+    def tensor(self, name: str) -> TensorSpec:
+        """The tensor of that name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for spec in self.tensors:
+            if spec.name == name:
+                return spec
+        raise KeyError(name)
+
+    def items(self) -> Iterator[tuple[OpId, CommOp]]:
+        """Every operation with its id, rank by rank in list order."""
+        for rank, ops in enumerate(self.ops):
+            for index, op in enumerate(ops):
+                yield (rank, index), op
+
+    def where(self, op_id: OpId) -> SourceSpan | None:
+        """The place in the user's plan file that the operation comes from, if there is one."""
+        rank, index = op_id
+        if rank < len(self.spans) and index < len(self.spans[rank]):
+            return self.spans[rank][index]
+        return None
+
     def arriving(self, rank: int) -> tuple[OpId, ...]:
-        """Operations, of any rank's list, whose destination is ``rank``."""
+        """Operations, of any rank's list, that write ``rank``'s memory."""
         return tuple(
             (owner, index)
-            for owner, ops in enumerate(self.ops)
-            for index, op in enumerate(ops)
-            if (rank in op.ranks if isinstance(op, Collective) else op.dst_rank == rank)
+            for (owner, index), op in self.items()
+            if (owner if isinstance(op, Collective) else op.dst_rank) == rank
         )

@@ -1,0 +1,224 @@
+"""Integer arithmetic of plan files: Python's spelling, a whitelist of its syntax, no evaluation of Python.
+
+    (rank + step) % world        min(extent, 2 * rows)        0 if rank == 0 else world - 1
+
+An expression is checked once, when the file is read (syntax and names), and becomes a closure over an
+environment of integers; only a division by zero is left to fail later.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from overlap.errors import PlanError, SourceSpan
+
+from .document import Document, Node, nearest
+
+Env = Mapping[str, int]
+Closure = Callable[[Env], int]
+
+LIMIT = 2**63
+_BINARY: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_COMPARE: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+FUNCTIONS = ("min", "max", "abs", "cdiv")
+_ALLOWED = "integers, names, + - * // %, comparisons, and / or / not, `a if c else b`, min, max, abs, cdiv"
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """Python-like text inside a YAML scalar, parsed, with the place of each of its parts."""
+
+    document: Document
+    node: Node
+    text: str
+    tree: ast.expr
+    shift: int
+
+    @classmethod
+    def parse(cls, document: Document, node: Node, what: str, *, prefix: str = "", suffix: str = "") -> Snippet:
+        """Parses a scalar as one Python expression, between ``prefix`` and ``suffix``.
+
+        Raises:
+            PlanError: the text is no expression.
+        """
+        raw = document.scalar(node, what)
+        text = raw.strip()
+        lead = len(raw) - len(raw.lstrip())
+        try:
+            tree = ast.parse(prefix + text + suffix, mode="eval").body
+        except SyntaxError as error:
+            place = max(0, min(len(text), (error.offset or 1) - 1 - len(prefix)))
+            where = document.span(node, lead + place, lead + max(place + 1, len(text)))
+            if "\n" in text:
+                where = document.span(node)
+            raise PlanError(f"{what} `{text}` cannot be read: {error.msg}", where=where, help=f"allowed: {_ALLOWED}") from None
+        except (ValueError, RecursionError, MemoryError):
+            raise document.error(node, f"{what} cannot be read", help=f"allowed: {_ALLOWED}") from None
+        return cls(document, node, text, tree, lead - len(prefix))
+
+    def span(self, part: ast.AST) -> SourceSpan:
+        """The place of a part of the expression in the user's file."""
+        start, end = getattr(part, "col_offset", None), getattr(part, "end_col_offset", None)
+        if start is None or end is None or "\n" in self.text or not self.text.isascii():
+            return self.document.span(self.node)
+        return self.document.span(self.node, max(0, start + self.shift), max(0, end + self.shift))
+
+    def error(self, part: ast.AST, message: str, help: str = "") -> PlanError:
+        return PlanError(message, where=self.span(part), help=help)
+
+
+@dataclass(frozen=True)
+class IntExpr:
+    """An integer expression. Calling it with values for its names gives the integer."""
+
+    snippet: Snippet
+    part: ast.expr
+    names: frozenset[str]
+    run: Closure
+
+    def __call__(self, env: Env) -> int:
+        value = self.run(env)
+        if not -LIMIT < value < LIMIT:
+            raise self.error("a value that does not fit 64 bits", "plans count ranks and elements")
+        return value
+
+    @property
+    def text(self) -> str:
+        return ast.unparse(self.part)
+
+    def error(self, message: str, help: str = "") -> PlanError:
+        """An error at this expression."""
+        return self.snippet.error(self.part, message, help)
+
+
+def parse_int(document: Document, node: Node, what: str, scope: frozenset[str]) -> IntExpr:
+    """The integer expression of a scalar.
+
+    Args:
+        scope: the names that have a value where the expression stands.
+
+    Raises:
+        PlanError: it cannot be read, uses an unknown name (those in scope are listed) or syntax outside the whitelist.
+    """
+    snippet = Snippet.parse(document, node, what)
+    return compile_int(snippet, snippet.tree, scope)
+
+
+def compile_int(snippet: Snippet, part: ast.expr, scope: frozenset[str]) -> IntExpr:
+    """One part of a parsed snippet as an integer expression."""
+    names = frozenset(n.id for n in ast.walk(part) if isinstance(n, ast.Name) and n.id not in FUNCTIONS)
+    try:
+        return IntExpr(snippet, part, names, _compile(snippet, part, scope))
+    except RecursionError:
+        raise snippet.error(part, "an expression nested too deeply", "use `let` for parts of it") from None
+
+
+def _compile(snippet: Snippet, part: ast.expr, scope: frozenset[str]) -> Closure:
+    def sub(child: ast.expr) -> Closure:
+        return _compile(snippet, child, scope)
+
+    match part:
+        case ast.Constant(value=bool() as value):
+            return lambda env: int(value)
+        case ast.Constant(value=int() as value):
+            return lambda env: value
+        case ast.Name(id=name):
+            if name not in scope:
+                raise snippet.error(part, f"unknown symbol `{name}`", nearest(name, scope))
+            return lambda env: env[name]
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            return _binary(snippet, part, _BINARY[type(op)], sub(left), sub(right))
+        case ast.BinOp(op=ast.Div()):
+            raise snippet.error(part, "`/` does not give an integer", "write `//` (rounds down) or `cdiv(a, b)` (rounds up)")
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            value_of = sub(operand)
+            return lambda env: -value_of(env)
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            return sub(operand)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            truth = sub(operand)
+            return lambda env: int(not truth(env))
+        case ast.BoolOp(op=op, values=values):
+            terms = [sub(value) for value in values]
+            if isinstance(op, ast.And):
+                return lambda env: int(all(term(env) for term in terms))
+            return lambda env: int(any(term(env) for term in terms))
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            chosen, then, other = sub(test), sub(body), sub(orelse)
+            return lambda env: then(env) if chosen(env) else other(env)
+        case ast.Compare(left=left, ops=ops, comparators=rest) if all(type(op) in _COMPARE for op in ops):
+            return _comparison([_COMPARE[type(op)] for op in ops], [sub(term) for term in (left, *rest)])
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in FUNCTIONS:
+            return _call(snippet, part, name, [sub(arg) for arg in args])
+        case ast.Call(func=ast.Name(id=name)) if name not in FUNCTIONS:
+            raise snippet.error(part, f"unknown function `{name}`", nearest(name, FUNCTIONS))
+    raise snippet.error(part, f"`{ast.unparse(part)}` is not integer arithmetic", f"allowed: {_ALLOWED}")
+
+
+def _binary(
+    snippet: Snippet, part: ast.BinOp, function: Callable[[int, int], int], left: Closure, right: Closure
+) -> Closure:
+    if not isinstance(part.op, ast.FloorDiv | ast.Mod):
+        return lambda env: function(left(env), right(env))
+
+    def divide(env: Env) -> int:
+        divisor = right(env)
+        if divisor == 0:
+            raise _by_zero(snippet, part.right, env)
+        return function(left(env), divisor)
+
+    return divide
+
+
+def _by_zero(snippet: Snippet, divisor: ast.expr, env: Env) -> PlanError:
+    names = sorted({n.id for n in ast.walk(divisor) if isinstance(n, ast.Name)} & set(env))
+    values = ", ".join(f"{name} = {env[name]}" for name in names)
+    return snippet.error(
+        divisor,
+        f"division by zero: `{ast.unparse(divisor)}` is 0" + (f" with {values}" if values else ""),
+        f"guard it, as in `x // max(1, {ast.unparse(divisor)})`, or add a `when`",
+    )
+
+
+def _comparison(functions: list[Callable[[int, int], bool]], terms: list[Closure]) -> Closure:
+    def compare(env: Env) -> int:
+        values = [term(env) for term in terms]
+        return int(all(f(a, b) for f, a, b in zip(functions, values, values[1:], strict=False)))
+
+    return compare
+
+
+def _call(snippet: Snippet, part: ast.Call, name: str, args: list[Closure]) -> Closure:
+    wanted = {"abs": (1, 1), "cdiv": (2, 2)}.get(name, (2, 64))
+    if not wanted[0] <= len(args) <= wanted[1]:
+        raise snippet.error(part, f"{name}() with {len(args)} arguments", "write max(a, b), min(a, b), abs(a) or cdiv(a, b)")
+    if name == "min":
+        return lambda env: min(arg(env) for arg in args)
+    if name == "max":
+        return lambda env: max(arg(env) for arg in args)
+    if name == "abs":
+        return lambda env: abs(args[0](env))
+
+    def cdiv(env: Env) -> int:
+        divisor = args[1](env)
+        if divisor == 0:
+            raise _by_zero(snippet, part.args[1], env)
+        return -(-args[0](env) // divisor)
+
+    return cdiv

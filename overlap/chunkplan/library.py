@@ -1,0 +1,55 @@
+"""Plans by name: the templates that ship with the package, and files of the user's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from overlap.errors import PlanError
+
+from .document import nearest
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_SUFFIXES = (".yaml", ".yml")
+
+
+def template_folders() -> tuple[Path, ...]:
+    """Where templates are looked for: inside an installed package, then beside it in a checkout."""
+    places = (_PACKAGE / "templates" / "plans", _PACKAGE.parent / "templates" / "plans")
+    return tuple(place for place in places if place.is_dir())
+
+
+def list_templates() -> tuple[str, ...]:
+    """The names `find_template` knows, sorted."""
+    return tuple(sorted({path.stem for folder in template_folders() for path in folder.glob("*.yaml")}))
+
+
+def find_template(name: str) -> tuple[str, str]:
+    """Path and text of a plan.
+
+    Args:
+        name: a template's name (``all_gather_1d``), or the path of a ``.yaml`` file.
+
+    Raises:
+        PlanError: there is no such plan (the nearest name is given), or its file cannot be read.
+    """
+    if name.endswith(_SUFFIXES) or "/" in name or "\\" in name:
+        return name, _read(Path(name), name)
+    for folder in template_folders():
+        path = folder / f"{name}.yaml"
+        if name and path.is_file():
+            return str(path), _read(path, name)
+    raise PlanError(f"unknown plan `{name}`", help=f"{nearest(name, list_templates())}, or the path of a .yaml file")
+
+
+def _read(path: Path, name: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        beside = [p.name for p in path.parent.iterdir() if p.suffix in _SUFFIXES] if path.parent.is_dir() else []
+        close = nearest(path.name, beside) if beside else ""
+        raise PlanError(f"there is no plan file {name}", help=close or "write the path of a .yaml file") from None
+    except UnicodeDecodeError:
+        raise PlanError(f"the plan file {name} is not UTF-8 text", help="save it as UTF-8") from None
+    except OSError as error:
+        reason = (error.strerror or "cannot be read").lower()
+        raise PlanError(f"the plan file {name} cannot be read: {reason}", help="write the path of a .yaml file") from None
