@@ -58,6 +58,12 @@ def poll(flag, wanted, state):
 
 
 @triton.jit
+def position():
+    """This program's position in launch order: the first grid dimension runs fastest."""
+    return tl.program_id(0) + tl.num_programs(0) * (tl.program_id(1) + tl.num_programs(1) * tl.program_id(2))
+
+
+@triton.jit
 def find_run(table, tile):
     """Offset of the record of the run that holds position ``tile``; the sentinel record ends the search."""
     run = tl.load(table + _H_RUN_BASE)

@@ -25,6 +25,7 @@ WORDS = {
     word.name: word
     for word in (
         Word("now", ("state",), "this launch's epoch (int64)"),
+        Word("position", (), "this program's position in launch order, on a grid of any dimensions"),
         Word("find_run", ("table", "tile"), "the run that holds position `tile`, as an offset into the table"),
         Word("rebase", ("table", "run", "tile"), "position inside the run"),
         Word("count", ("table", "run", "axis"), "number of tiles of the run along an axis"),

@@ -1,0 +1,7 @@
+"""What generated modules run on: the operator, the launch protocol, and the rank's runtime behind it."""
+
+from overlap.backends.base import Realization
+
+from .operator import Operator, Read, Source, TileAxis
+
+__all__ = ["Operator", "Read", "Realization", "Source", "TileAxis"]

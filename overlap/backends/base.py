@@ -1,0 +1,93 @@
+"""`Backend`: what a way of moving chunks can do. `Realization`: the pasteable, hashable choice of one.
+
+Backends never name an operator, and operators never name a backend: a plan's operations meet a
+backend only here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+
+from overlap.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to move a chunk.
+
+    ``default_direction``: what ``all_gather_1d`` becomes. ``ordered``: flags of one channel are raised in list order, so a
+    later flag implies an earlier one. ``writer`` names the row of the memory table (docs/memory_model.md) its flags obey.
+    """
+
+    name: str
+    default_direction: str
+    directions: tuple[str, ...]
+    ordered: bool
+    strided: bool
+    reduce: bool
+    comm_sms: bool
+    writer: str
+
+
+@dataclass(frozen=True)
+class Realization:
+    """How a plan is carried out: tunable, printable, and valid Python when printed.
+
+    ``split``: chunks a shard is cut into. ``comm_sms``: multiprocessors reserved for moving data (0 for the copy engine).
+    ``num_warps`` / ``num_stages``: override the kernel launch's own. ``meta``: overrides of constexpr arguments, such as block
+    sizes, as (name, value) pairs.
+    """
+
+    backend: str = "copy_engine"
+    split: int = 1
+    comm_sms: int = 0
+    num_warps: int | None = None
+    num_stages: int | None = None
+    meta: tuple[tuple[str, int], ...] = ()
+
+    def __repr__(self) -> str:
+        shown = [f"backend={self.backend!r}"]
+        shown += [f"{k}={getattr(self, k)!r}" for k in ("split", "comm_sms", "num_warps", "num_stages", "meta")
+                  if getattr(self, k) != type(self).__dataclass_fields__[k].default]
+        return f"Realization({', '.join(shown)})"
+
+    def with_settings(self, settings: dict[str, str], constexprs: tuple[str, ...]) -> Realization:
+        """The same with ``key=value`` settings of the command line applied.
+
+        ``constexprs`` are the kernel's constexpr parameters, which may be set like keys of this class.
+
+        Raises:
+            UsageError: an unknown key (the nearest valid one is named) or a value of the wrong kind.
+        """
+        result = self
+        for key, text in settings.items():
+            number = _integer(key, text) if key != "backend" else None
+            if key == "backend":
+                result = replace(result, backend=text)
+            elif key == "meta":
+                raise UsageError("set constexpr arguments by their own names", help="--set BLOCK_M=64")
+            elif key in type(self).__dataclass_fields__:
+                low = 0 if key == "comm_sms" else 1
+                if number is None or number < low:
+                    raise UsageError(f"{key} must be an integer of at least {low}, not {text!r}")
+                result = replace(result, **{key: number})
+            elif key in constexprs:
+                assert number is not None
+                kept = tuple(pair for pair in result.meta if pair[0] != key)
+                result = replace(result, meta=(*kept, (key, number)))
+            else:
+                valid = [k for k in type(self).__dataclass_fields__ if k != "meta"] + list(constexprs)
+                near = difflib.get_close_matches(key, valid, 1)
+                raise UsageError(
+                    f"unknown setting {key!r}",
+                    help=(f"did you mean {near[0]!r}? " if near else "") + "settings: " + ", ".join(valid),
+                )
+        return result
+
+
+def _integer(key: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{key} must be an integer, not {text!r}", help=f"--set {key}=2") from None

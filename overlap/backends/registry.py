@@ -1,0 +1,27 @@
+"""The backends there are, by name."""
+
+from __future__ import annotations
+
+import difflib
+
+from overlap.errors import UsageError
+
+from .base import Backend
+from .copy_engine import COPY_ENGINE
+
+backends: dict[str, Backend] = {b.name: b for b in (COPY_ENGINE,)}
+
+
+def backend(name: str) -> Backend:
+    """The backend called ``name``.
+
+    Raises:
+        UsageError: there is none; the nearest is named.
+    """
+    if name in backends:
+        return backends[name]
+    near = difflib.get_close_matches(name, backends, 1)
+    raise UsageError(
+        f"unknown backend {name!r}",
+        help=(f"did you mean {near[0]!r}? " if near else "") + "backends: " + ", ".join(backends),
+    )

@@ -1,0 +1,93 @@
+"""The passes in order, and what comes out: `GeneratedModule`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import libcst as cst
+
+from overlap.annotate.model import ProgramModel
+from overlap.annotate.on import OnSpec
+from overlap.backends.base import Realization
+from overlap.errors import CodegenError
+
+from .context import Context, Names
+from .module_io import Header
+from .passes import PASSES
+
+
+@dataclass(frozen=True)
+class GeneratedModule:
+    """A distributed module: its header and its whole text."""
+
+    header: Header
+    text: str
+
+
+def generate(
+    text: str,
+    program: ProgramModel,
+    on: OnSpec,
+    *,
+    plan_name: str,
+    plan_text: str,
+    realization: Realization,
+    world: int | None,
+    source_path: str,
+    sha256: str,
+    regenerate: str,
+    check: str,
+    watch: Callable[[str, str], None] | None = None,
+) -> GeneratedModule:
+    """Writes the distributed module of an annotated kernel.
+
+    Args:
+        text: the user's module, whole.
+        program: its model.
+        on: the communicated tensor and axis.
+        plan_name, plan_text: the plan, by the name the user gave and as YAML.
+        source_path: the original's path as the header shall name it; ``sha256`` of its bytes.
+        regenerate, check: the commands that make and check this file.
+        watch: called with each pass's name and the text after it.
+
+    Raises:
+        CodegenError: a pass found nothing to rewrite.
+        UnsupportedError: something this version does not compile, with its line.
+    """
+    context = Context(
+        program=program,
+        on=on,
+        names=Names.avoiding(text),
+        realization=realization,
+        plan_name=plan_name,
+        plan_text=plan_text,
+        world=world,
+        source_path=source_path,
+        command=regenerate,
+        check=check,
+    )
+    module = cst.parse_module(text.replace("\r\n", "\n"))
+    for name, run in PASSES:
+        module = run(module, context)
+        if watch is not None:
+            watch(name, module.code)
+    assert program.host is not None
+    header = Header(
+        source=source_path,
+        kernel=program.kernel.qualname,
+        host=program.host.name,
+        sha256=sha256,
+        plan=plan_name,
+        on=f"{on.tensor}[{on.axis}]",
+        world="any" if world is None else str(world),
+        realization=repr(realization),
+        regenerate=regenerate,
+        check=check,
+    )
+    result = header.text() + "\n" + module.code.lstrip("\n")
+    try:
+        compile(result, "<generated>", "exec")
+    except SyntaxError as error:
+        raise CodegenError(f"the generated module is not valid Python, line {error.lineno}: {error.msg}") from error
+    return GeneratedModule(header, result)

@@ -1,0 +1,102 @@
+"""Adds the distributed host function under the user's name: the same parameters, then group, sizes and out."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from overlap.errors import HostEntryError
+
+from ..context import Context
+from ..locate import find_function, statements
+
+ADDED = ("group", "sizes", "out")
+
+
+def run(module: cst.Module, context: Context) -> cst.Module:
+    host, names = context.program.host, context.names
+    assert host is not None
+    body = find_function(module, names.local(f"body_{host.name}"))
+    params = _without_call(body.params, names.local("call"))
+    _refuse_clashes(params, context)
+    keyword = [cst.Param(cst.Name(n), default=cst.Name("None"), equal=_equal(), comma=_comma()) for n in ADDED]
+    keyword[-1] = keyword[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
+    old_keyword = [p.with_changes(comma=_comma()) for p in params.kwonly_params]
+    star = params.star_arg if isinstance(params.star_arg, cst.ParamStar) else cst.ParamStar(comma=_comma())
+    params = params.with_changes(
+        params=[p.with_changes(comma=_comma()) for p in params.params],
+        star_arg=star,
+        kwonly_params=[*old_keyword, *keyword],
+    )
+    given = ", ".join(f'"{p.name.value}": {p.name.value}' for p in (*params.posonly_params, *params.params, *old_keyword))
+    (axis, tensor) = (context.on.axis, context.on.tensor)
+    doc = (
+        f'"""`{host.name}` over the ranks of `group`: {tensor} is passed as its shard along {axis}, '
+        f"everything else belongs to the rank.\n\n"
+        f"    `sizes` maps an axis to its global extent; uneven shards (they follow `torch.chunk`) need it.\n"
+        f'    """'
+    )
+    text = (
+        f"def {host.name}():\n    {doc}\n"
+        f"    return {names.operator}.call({{{given}}}, group=group, sizes=sizes, out=out)\n"
+    )
+    (function,) = statements(text)
+    assert isinstance(function, cst.FunctionDef)
+    pragma = " ".join(f"{t.name}[{','.join(t.dims)}]" for t in host.inputs)
+    result = " ".join(f"{t.name}[{','.join(t.dims)}]" for t in host.outputs)
+    function = function.with_changes(
+        params=params,
+        returns=body.returns,
+        leading_lines=[
+            cst.EmptyLine(), cst.EmptyLine(), cst.EmptyLine(comment=cst.Comment(f"# @overlap.host_entry {pragma} -> {result}")),
+        ],
+    )
+    after = _operator_index(module, names.operator)
+    rest = list(module.body[after + 1 :])
+    if rest:
+        return _insert(module, after, function)
+    return module.with_changes(body=[*module.body, function])
+
+
+def _operator_index(module: cst.Module, name: str) -> int:
+    for index, statement in enumerate(module.body):
+        if isinstance(statement, cst.SimpleStatementLine) and any(
+            isinstance(s, cst.Assign) and getattr(s.targets[0].target, "value", None) == name for s in statement.body
+        ):
+            return index
+    raise AssertionError("the operator pass runs before this one")
+
+
+def _insert(module: cst.Module, after: int, function: cst.FunctionDef) -> cst.Module:
+    body = list(module.body)
+    body.insert(after + 1, function)
+    return module.with_changes(body=body)
+
+
+def _without_call(params: cst.Parameters, call: str) -> cst.Parameters:
+    if params.posonly_params:
+        return params.with_changes(posonly_params=[p for p in params.posonly_params if p.name.value != call])
+    return params.with_changes(params=[p for p in params.params if p.name.value != call])
+
+
+def _refuse_clashes(params: cst.Parameters, context: Context) -> None:
+    host = context.program.host
+    assert host is not None
+    for param in (*params.posonly_params, *params.params, *params.kwonly_params):
+        if param.name.value in ADDED:
+            raise HostEntryError(
+                f"`{host.name}` has a parameter `{param.name.value}`, which the distributed function adds",
+                where=host.span,
+                help="rename it; group, sizes and out are added to every host entry",
+            )
+    if isinstance(params.star_arg, cst.Param) or params.star_kwarg is not None:
+        raise HostEntryError(
+            f"`{host.name}` takes *args or **kwargs", where=host.span, help="name every parameter of a host entry"
+        )
+
+
+def _comma() -> cst.Comma:
+    return cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+
+
+def _equal() -> cst.AssignEqual:
+    return cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))

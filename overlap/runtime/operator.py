@@ -1,0 +1,157 @@
+"""`Operator`: a generated module's description of itself, and the call it serves.
+
+The generated host function hands its arguments here; the user's own body runs with stand-ins for
+the sharded tensor, its one launch is intercepted, and `launch.py` carries out the protocol around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from overlap.backends.base import Realization
+from overlap.errors import SourceSpan
+
+OURS = ("ol_table", "ol_state")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the module came from: the original's path, and the first line of its host function and its kernel."""
+
+    path: str
+    host_line: int
+    kernel_line: int
+
+
+@dataclass(frozen=True)
+class TileAxis:
+    """A tile axis: its name and the kernel parameters that hold its extent and block size."""
+
+    name: str
+    extent: str
+    block: str
+
+
+@dataclass(frozen=True)
+class Read:
+    """How tiles read a communicated tensor, one entry a dimension: the axis that spans it (None: all of it), and whether the
+    index wraps around the extent."""
+
+    tensor: str
+    axes: tuple[str | None, ...]
+    wraps: tuple[bool, ...]
+
+
+@dataclass(eq=False)
+class Operator:
+    """One fused operator of a generated module.
+
+    Args:
+        name: the host function's name.
+        kernel: the rewritten kernel, under the user's decorators.
+        body: the user's host function with a first parameter for the call.
+        tile_map: position and counts to coordinates, evaluated on the host; keyword-only parameters are kernel arguments.
+        source: the original.
+        plan: the plan as YAML text.
+        on: the communicated tensor and axis, ``a[M]``.
+        realization: how it is carried out.
+        inputs, outputs: host tensors and their named dimensions.
+        params: host tensor to kernel parameter.
+        axes: tile axes in table order.
+        reads: reads of the communicated tensor.
+        descriptors: kernel parameters read through TMA descriptors, with the original's line.
+        world: the world the module is pinned to, or None.
+        ours: names of the two parameters added to the kernel.
+    """
+
+    name: str
+    kernel: Any
+    body: Callable[..., Any]
+    tile_map: Callable[..., Any]
+    source: Source
+    plan: str
+    on: str
+    realization: Realization
+    inputs: dict[str, tuple[str, ...]]
+    outputs: dict[str, tuple[str, ...]]
+    params: dict[str, str]
+    axes: tuple[TileAxis, ...]
+    reads: tuple[Read, ...]
+    descriptors: dict[str, int] = field(default_factory=dict)
+    world: int | None = None
+    ours: tuple[str, str] = OURS
+
+    @cached_property
+    def tensor(self) -> str:
+        """Name of the communicated tensor."""
+        return self.on.split("[")[0]
+
+    @cached_property
+    def axis(self) -> str:
+        """Name of the axis it is sharded along."""
+        return self.on.split("[")[1].rstrip("]")
+
+    @cached_property
+    def dim(self) -> int:
+        """Dimension of the communicated tensor that is sharded."""
+        return self.inputs[self.tensor].index(self.axis)
+
+    def call(self, arguments: dict[str, Any], *, group: Any, sizes: dict[str, int] | None, out: Any) -> Any:
+        """Runs the operator on this rank's arguments.
+
+        Args:
+            arguments: the host function's parameters by name; the communicated tensor is this rank's shard.
+            group: process group (or simulated group).
+            sizes: axis to global extent; needed where shards are uneven.
+            out: where to put the result, of the result's shape, strides and dtype.
+
+        Returns:
+            what the user's host function returns.
+
+        Raises:
+            RuntimeContractError: shapes, sizes or plans that do not fit together.
+            HostEntryError: the host body reads sharded data or does not launch exactly once.
+        """
+        from .call import Call
+
+        return Call(self, arguments, group=group, sizes=sizes, out=out).run()
+
+    def capture(self, sizes: dict[str, int], dtype: Any, *, world: int = 4, device: str = "meta", **arguments: Any) -> Any:
+        """Runs the host body alone and returns its launch (`resolve.Bound`, grid), for building without a GPU.
+
+        Args:
+            sizes: axis to global extent, for every axis of the host entry.
+            dtype: of every tensor.
+            world: ranks to imagine.
+            device: where the stand-ins live.
+            arguments: further parameters of the host function.
+        """
+        from .capture import capture
+
+        return capture(self, sizes, dtype, world=world, device=device, **arguments)
+
+    def locate(self, generated_line: int, path: str) -> SourceSpan:
+        """The original's place of a line of the generated host body."""
+        import inspect
+
+        body = inspect.unwrap(self.body)
+        first = body.__code__.co_firstlineno
+        return self.span(self.source.host_line + generated_line - first)
+
+    def span(self, line: int) -> SourceSpan:
+        """A line of the original as a span, with its text when the file is there."""
+        text = _line_of(self.source.path, line)
+        stripped = text.strip()
+        col = len(text) - len(text.lstrip()) + 1 if text else 1
+        return SourceSpan(self.source.path, line, col, text, max(1, len(stripped)))
+
+
+def _line_of(path: str, line: int) -> str:
+    try:
+        with open(path, encoding="utf-8") as f:
+            return f.read().splitlines()[line - 1]
+    except (OSError, IndexError, UnicodeDecodeError):
+        return ""
