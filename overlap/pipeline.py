@@ -14,16 +14,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from overlap import annotate, chunkplan, schedule, settings
+from overlap import settings
+from overlap.annotate import annotate, describe as describe_model, parse_on
 from overlap.annotate.model import Axis, ProgramModel
 from overlap.annotate.on import OnSpec
 from overlap.annotate.source import SourceUnit
 from overlap.backends import backend as find_backend
 from overlap.backends.base import Realization
+from overlap.chunkplan.build import build_plan
+from overlap.chunkplan.describe import describe as describe_plan
+from overlap.chunkplan.library import find_template
+from overlap.chunkplan.pins import pins_of
 from overlap.chunkplan.plan import CommPlan, TensorSpec
+from overlap.chunkplan.verify import verify_plan
 from overlap.codegen import GeneratedModule, generate
 from overlap.errors import HostEntryError, UsageError
+from overlap.schedule.depgraph import check_covered
+from overlap.schedule.describe import describe as describe_schedule
 from overlap.schedule.model import AxisTiles, RankSchedule, TensorRead
+from overlap.schedule.runs import schedule_all
+from overlap.schedule.verify import verify_schedule
 
 
 @dataclass(frozen=True)
@@ -66,17 +76,17 @@ def compile_source(request: Request) -> Compilation:
     """
     dump = _Dump(request.unit.path)
     dump("source", request.unit.text)
-    program = annotate.annotate(request.unit, request.kernel)
-    dump("model", annotate.describe(program))
+    program = annotate(request.unit, request.kernel)
+    dump("model", describe_model(program))
     if program.host is None:
         raise HostEntryError(
             f"`{program.kernel.name}` has no host entry, so nobody knows what its tensors are",
             where=program.kernel.span,
             help="put above the function that launches it: # @overlap.host_entry a[M,K] b[K,N] -> c[M,N]",
         )
-    on = annotate.parse_on(request.on, program)
+    on = parse_on(request.on, program)
     dump("on", repr(on))
-    plan_path, plan_text = chunkplan.find_template(request.plan)
+    plan_path, plan_text = find_template(request.plan)
     dump("plan", plan_text)
     realization = realize(request, program)
     dump("realization", repr(realization))
@@ -92,7 +102,7 @@ def compile_source(request: Request) -> Compilation:
         source_path=shown_path(request.unit.path),
         sha256=request.unit.sha256,
         regenerate=regenerate_command(request, program),
-        check=check_command(request, program, realization),
+        check=check_command(request, program),
         watch=dump,
     )
     dump("module", module.text)
@@ -122,16 +132,19 @@ def probe(
 
     The sizes make ragged shards; the same checks run again for the real sizes at the first call.
     """
-    worlds = (request.world,) if request.world is not None else chunkplan.worlds_to_probe(plan_text, plan_path)
     host = program.host
     assert host is not None
+    pins = pins_of(plan_text, plan_path, on.tensor)
+    dims = host.tensor(on.tensor).dims
+    worlds = [request.world] if request.world is not None else [pins.world] if pins.world is not None else [1, 2, 3, 4]
     for world in worlds:
         sizes = {d: 3 * world + 2 + 5 * i for i, d in enumerate(sorted(_axes(program)))}
-        plan = plan_for(on, program, plan_path, plan_text, realization, world, chunkplan.probe_sizes(plan_text, host.tensor(on.tensor).dims, sizes, path=plan_path))
+        if pins.shape is not None and len(pins.shape) == len(dims):
+            sizes.update({d: n for d, n in zip(dims, pins.shape, strict=True) if n is not None})
+        plan = plan_for(on, program, plan_path, plan_text, realization, world, sizes)
         axes = tuple(AxisTiles(a.name, sizes[a.name], 2) for a in tile_axes(program))
-        reads = tensor_reads(program, on)
         for rank in range(world):
-            schedule.check_covered(plan, reads, axes, rank)
+            check_covered(plan, tensor_reads(program, on), axes, rank)
 
 
 def _axes(program: ProgramModel) -> set[str]:
@@ -173,7 +186,7 @@ def plan_for(
     """The verified plan for one world and one set of sizes (axis to global extent)."""
     assert program.host is not None
     shape = tuple(sizes[d] for d in program.host.tensor(on.tensor).dims)
-    plan = chunkplan.build_plan(
+    plan = build_plan(
         plan_text,
         world=world,
         tensor=TensorSpec(on.tensor, shape),
@@ -182,7 +195,7 @@ def plan_for(
         direction=find_backend(realization.backend).default_direction,
         path=plan_path,
     )
-    chunkplan.verify_plan(plan)
+    verify_plan(plan)
     return plan
 
 
@@ -195,8 +208,8 @@ def schedules_for(compilation: Compilation, plan: CommPlan, sizes: dict[str, int
     axes = tuple(AxisTiles(a.name, sizes[a.name], block_size(compilation, a)) for a in tile_axes(compilation.program))
     reads = tensor_reads(compilation.program, compilation.on)
     ordered = find_backend(compilation.realization.backend).ordered
-    schedules = tuple(schedule.schedule_rank(plan, reads, axes, rank, ordered=ordered) for rank in range(plan.world))
-    schedule.verify_schedule(schedules, plan, reads, axes)
+    schedules = schedule_all(plan, reads, axes, ordered=ordered)
+    verify_schedule(schedules, plan, reads, axes)
     return schedules
 
 
@@ -223,7 +236,7 @@ def explain(compilation: Compilation, *, world: int, sizes: dict[str, int], rank
         rank: the rank whose runs are shown; None for all.
     """
     need_sizes(compilation.program, sizes)
-    yield "kernel model", annotate.describe(compilation.program)
+    yield "kernel model", describe_model(compilation.program)
     plan = plan_for(
         compilation.on,
         compilation.program,
@@ -233,10 +246,10 @@ def explain(compilation: Compilation, *, world: int, sizes: dict[str, int], rank
         world,
         sizes,
     )
-    yield "plan", chunkplan.describe(plan)
+    yield "plan", describe_plan(plan)
     schedules = schedules_for(compilation, plan, sizes)
     for shown in schedules if rank is None else (schedules[rank],):
-        yield f"runs of rank {shown.rank}", schedule.describe(shown, plan)
+        yield f"runs of rank {shown.rank}", describe_schedule(shown, plan)
 
 
 def need_sizes(program: ProgramModel, sizes: dict[str, int]) -> None:
@@ -279,13 +292,18 @@ def regenerate_command(request: Request, program: ProgramModel) -> str:
     return shlex.join([*words, "-o", shown_path(request.output)])
 
 
-def check_command(request: Request, program: ProgramModel, realization: Realization) -> str:
-    """A command that simulates the module on an uneven shape."""
+def default_sizes(program: ProgramModel) -> dict[str, int]:
+    """Small ragged sizes for every axis of the host entry: examples in headers, and `overlap explain` without ``--shape``."""
     assert program.host is not None
-    dims = []
+    dims: list[str] = []
     for tensor in (*program.host.inputs, *program.host.outputs):
         dims += [d for d in tensor.dims if d not in dims]
-    shape = ",".join(f"{d}={128 + 8 * i}" for i, d in enumerate(dims))
+    return {d: 200 + 56 * i for i, d in enumerate(dims)}
+
+
+def check_command(request: Request, program: ProgramModel) -> str:
+    """A command that simulates the module on an uneven shape."""
+    shape = ",".join(f"{d}={n}" for d, n in default_sizes(program).items())
     world = request.world or 4
     return shlex.join(["overlap", "simulate", shown_path(request.output), "--world", str(world), "--shape", shape])
 

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from overlap.backends import backend
-from overlap.chunkplan import build_plan, verify_plan
+from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.plan import CommPlan, OpId, TensorSpec
 from overlap.chunkplan.region import shard_interval
+from overlap.chunkplan.verify import verify_plan
 from overlap.errors import RuntimeContractError
 from overlap.schedule.model import AxisTiles, RankSchedule, TensorRead
 from overlap.schedule.runs import schedule_rank

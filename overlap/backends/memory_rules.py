@@ -1,0 +1,81 @@
+"""The one table of what must stand between the last data write and the flag, and between the flag and the first read.
+
+Read by backends (what to emit), by the compile tier (what to look for in PTX) and by the simulator (what orders what).
+Sources: the PTX memory model (release / acquire patterns, proxies), `cp.async.bulk` completion rules, the CUDA driver's
+stream order, NVSHMEM's `put_signal`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class WriterRule:
+    """One way of writing data that another rank will read.
+
+    ``before_flag``: what must complete or fence the data first. ``flag``: how the flag itself is written.
+    ``barrier``: a CTA barrier must stand before the flag. ``completes``: the write may land late until ``before_flag`` is done.
+    """
+
+    writer: str
+    before_flag: str
+    flag: str
+    barrier: bool
+    completes: bool
+
+
+@dataclass(frozen=True)
+class ReaderRule:
+    """One way of reading data behind a flag. ``proxy_fence``: the acquire alone does not order it."""
+
+    reader: str
+    rule: str
+    proxy_fence: bool
+
+
+SEM = {"poll": "acquire", "flag": "release"}
+SCOPE = "sys"
+"""Scope of every atomic that another device takes part in."""
+
+PROXY_FENCE = "fence.proxy.async.global"
+"""Orders TMA (async proxy) accesses to global memory behind what this thread has acquired; sm_90 and later."""
+
+WRITERS = {
+    rule.writer: rule
+    for rule in (
+        WriterRule(
+            "load/store",
+            "every data store of the program, then a CTA barrier",
+            "scalar atomic, release, system scope",
+            barrier=True,
+            completes=False,
+        ),
+        WriterRule(
+            "tma store",
+            "cp.async.bulk.wait_group 0 (not .read) by the issuing thread, then a CTA barrier",
+            "scalar atomic, release, system scope",
+            barrier=True,
+            completes=True,
+        ),
+        WriterRule(
+            "copy engine",
+            "the copy, earlier on the same stream",
+            "an 8-byte copy of the device-held epoch word between two devices",
+            barrier=False,
+            completes=True,
+        ),
+    )
+}
+
+READERS = {
+    rule.reader: rule
+    for rule in (
+        ReaderRule("load", "an acquire at system scope that the load's address depends on", proxy_fence=False),
+        ReaderRule(
+            "tma load",
+            "the same acquire, then the proxy fence, then an address that depends on both",
+            proxy_fence=True,
+        ),
+    )
+}

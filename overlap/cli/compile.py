@@ -1,0 +1,47 @@
+"""``overlap compile``: an annotated kernel and a plan in, a distributed module out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from overlap.pipeline import compile_source
+
+from .options import compile_options, request_of
+
+
+@click.command("compile")
+@compile_options
+@click.option("-o", "output", required=True, metavar="OUT.py", type=click.Path(dir_okay=False), help="File to write; - for standard output.")
+def command(
+    file: str, plan: str, on: str, world: int | None, backend: str | None, settings: tuple[str, ...], output: str
+) -> None:
+    """Write the distributed kernel of FILE.py."""
+    request = request_of(file, plan=plan, on=on, world=world, backend=backend, settings=settings, output=output)
+    module = compile_source(request).module
+    if output == "-":
+        click.echo(module.text, nl=False)
+        return
+    write_text(output, module.text)
+    click.echo(f"wrote {output}: {module.header.kernel}, plan {module.header.plan} on {module.header.on}")
+
+
+def write_text(path: str, text: str) -> None:
+    """Writes a file whole or not at all, also when several ranks write the same one.
+
+    Raises:
+        click.ClickException: the folder is missing or not writable.
+    """
+    import os
+    import tempfile
+
+    target = Path(path)
+    try:
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as f:
+            f.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, target)
+    except OSError as error:
+        raise click.UsageError(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,119 @@
+"""Options that several commands share, and how their values are read."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from overlap.annotate.source import SourceUnit
+from overlap.errors import MissingDependencyError, SourceError, UsageError
+from overlap.pipeline import Request
+
+F = TypeVar("F", bound=Callable[..., Any])
+DTYPES = ("fp16", "bf16", "fp32")
+
+
+class _Pairs(click.ParamType):
+    """``M=1000,N=64`` as an ordered dict of integers."""
+
+    name = "AXIS=SIZE,.."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, int]:
+        if isinstance(value, dict):
+            return value
+        sizes: dict[str, int] = {}
+        for part in value.split(","):
+            match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*(\d+)\s*", part)
+            if not match:
+                self.fail(f"{part!r} is not AXIS=SIZE with a size of 0 or more; write M=1000,N=64,K=64")
+            if match[1] in sizes:
+                self.fail(f"axis {match[1]} is given twice")
+            sizes[match[1]] = int(match[2])
+        return sizes
+
+
+SHAPE = _Pairs()
+
+
+def compile_options(function: F) -> F:
+    """Options of `overlap compile` (and of the commands that compile first)."""
+    for option in reversed(
+        [
+            click.argument("file", metavar="FILE.py[:kernel]"),
+            click.option("--plan", required=True, metavar="NAME|FILE.yaml", help="Plan template or YAML file."),
+            click.option("--on", required=True, metavar="TENSOR[AXIS]", help="What is communicated, e.g. 'a[M]'."),
+            click.option("--world", type=click.IntRange(min=1), help="Number of ranks; compile: pins the file to it."),
+            click.option("--backend", metavar="NAME", help="How chunks move (default: copy_engine)."),
+            click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A Realization key, e.g. split=2."),
+        ]
+    ):
+        function = option(function)
+    return function
+
+
+def run_options(function: F) -> F:
+    """Options of `overlap simulate` besides the file and the world."""
+    for option in reversed(
+        [
+            click.option("--shape", type=SHAPE, required=True, help="Global sizes as the host function sees them."),
+            click.option("--dtype", type=click.Choice(DTYPES), default="fp16", show_default=True),
+            click.option("--seeds", type=click.IntRange(min=1), default=10, show_default=True, help="Seeds 0..S-1."),
+            click.option("--seed", type=click.IntRange(min=0), help="Run this seed alone, to replay a fault."),
+        ]
+    ):
+        function = option(function)
+    return function
+
+
+def request_of(
+    file: str,
+    *,
+    plan: str,
+    on: str,
+    world: int | None,
+    backend: str | None,
+    settings: tuple[str, ...],
+    output: str | None = None,
+) -> Request:
+    """The compile request that the shared options spell.
+
+    Raises:
+        SourceError: no such file.
+        UsageError: a ``--set`` that is not KEY=VALUE.
+    """
+    path, kernel = file, None
+    if not os.path.exists(path) and ":" in path:
+        path, kernel = path.rsplit(":", 1)
+    if not os.path.isfile(path):
+        raise SourceError(f"no such file: {path}", help="overlap compile FILE.py[:kernel] ...")
+    values: dict[str, str] = {}
+    for pair in settings:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--set {pair}: not KEY=VALUE", help="--set split=2")
+        values[key.strip()] = value.strip()
+    return Request(
+        unit=SourceUnit.from_file(path),
+        plan=plan,
+        on=on,
+        kernel=kernel,
+        world=world,
+        backend=backend,
+        settings=values,
+        output=output or "OUT.py",
+    )
+
+
+def need(command: str, *packages: str) -> None:
+    """Raises MissingDependencyError unless the packages can be imported."""
+    missing = [p for p in packages if importlib.util.find_spec(p) is None]
+    if missing:
+        raise MissingDependencyError(
+            f"`overlap {command}` needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed",
+            help=f"pip install {' '.join(missing)}; compile, check and explain work without",
+        )

@@ -1,0 +1,43 @@
+"""``overlap verify``: compile and simulate in one step."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+import click
+
+from overlap.pipeline import compile_source, need_sizes
+
+from .compile import write_text
+from .options import compile_options, request_of, run_options
+from .simulate import simulate
+
+
+@click.command("verify")
+@compile_options
+@run_options
+@click.option("-o", "output", metavar="OUT.py", type=click.Path(dir_okay=False), help="Keep the generated file here.")
+def command(
+    file: str,
+    plan: str,
+    on: str,
+    world: int | None,
+    backend: str | None,
+    settings: tuple[str, ...],
+    output: str | None,
+    shape: dict[str, int],
+    dtype: str,
+    seeds: int,
+    seed: int | None,
+) -> None:
+    """Compile FILE.py and run the result on simulated ranks."""
+    request = request_of(file, plan=plan, on=on, world=world, backend=backend, settings=settings, output=output)
+    compilation = compile_source(request)
+    need_sizes(compilation.program, shape)
+    with tempfile.TemporaryDirectory(prefix="overlap-") as folder:
+        path = output or os.path.join(folder, os.path.basename(request.unit.path))
+        write_text(path, compilation.module.text)
+        simulate(
+            path, world=world or 4, shape=shape, dtype=dtype, seeds=seeds, seed=seed, command="verify"
+        )
