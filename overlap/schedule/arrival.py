@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from overlap.chunkplan.plan import Collective, CommPlan, OpId
 
 from .cost import UNIT, CostModel, finish_times
@@ -20,7 +22,11 @@ def arrival_order(plan: CommPlan, rank: int, cost: CostModel = UNIT) -> tuple[Op
     Raises:
         PlanError: the plan is cyclic or names an operation that does not exist.
     """
-    finish = finish_times(plan, cost)
+    return by_finish(plan, rank, finish_times(plan, cost))
+
+
+def by_finish(plan: CommPlan, rank: int, finish: Mapping[OpId, float]) -> tuple[OpId, ...]:
+    """`arrival_order` for end times that are known already."""
 
     def key(op_id: OpId) -> tuple[float, int, OpId]:
         op = plan.op(op_id)

@@ -14,11 +14,13 @@ tile, so runs partition the grid whatever the divisibility. On one communicated 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import product
 
 from overlap.chunkplan.plan import P2P, CommPlan, OpId
 
-from .arrival import arrival_order
+from .arrival import by_finish
+from .cost import finish_times
 from .depgraph import DependenceGraph, Interval, dependence_graph
 from .mapping import TileMap, TileMapCheck, row_major
 from .model import AxisTiles, RankSchedule, Run, TensorRead, Wait
@@ -52,8 +54,7 @@ def schedule_rank(
         ScheduleError: reads, axes and plan do not fit each other, or ``tile_map`` gives no coordinates.
         PlanError: the plan is cyclic or malformed.
     """
-    check = TileMapCheck(tile_map) if tile_map is not None else None
-    return _schedule(plan, reads, axes, rank, ImpliedFlags(plan, ordered=ordered), check)
+    return _schedule(reads, axes, rank, _Shared.of(plan, ordered, tile_map))
 
 
 def schedule_all(
@@ -65,21 +66,29 @@ def schedule_all(
     tile_map: TileMap | None = None,
 ) -> tuple[RankSchedule, ...]:
     """`schedule_rank` for every rank, with what they share computed once."""
-    flags = ImpliedFlags(plan, ordered=ordered)
-    check = TileMapCheck(tile_map) if tile_map is not None else None
-    return tuple(_schedule(plan, reads, axes, rank, flags, check) for rank in range(plan.world))
+    shared = _Shared.of(plan, ordered, tile_map)
+    return tuple(_schedule(reads, axes, rank, shared) for rank in range(plan.world))
 
 
-def _schedule(
-    plan: CommPlan,
-    reads: Sequence[TensorRead],
-    axes: Sequence[AxisTiles],
-    rank: int,
-    flags: ImpliedFlags,
-    check: TileMapCheck | None,
-) -> RankSchedule:
+@dataclass(frozen=True)
+class _Shared:
+    """What the schedules of all ranks have in common."""
+
+    plan: CommPlan
+    finish: dict[OpId, float]
+    flags: ImpliedFlags
+    bijective: TileMapCheck | None
+
+    @classmethod
+    def of(cls, plan: CommPlan, ordered: bool, tile_map: TileMap | None) -> _Shared:
+        bijective = TileMapCheck(tile_map) if tile_map is not None else None
+        return cls(plan, finish_times(plan), ImpliedFlags(plan, ordered=ordered), bijective)
+
+
+def _schedule(reads: Sequence[TensorRead], axes: Sequence[AxisTiles], rank: int, shared: _Shared) -> RankSchedule:
+    plan = shared.plan
     graph = dependence_graph(plan, reads, axes, rank)
-    arrivals = arrival_order(plan, rank)
+    arrivals = by_finish(plan, rank, shared.finish)
     slots = assign_slots(plan, rank)
     position = {op: i for i, op in enumerate(arrivals)}
     runs: list[Run] = []
@@ -93,14 +102,14 @@ def _schedule(
             first=first,
             origin=origin,
             counts=counts,
-            waits=tuple(Wait(op, slots[op]) for op in flags.fewest(needed)),
+            waits=tuple(Wait(op, slots[op]) for op in shared.flags.fewest(needed)),
             chunk=chunk,
             peer=_source(plan, chunk),
         )
         runs.append(run)
         first += run.tiles
     coordinates = None
-    if check is not None and not all(check(counts) for counts in dict.fromkeys(run.counts for run in runs)):
+    if shared.bijective is not None and not all(shared.bijective(run.counts) for run in runs):
         coordinates = tuple(place for run in runs for place in row_major(run.origin, run.counts))
     return RankSchedule(
         rank=rank,

@@ -168,7 +168,8 @@ def _check_progress(schedules: Sequence[RankSchedule], plan: CommPlan, *, flatte
         for i, run in enumerate(schedule.runs):
             before["wait", rank, i] += [("op", *wait.op) for wait in run.waits]
             for raised in run.raises:
-                before[("op", *raised.op)].append(("raise", rank, i))
+                held: Node = ("op", *raised.op)
+                before[held].append(("raise", rank, i))
     cycle = find_cycle(before)
     if cycle:
         order = "the flattened order of the tile loop" if flattened else "the order of runs"

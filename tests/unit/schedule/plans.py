@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overlap.chunkplan.plan import Chunk, CommPlan, P2P, TensorSpec
+from overlap.chunkplan.plan import P2P, Chunk, CommPlan, TensorSpec
 from overlap.chunkplan.region import Box
 from overlap.schedule.model import AxisTiles, TensorRead
 

@@ -1,0 +1,47 @@
+"""A rank's schedule as text, for `overlap explain`."""
+
+from __future__ import annotations
+
+from overlap.chunkplan.plan import P2P, CommPlan
+
+from .arrival import arrival_order
+from .model import RankSchedule, Run, op_name
+
+
+def describe(schedule: RankSchedule, plan: CommPlan) -> str:
+    """Runs and waits of one rank, one line a run, then the empty chunks."""
+    grid = " x ".join(f"{axis.name} {axis.count}" for axis in schedule.axes)
+    tiles = sum(run.tiles for run in schedule.runs)
+    lines = [
+        f"rank {schedule.rank} of {schedule.world}: {_counted(tiles, 'tile')} ({grid or 'no axes'}) in "
+        f"{_counted(len(schedule.runs), 'run')}, {_counted(len(schedule.slots), 'flag')}"
+    ]
+    rows: list[tuple[str, ...]] = [("run", "tiles", "box", "ready with", "waits for")]
+    rows += [_row(i, run, schedule, plan) for i, run in enumerate(schedule.runs)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        lines.append("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for op in arrival_order(plan, schedule.rank):
+        if plan.op(op).dst.box.empty:
+            lines.append(f"  flag {schedule.slots[op]} ({op_name(op)}): an empty chunk, raised all the same")
+    if schedule.coordinates is not None:
+        lines.append("  the kernel's own tile order is no bijection on some run, so the table lists every tile")
+    return "\n".join(lines)
+
+
+def _row(number: int, run: Run, schedule: RankSchedule, plan: CommPlan) -> tuple[str, ...]:
+    box = " ".join(
+        f"{axis.name}[{lo}:{lo + count}]" for axis, lo, count in zip(schedule.axes, run.origin, run.counts, strict=True)
+    )
+    if run.chunk is None:
+        ready = "own chunk"
+    else:
+        op = plan.op(run.chunk)
+        how = f"{op.direction} from rank {op.src_rank}" if isinstance(op, P2P) else op.kind
+        ready = f"{op.dst.tensor}{op.dst.box} ({how})"
+    waits = ", ".join(f"flag {wait.slot}" + (f" x{wait.count}" if wait.count != 1 else "") for wait in run.waits)
+    return str(number), f"{run.first}..{run.first + run.tiles - 1}", box, ready, waits or "nothing"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

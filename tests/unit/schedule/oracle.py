@@ -1,0 +1,136 @@
+"""What a schedule must be, element by element and tick by tick, with no code taken from `overlap.schedule`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import product
+
+from overlap.chunkplan.plan import CommPlan, OpId
+from overlap.schedule.model import AxisTiles, RankSchedule, TensorRead
+
+
+@cache
+def elements(axis: AxisTiles, tile: int, wraps: bool) -> frozenset[int]:
+    """Indices that a tile reads along the dimension its axis spans."""
+    raw = range(tile * axis.block, (tile + 1) * axis.block)
+    return frozenset(i % axis.extent for i in raw) if wraps else frozenset(i for i in raw if i < axis.extent)
+
+
+def reads_box(read: TensorRead, axes: tuple[AxisTiles, ...], tile: tuple[int, ...], lo, hi) -> bool:
+    """Whether a tile reads an element of the box."""
+    by_name = {axis.name: (axis, t) for axis, t in zip(axes, tile, strict=True)}
+    for d, name in enumerate(read.axes):
+        if name is None:
+            if lo[d] == hi[d]:
+                return False
+            continue
+        axis, t = by_name[name]
+        if not any(lo[d] <= i < hi[d] for i in elements(axis, t, read.wraps[d])):
+            return False
+    return True
+
+
+def needed(plan: CommPlan, reads, axes, rank: int, tile: tuple[int, ...]) -> set[OpId]:
+    """Operations whose result a tile of ``rank`` reads."""
+    found = set()
+    for owner, ops in enumerate(plan.ops):
+        for index, op in enumerate(ops):
+            if op.dst_rank != rank:
+                continue
+            for read in reads:
+                if read.tensor == op.dst.tensor and reads_box(read, axes, tile, op.dst.box.lo, op.dst.box.hi):
+                    found.add((owner, index))
+    return found
+
+
+def arrivals(plan: CommPlan) -> dict[OpId, int]:
+    """The tick at which each operation ends: one operation a channel a tick, in order, dependencies done before."""
+    queues: dict[tuple[int, int], list[OpId]] = {}
+    for rank, ops in enumerate(plan.ops):
+        for index, op in enumerate(ops):
+            queues.setdefault((rank, op.channel), []).append((rank, index))
+    done: dict[OpId, int] = {}
+    tick = 0
+    while any(queues.values()):
+        tick += 1
+        ready = [q for q in queues.values() if q and all(dep in done for dep in plan.op(q[0]).depends)]
+        assert ready, "the plan of this test is cyclic"
+        finished = [q.pop(0) for q in ready]
+        done.update(dict.fromkeys(finished, tick))
+    return done
+
+
+def past(plan: CommPlan) -> dict[OpId, set[OpId]]:
+    """All that happens before each operation."""
+
+    @cache
+    def of(op_id: OpId) -> frozenset[OpId]:
+        rank, index = op_id
+        direct = set(plan.op(op_id).depends)
+        direct |= {(rank, i) for i in range(index) if plan.ops[rank][i].channel == plan.op(op_id).channel}
+        return frozenset(direct.union(*(of(d) for d in direct)))
+
+    return {(r, i): set(of((r, i))) for r, ops in enumerate(plan.ops) for i in range(len(ops))}
+
+
+def tiles_of(run) -> list[tuple[int, ...]]:
+    return list(product(*(range(lo, lo + n) for lo, n in zip(run.origin, run.counts, strict=True))))
+
+
+def check(schedules: Sequence[RankSchedule], plan: CommPlan, reads, axes, *, ordered: bool = True) -> None:
+    """Asserts everything that the schedules of all ranks promise."""
+    assert len(schedules) == plan.world
+    before = past(plan)
+    ticks = arrivals(plan)
+    for rank, schedule in enumerate(schedules):
+        check_rank(schedule, plan, reads, axes, rank, before, ticks, ordered)
+
+
+def check_rank(schedule: RankSchedule, plan: CommPlan, reads, axes, rank: int, before, ticks, ordered: bool) -> None:
+    assert (schedule.rank, schedule.world, schedule.axes) == (rank, plan.world, tuple(axes))
+
+    def lateness(op: OpId) -> tuple[int, int, OpId]:
+        return ticks[op], (plan.op(op).src_rank - rank) % plan.world, op
+
+    grid = list(product(*(range(axis.count) for axis in axes)))
+    order = [tile for run in schedule.runs for tile in tiles_of(run)]
+    assert sorted(order) == grid, "the order is no permutation of the grid"
+    assert [run.first for run in schedule.runs] == [
+        sum(r.tiles for r in schedule.runs[:i]) for i in range(len(schedule.runs))
+    ]
+
+    landing = {(o, i) for o, ops in enumerate(plan.ops) for i, op in enumerate(ops) if op.dst_rank == rank}
+    assert set(schedule.slots) == landing
+    assert sorted(schedule.slots.values()) == list(range(len(landing)))
+
+    last_key = None
+    for run in schedule.runs:
+        assert all(wait.slot == schedule.slots[wait.op] and wait.count == 1 for wait in run.waits)
+        wants = [needed(plan, reads, axes, rank, tile) for tile in tiles_of(run)]
+        for want in wants:
+            assert (max(want, key=lateness) if want else None) == run.chunk, "not cut by last arrival"
+        waited = [wait.op for wait in run.waits]
+
+        def covered(waits: list[OpId], wants: list[set[OpId]] = wants) -> bool:
+            seen = set(waits)
+            if ordered:
+                seen = seen.union(*(before[w] for w in waits))
+            return all(want <= seen for want in wants)
+
+        assert covered(waited), "a tile reads what its run does not wait for"
+        for wait in waited:
+            assert not covered([w for w in waited if w != wait]), "a wait that is not needed"
+        key = (-1, 0, (0, 0)) if run.chunk is None else lateness(run.chunk)
+        assert last_key is None or last_key <= key, "runs are not in order of arrival, own chunk first"
+        last_key = key
+
+    for i, a in enumerate(schedule.runs):
+        for b in schedule.runs[i + 1 :]:
+            if a.chunk == b.chunk:
+                apart = [d for d in range(len(axes)) if (a.origin[d], a.counts[d]) != (b.origin[d], b.counts[d])]
+                joins = len(apart) == 1 and (
+                    a.origin[apart[0]] + a.counts[apart[0]] == b.origin[apart[0]]
+                    or b.origin[apart[0]] + b.counts[apart[0]] == a.origin[apart[0]]
+                )
+                assert not joins, "two runs that are one box"
