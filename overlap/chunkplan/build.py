@@ -1,13 +1,12 @@
 """From plan text to `CommPlan`: read, bind to a tensor, expand, split.
 
-    find_template("all_gather_1d") -> path, text
-    build_plan(text, world=4, tensor=TensorSpec("a", (1000, 64)), dim=0, split=2) -> CommPlan
+find_template("all_gather_1d") -> path, text
+build_plan(text, world=4, tensor=TensorSpec("a", (1000, 64)), dim=0, split=2) -> CommPlan
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from overlap.errors import PlanError
 
@@ -87,10 +86,14 @@ def load_plan(text: str, path: str = "plan.yaml") -> CommPlan:
     template = read_template(text, path)
     document = template.document
     if template.world is None:
-        raise document.error(document.root, f"plan {template.name} is for any world", help="add `world: 4`, or give a world")
+        raise document.error(
+            document.root, f"plan {template.name} is for any world", help="add `world: 4`, or give a world"
+        )
     if not template.tensors:
         raise document.error(
-            document.root, f"plan {template.name} declares no tensor", help="add `tensors: {x: [1000, 64]}`, or give a tensor"
+            document.root,
+            f"plan {template.name} declares no tensor",
+            help="add `tensors: {x: [1000, 64]}`, or give a tensor",
         )
     sizes: dict[str, int] = {"world": template.world}
     specs = tuple(TensorSpec(decl.name, _shape(document, decl, sizes)) for decl in template.tensors)
@@ -136,7 +139,9 @@ def _check_pins(template: PlanTemplate, world: int, dim: int) -> None:
         )
 
 
-def _bind(document: Document, template: PlanTemplate, decl: TensorDecl, tensor: TensorSpec, sizes: dict[str, int]) -> None:
+def _bind(
+    document: Document, template: PlanTemplate, decl: TensorDecl, tensor: TensorSpec, sizes: dict[str, int]
+) -> None:
     """Gives the names in a declared shape the sizes of the tensor the plan is applied to."""
     if len(decl.dims) != len(tensor.shape):
         raise document.error(

@@ -52,7 +52,9 @@ class ChunkExpr:
         return self.run(env, tensors)
 
 
-def parse_chunk(document: Document, node: Node, what: str, scope: frozenset[str], declared: frozenset[str]) -> ChunkExpr:
+def parse_chunk(
+    document: Document, node: Node, what: str, scope: frozenset[str], declared: frozenset[str]
+) -> ChunkExpr:
     """The chunk expression of a scalar.
 
     Args:
@@ -62,7 +64,7 @@ def parse_chunk(document: Document, node: Node, what: str, scope: frozenset[str]
     Raises:
         PlanError: it cannot be read, or names no word, tensor or symbol there is.
     """
-    snippet = Snippet.parse(document, node, what)
+    snippet = Snippet.parse(document, node, what, help=_FORMS)
     reader = _Reader(snippet, scope, declared | {GIVEN})
     return reader.read(snippet.tree)
 
@@ -85,7 +87,9 @@ class _Reader:
             case ast.Call(func=ast.Name(id=word) | ast.Attribute(attr=word)):
                 raise self.snippet.error(part, f"unknown word `{word}`", f"{nearest(word, WORDS)}; {_FORMS}")
             case ast.Name(id=word) if word in self.declared:
-                raise self.snippet.error(part, f"`{word}` is a tensor, not a chunk", f"write `{word}.whole` or `{word}[lo:hi, ...]`")
+                raise self.snippet.error(
+                    part, f"`{word}` is a tensor, not a chunk", f"write `{word}.whole` or `{word}[lo:hi, ...]`"
+                )
             case ast.Name(id=word) | ast.Attribute(attr=word):
                 known = (*WORDS, *self.declared)
                 raise self.snippet.error(part, f"unknown chunk `{word}`", f"{nearest(word, known)}; {_FORMS}")
@@ -111,7 +115,9 @@ class _Reader:
     def _int(self, part: ast.expr) -> IntExpr:
         return compile_int(self.snippet, part, self.scope)
 
-    def _made(self, used: list[IntExpr], run: Callable[[Env, Tensors], Chunk], extra: tuple[str, ...] = ()) -> ChunkExpr:
+    def _made(
+        self, used: list[IntExpr], run: Callable[[Env, Tensors], Chunk], extra: tuple[str, ...] = ()
+    ) -> ChunkExpr:
         return ChunkExpr(self.snippet, frozenset(extra).union(*(expr.names for expr in used)), run)
 
     @staticmethod
@@ -128,7 +134,9 @@ class _Reader:
         if word == "span":
             return self._made(values, lambda env, tensors: self._span(part, tensors.find(name), tensors, values, env))
         implied = ("split",) if len(args) == 2 else ()
-        return self._made(values, lambda env, tensors: self._shard(part, tensors.find(name), tensors, values, env), implied)
+        return self._made(
+            values, lambda env, tensors: self._shard(part, tensors.find(name), tensors, values, env), implied
+        )
 
     def _dim(self, part: ast.expr, spec: TensorSpec, tensors: Tensors) -> int:
         if tensors.dim >= len(spec.shape):
@@ -155,7 +163,9 @@ class _Reader:
             parts = values[2](env) if len(values) == 3 else env["split"]
             index = values[1](env)
             if not 0 <= index < parts:
-                raise values[1].error(f"there is no part {index} of {parts}", "parts are counted from 0, `for: part in range(split)`")
+                raise values[1].error(
+                    f"there is no part {index} of {parts}", "parts are counted from 0, `for: part in range(split)`"
+                )
             box = box.split(dim, parts)[index]
         return Chunk(spec.name, box)
 
@@ -163,7 +173,9 @@ class _Reader:
         cuts: list[tuple[ast.expr, IntExpr | None, IntExpr | None]] = []
         for cut in index.elts if isinstance(index, ast.Tuple) else [index]:
             if not isinstance(cut, ast.Slice):
-                raise self.snippet.error(cut, f"`{ast.unparse(cut)}` is no interval", "write `lo:hi`, elements lo to hi-1")
+                raise self.snippet.error(
+                    cut, f"`{ast.unparse(cut)}` is no interval", "write `lo:hi`, elements lo to hi-1"
+                )
             if cut.step is not None:
                 raise self.snippet.error(cut.step, "a chunk's interval has no step", "write `lo:hi`")
             cuts.append((cut, self._int(cut.lower) if cut.lower else None, self._int(cut.upper) if cut.upper else None))

@@ -11,10 +11,12 @@ import difflib
 from collections.abc import Iterable, Mapping
 
 import yaml
+from yaml import Node
 
 from overlap.errors import PlanError, SourceSpan
 
-Node = yaml.Node
+__all__ = ["Document", "Node", "nearest"]
+
 _NULL = "tag:yaml.org,2002:null"
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -46,22 +48,21 @@ class Document:
     def _compose(self, text: str) -> Node:
         try:
             for event in yaml.parse(text, Loader=_Loader):
+                mark = event.start_mark
+                line, column = (mark.line, mark.column) if mark else (0, 0)
                 if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-                    raise self.error_at(
-                        event.start_mark.line, event.start_mark.column, "a plan has no anchors and aliases",
-                        help="write the value out, or use `for` and `let`",
-                    )
-                if getattr(event, "tag", None):
-                    raise self.error_at(
-                        event.start_mark.line, event.start_mark.column, f"a plan has no tags such as {event.tag}",
-                        help="remove the tag",
-                    )
+                    help = "write the value out, or use `for` and `let`"
+                    raise self.error_at(line, column, "a plan has no anchors and aliases", help=help)
+                if tag := getattr(event, "tag", None):
+                    raise self.error_at(line, column, f"a plan has no tags such as {tag}", help="remove the tag")
             root = yaml.compose(text, Loader=_Loader)
         except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark or error.context_mark
-            line, column = (mark.line, mark.column) if mark else (0, 0)
+            place = error.problem_mark or error.context_mark
+            line, column = (place.line, place.column) if place else (0, 0)
             raise self.error_at(
-                line, column, f"not valid YAML: {error.problem or error.context}",
+                line,
+                column,
+                f"not valid YAML: {error.problem or error.context}",
                 help="indent with spaces, write `key: value`, and quote text that holds `: ` or ` #`",
             ) from None
         except yaml.YAMLError as error:

@@ -86,6 +86,7 @@ class Expansion:
             after=tuple(self._held(rank, "after") for rank in range(self.world)),
             ops=ops,
             meta=dict(self.template.meta),
+            span=self.document.span(self.document.root),
             spans=spans,
         )
 
@@ -156,7 +157,7 @@ class Expansion:
         if not 0 <= rank < self.world:
             raise expr.error(
                 f"there is no rank {rank} in a world of {self.world} (for rank {env['rank']})",
-                f"ranks are 0 to {self.world - 1}; `({expr.text}) % world` wraps around, `when` leaves an operation out",
+                f"ranks are 0 to {self.world - 1}; `({expr.text}) % world` wraps around, `when` leaves one out",
             )
         return rank
 

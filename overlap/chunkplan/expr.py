@@ -51,8 +51,10 @@ class Snippet:
     shift: int
 
     @classmethod
-    def parse(cls, document: Document, node: Node, what: str, *, prefix: str = "", suffix: str = "") -> Snippet:
-        """Parses a scalar as one Python expression, between ``prefix`` and ``suffix``.
+    def parse(
+        cls, document: Document, node: Node, what: str, *, help: str, prefix: str = "", suffix: str = ""
+    ) -> Snippet:
+        """Parses a scalar as one Python expression, between ``prefix`` and ``suffix``; ``help`` says what it may be.
 
         Raises:
             PlanError: the text is no expression.
@@ -67,9 +69,9 @@ class Snippet:
             where = document.span(node, lead + place, lead + max(place + 1, len(text)))
             if "\n" in text:
                 where = document.span(node)
-            raise PlanError(f"{what} `{text}` cannot be read: {error.msg}", where=where, help=f"allowed: {_ALLOWED}") from None
+            raise PlanError(f"{what} `{text}` cannot be read: {error.msg}", where=where, help=help) from None
         except (ValueError, RecursionError, MemoryError):
-            raise document.error(node, f"{what} cannot be read", help=f"allowed: {_ALLOWED}") from None
+            raise document.error(node, f"{what} cannot be read", help=help) from None
         return cls(document, node, text, tree, lead - len(prefix))
 
     def span(self, part: ast.AST) -> SourceSpan:
@@ -116,7 +118,7 @@ def parse_int(document: Document, node: Node, what: str, scope: frozenset[str]) 
     Raises:
         PlanError: it cannot be read, uses an unknown name (those in scope are listed) or syntax outside the whitelist.
     """
-    snippet = Snippet.parse(document, node, what)
+    snippet = Snippet.parse(document, node, what, help=f"allowed: {_ALLOWED}")
     return compile_int(snippet, snippet.tree, scope)
 
 
@@ -145,7 +147,9 @@ def _compile(snippet: Snippet, part: ast.expr, scope: frozenset[str]) -> Closure
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
             return _binary(snippet, part, _BINARY[type(op)], sub(left), sub(right))
         case ast.BinOp(op=ast.Div()):
-            raise snippet.error(part, "`/` does not give an integer", "write `//` (rounds down) or `cdiv(a, b)` (rounds up)")
+            raise snippet.error(
+                part, "`/` does not give an integer", "write `//` (rounds down) or `cdiv(a, b)` (rounds up)"
+            )
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             value_of = sub(operand)
             return lambda env: -value_of(env)
@@ -207,7 +211,9 @@ def _comparison(functions: list[Callable[[int, int], bool]], terms: list[Closure
 def _call(snippet: Snippet, part: ast.Call, name: str, args: list[Closure]) -> Closure:
     wanted = {"abs": (1, 1), "cdiv": (2, 2)}.get(name, (2, 64))
     if not wanted[0] <= len(args) <= wanted[1]:
-        raise snippet.error(part, f"{name}() with {len(args)} arguments", "write max(a, b), min(a, b), abs(a) or cdiv(a, b)")
+        raise snippet.error(
+            part, f"{name}() with {len(args)} arguments", "write max(a, b), min(a, b), abs(a) or cdiv(a, b)"
+        )
     if name == "min":
         return lambda env: min(arg(env) for arg in args)
     if name == "max":

@@ -52,4 +52,6 @@ def _read(path: Path, name: str) -> str:
         raise PlanError(f"the plan file {name} is not UTF-8 text", help="save it as UTF-8") from None
     except OSError as error:
         reason = (error.strerror or "cannot be read").lower()
-        raise PlanError(f"the plan file {name} cannot be read: {reason}", help="write the path of a .yaml file") from None
+        raise PlanError(
+            f"the plan file {name} cannot be read: {reason}", help="write the path of a .yaml file"
+        ) from None

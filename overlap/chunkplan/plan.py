@@ -105,8 +105,8 @@ class CommPlan:
     """Per rank an ordered list of operations; who owns what before and after.
 
     ``before[rank]`` and ``after[rank]`` are the chunks that rank holds valid before the first and
-    after the last operation. ``spans[rank][index]`` is the place in the user's file that an operation
-    comes from (empty for plans made in Python); it plays no part in equality.
+    after the last operation. ``span`` is the place of the plan in the user's file and ``spans[rank][index]``
+    that of an operation (None and empty for plans made in Python); neither plays a part in equality.
     """
 
     name: str
@@ -116,6 +116,7 @@ class CommPlan:
     after: tuple[tuple[Chunk, ...], ...]
     ops: tuple[tuple[CommOp, ...], ...]
     meta: dict[str, str] = field(default_factory=dict, compare=False, hash=False)
+    span: SourceSpan | None = field(default=None, compare=False, hash=False, repr=False)
     spans: tuple[tuple[SourceSpan, ...], ...] = field(default=(), compare=False, hash=False, repr=False)
 
     def op(self, op_id: OpId) -> CommOp:
@@ -139,12 +140,13 @@ class CommPlan:
             for index, op in enumerate(ops):
                 yield (rank, index), op
 
-    def where(self, op_id: OpId) -> SourceSpan | None:
-        """The place in the user's plan file that the operation comes from, if there is one."""
-        rank, index = op_id
-        if rank < len(self.spans) and index < len(self.spans[rank]):
-            return self.spans[rank][index]
-        return None
+    def where(self, op_id: OpId | None = None) -> SourceSpan | None:
+        """The place of an operation, or of the plan, in the user's plan file, if there is one."""
+        if op_id is not None:
+            rank, index = op_id
+            if rank < len(self.spans) and index < len(self.spans[rank]):
+                return self.spans[rank][index]
+        return self.span
 
     def arriving(self, rank: int) -> tuple[OpId, ...]:
         """Operations, of any rank's list, that write ``rank``'s memory."""

@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-import ast
-import re
 from collections.abc import Mapping
 
 import yaml
 
-from .chunkexpr import GIVEN, WORDS, ChunkExpr, parse_chunk
 from .document import Document, Node, nearest
-from .expr import FUNCTIONS, IntExpr, Snippet, compile_int, parse_int
+from .expr import IntExpr, parse_int
+from .frame import FRAME_KEYS, NAME, SYMBOLS, FrameReader
 from .template import (
     VERBS,
     ChunkItem,
     Dependency,
     Item,
-    Loop,
     OpItem,
     PlanTemplate,
     RankSection,
     TensorDecl,
 )
 
-SYMBOLS = ("rank", "world", "split", "dim", "extent")
-"""Names every expression knows: this rank, how many there are, parts of a shard, the dimension that is cut and its size."""
-
 PLAN_KEYS = ("plan", "world", "dim", "tensors", "before", "after", "ops", "ranks", "meta")
 RANK_KEYS = ("before", "after", "ops")
-FRAME_KEYS = ("for", "let", "when")
 OP_KEYS = (*VERBS, "from", "to", "into", "chunk", "ranks", "depends", "label", "channel", "reduce", "backend", "do")
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
 _ENDS = {"move": ("from", "to"), "pull": ("from",), "push": ("to",), "local": (), "collective": ("chunk", "ranks")}
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 def read_template(text: str, path: str) -> PlanTemplate:
@@ -49,11 +41,9 @@ def read_template(text: str, path: str) -> PlanTemplate:
         raise document.error(document.root, "nested too deeply", help="a plan needs a few levels only") from None
 
 
-class _Reader:
+class _Reader(FrameReader):
     def __init__(self, document: Document) -> None:
-        self.document = document
-        self.declared: frozenset[str] = frozenset()
-        self.used: set[str] = set()
+        super().__init__(document)
         self.verbs: set[str] = set()
         self.labels: dict[str, OpItem] = {}
         self.references: list[tuple[Dependency, tuple[str, ...]]] = []
@@ -98,7 +88,9 @@ class _Reader:
             return None
         text = self.document.scalar(node, f"`{what}`")
         if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= least):
-            raise self.document.error(node, f"`{what}` is {text}", help=f"write an integer from {least} on, or leave `{what}` out")
+            raise self.document.error(
+                node, f"`{what}` is {text}", help=f"write an integer from {least} on, or leave `{what}` out"
+            )
         return int(text)
 
     def _tensors(self, node: Node | None) -> tuple[TensorDecl, ...]:
@@ -107,17 +99,19 @@ class _Reader:
         document = self.document
         rows = document.entries(node, "`tensors`")
         if not rows:
-            raise document.error(node, "`tensors` names no tensor", help="write `tensors: {x: [M, K]}`, or leave it out")
+            raise document.error(
+                node, "`tensors` names no tensor", help="write `tensors: {x: [M, K]}`, or leave it out"
+            )
         bound: set[str] = set()
         found = []
         for name, (key, value) in rows.items():
-            if not _NAME.match(name):
+            if not NAME.match(name):
                 raise document.error(key, f"`{name}` cannot name a tensor", help="write a Python identifier")
             dims: list[str | IntExpr] = []
             for dim in document.sequence(value, f"the shape of `{name}`"):
                 text = document.scalar(dim, "a dimension").strip()
-                if _NAME.match(text) and text not in bound and text not in SYMBOLS:
-                    self._new_name(dim, text)
+                if NAME.match(text) and text not in bound and text not in SYMBOLS:
+                    self.new_name(dim, text)
                     bound.add(text)
                     dims.append(text)
                 else:
@@ -149,67 +143,6 @@ class _Reader:
             )
         return found
 
-    # Loops, bindings, conditions
-
-    def _new_name(self, node: Node, name: str, scope: frozenset[str] = frozenset()) -> None:
-        taken = scope | set(SYMBOLS) | set(FUNCTIONS) | set(WORDS) | {GIVEN, "range"}
-        if not _NAME.match(name):
-            raise self.document.error(node, f"`{name}` cannot be a name", help="write a Python identifier")
-        if name in taken:
-            raise self.document.error(node, f"`{name}` already means something here", help="choose another name")
-
-    def _int(self, node: Node, what: str, scope: frozenset[str]) -> IntExpr:
-        expr = parse_int(self.document, node, what, scope)
-        self.used |= expr.names
-        return expr
-
-    def _chunk(self, node: Node, what: str, scope: frozenset[str]) -> ChunkExpr:
-        expr = parse_chunk(self.document, node, what, scope, self.declared)
-        self.used |= expr.names
-        return expr
-
-    def _frame(
-        self, entries: Mapping[str, Node], scope: frozenset[str]
-    ) -> tuple[tuple[Loop, ...], tuple[tuple[str, IntExpr], ...], IntExpr | None, frozenset[str]]:
-        loops: list[Loop] = []
-        if "for" in entries:
-            loops, scope = self._loops(entries["for"], scope)
-        lets: list[tuple[str, IntExpr]] = []
-        if "let" in entries:
-            for name, (key, value) in self.document.entries(entries["let"], "`let`").items():
-                self._new_name(key, name, scope)
-                lets.append((name, self._int(value, f"`{name}`", scope)))
-                scope = scope | {name}
-        when = self._int(entries["when"], "`when`", scope) if "when" in entries else None
-        return tuple(loops), tuple(lets), when, scope
-
-    def _loops(self, node: Node, scope: frozenset[str]) -> tuple[list[Loop], frozenset[str]]:
-        """``NAME in range(a, b) if c for NAME in ...``, as in a Python comprehension."""
-        snippet = Snippet.parse(self.document, node, "`for`", prefix="[0 for ", suffix="]")
-        form = "write `step in range(1, world)`, and `... for part in range(split)` behind it for a second loop"
-        tree = snippet.tree
-        if not (isinstance(tree, ast.ListComp) and isinstance(tree.elt, ast.Constant)):
-            raise self.document.error(node, "`for` is no loop", help=form)
-        loops = []
-        for generator in tree.generators:
-            target, over = generator.target, generator.iter
-            if not isinstance(target, ast.Name) or generator.is_async:
-                raise snippet.error(target, "a loop has one variable", form)
-            match over:
-                case ast.Call(func=ast.Name(id="range"), args=args, keywords=[]) if 1 <= len(args) <= 3:
-                    parts, is_range = args, True
-                case ast.List(elts=elts) | ast.Tuple(elts=elts):
-                    parts, is_range = elts, False
-                case _:
-                    raise snippet.error(over, f"cannot loop over `{ast.unparse(over)}`", form)
-            bounds = tuple(compile_int(snippet, part, scope) for part in parts)
-            self._new_name(node, target.id, scope)
-            scope = scope | {target.id}
-            conditions = tuple(compile_int(snippet, part, scope) for part in generator.ifs)
-            loops.append(Loop(target.id, bounds, is_range, conditions))
-            self.used.update(*(expr.names for expr in (*bounds, *conditions)))
-        return loops, scope
-
     # Chunks before and after
 
     def _chunks(self, node: Node | None, what: str, scope: frozenset[str]) -> tuple[Item, ...] | None:
@@ -219,12 +152,12 @@ class _Reader:
 
     def _chunk_item(self, node: Node, what: str, scope: frozenset[str]) -> Item:
         if not isinstance(node, yaml.MappingNode):
-            return Item(node, (), (), None, (ChunkItem(node, self._chunk(node, f"`{what}`", scope)),))
+            return Item(node, (), (), None, (ChunkItem(node, self.chunk_of(node, f"`{what}`", scope)),))
         kind = f"an entry of `{what}`"
         entries = self.document.mapping(node, kind, ("chunk", *FRAME_KEYS))
-        loops, lets, when, inner = self._frame(entries, scope)
+        loops, lets, when, inner = self.frame(entries, scope)
         chunk = self.document.require(node, entries, "chunk", kind, "shard(rank)")
-        return Item(node, loops, lets, when, (ChunkItem(chunk, self._chunk(chunk, "`chunk`", inner)),))
+        return Item(node, loops, lets, when, (ChunkItem(chunk, self.chunk_of(chunk, "`chunk`", inner)),))
 
     # Operations
 
@@ -238,20 +171,24 @@ class _Reader:
     def _item(self, node: Node, scope: frozenset[str], outer: tuple[str, ...]) -> Item:
         document = self.document
         entries = document.mapping(node, "an operation", (*OP_KEYS, *FRAME_KEYS))
-        loops, lets, when, inner = self._frame(entries, scope)
+        loops, lets, when, inner = self.frame(entries, scope)
         names = outer + tuple(loop.name for loop in loops)
         verbs = [verb for verb in VERBS if verb in entries]
         if "do" in entries:
             extra = [key for key in entries if key in OP_KEYS and key != "do"]
             if extra:
-                raise document.error(entries[extra[0]], f"`{extra[0]}` beside `do`", help="move it into an item of `do`")
+                raise document.error(
+                    entries[extra[0]], f"`{extra[0]}` beside `do`", help="move it into an item of `do`"
+                )
             return Item(node, loops, lets, when, self._items(entries["do"], "do", inner, names))
         if len(verbs) != 1:
             said = f"both `{verbs[0]}` and `{verbs[1]}`" if verbs else "no verb"
             raise document.error(node, f"an operation with {said}", help=f"give it one of {', '.join(VERBS)}, or `do`")
         return Item(node, loops, lets, when, (self._op(node, verbs[0], entries, inner, names),))
 
-    def _op(self, node: Node, verb: str, entries: Mapping[str, Node], scope: frozenset[str], loops: tuple[str, ...]) -> OpItem:
+    def _op(
+        self, node: Node, verb: str, entries: Mapping[str, Node], scope: frozenset[str], loops: tuple[str, ...]
+    ) -> OpItem:
         document = self.document
         self.verbs.add(verb)
         what = f"a `{verb}`"
@@ -260,16 +197,18 @@ class _Reader:
             if key in entries and key not in ends:
                 raise document.error(entries[key], f"{what} has no `{key}`", help=self._ends_help(verb))
         for key in ends:
-            document.require(node, entries, key, what, {"chunk": "shard(rank)", "ranks": "[0, 1]"}.get(key, "(rank + step) % world"))
+            document.require(
+                node, entries, key, what, {"chunk": "shard(rank)", "ranks": "[0, 1]"}.get(key, "(rank + step) % world")
+            )
         kind = None
         ranks: tuple[IntExpr, ...] = ()
         if verb == "collective":
             kind = document.choice(entries[verb], "collective", KINDS)
-            ranks = tuple(self._int(item, "a rank", scope) for item in document.sequence(entries["ranks"], "`ranks`"))
+            ranks = tuple(self.int_of(item, "a rank", scope) for item in document.sequence(entries["ranks"], "`ranks`"))
         chunk_node = entries["chunk"] if verb == "collective" else entries[verb]
 
         def optional_int(key: str) -> IntExpr | None:
-            return self._int(entries[key], f"`{key}`", scope) if key in entries else None
+            return self.int_of(entries[key], f"`{key}`", scope) if key in entries else None
 
         def optional_text(key: str) -> str | None:
             return document.scalar(entries[key], f"`{key}`") if key in entries else None
@@ -277,8 +216,8 @@ class _Reader:
         item = OpItem(
             node=node,
             verb=verb,  # type: ignore[arg-type]
-            chunk=self._chunk(chunk_node, f"`{'chunk' if kind else verb}`", scope),
-            into=self._chunk(entries["into"], "`into`", scope) if "into" in entries else None,
+            chunk=self.chunk_of(chunk_node, f"`{'chunk' if kind else verb}`", scope),
+            into=self.chunk_of(entries["into"], "`into`", scope) if "into" in entries else None,
             source=optional_int("from"),
             target=optional_int("to"),
             label=optional_text("label"),
@@ -292,7 +231,9 @@ class _Reader:
         )
         if item.label is not None:
             if item.label in self.labels:
-                raise document.error(entries["label"], f"label `{item.label}` is given twice", help="choose another name")
+                raise document.error(
+                    entries["label"], f"label `{item.label}` is given twice", help="choose another name"
+                )
             self.labels[item.label] = item
         return item
 
@@ -319,22 +260,22 @@ class _Reader:
             pair = document.sequence(node, "a dependency")
             if len(pair) != 2:
                 raise document.error(node, "a dependency is `[rank, index]`", help="write `depends: [[0, 2], [1, 0]]`")
-            return Dependency(node, self._int(pair[0], "a rank", scope), self._int(pair[1], "an index", scope))
+            return Dependency(node, self.int_of(pair[0], "a rank", scope), self.int_of(pair[1], "an index", scope))
         if isinstance(node, yaml.ScalarNode):
             dependency = Dependency(node, None, label=document.scalar(node, "a dependency"))
             self.references.append((dependency, loops))
             return dependency
         entries = document.mapping(node, "a dependency")
         fixed = ("on", "rank", "index", "when")
-        rank = self._int(entries["rank"], "`rank`", scope) if "rank" in entries else None
-        when = self._int(entries["when"], "`when`", scope) if "when" in entries else None
+        rank = self.int_of(entries["rank"], "`rank`", scope) if "rank" in entries else None
+        when = self.int_of(entries["when"], "`when`", scope) if "when" in entries else None
         if "index" in entries:
             document.mapping(node, "a dependency with `index`", ("rank", "index", "when"))
             document.require(node, entries, "rank", "a dependency with `index`", "rank")
-            return Dependency(node, rank, self._int(entries["index"], "`index`", scope), when=when)
+            return Dependency(node, rank, self.int_of(entries["index"], "`index`", scope), when=when)
         label = document.scalar(document.require(node, entries, "on", "a dependency", "LABEL"), "`on`")
         values = tuple(
-            (key, self._int(value, f"`{key}`", scope)) for key, value in entries.items() if key not in fixed
+            (key, self.int_of(value, f"`{key}`", scope)) for key, value in entries.items() if key not in fixed
         )
         dependency = Dependency(node, rank, label=label, values=values, when=when)
         self.references.append((dependency, loops))
@@ -344,14 +285,19 @@ class _Reader:
         document = self.document
         label = dependency.label or ""
         if label not in self.labels:
-            help = nearest(label, self.labels) or "no operation has a label: give one `label: NAME`, or write `[[rank, index]]`"
+            help = (
+                nearest(label, self.labels)
+                or "no operation has a label: give one `label: NAME`, or write `[[rank, index]]`"
+            )
             raise document.error(dependency.node, f"no operation is labelled `{label}`", help=help)
         wanted = self.labels[label].loops
         given = {name for name, _ in dependency.values}
         for name in sorted(given):
             if name not in wanted:
                 raise document.error(
-                    dependency.node, f"`{label}` has no loop variable `{name}`", help=nearest(name, ("on", "rank", "when", *wanted))
+                    dependency.node,
+                    f"`{label}` has no loop variable `{name}`",
+                    help=nearest(name, ("on", "rank", "when", *wanted)),
                 )
         missing = [name for name in wanted if name not in given and name not in loops]
         if missing:

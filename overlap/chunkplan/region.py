@@ -60,9 +60,7 @@ class Box:
     def overlaps(self, other: Box) -> bool:
         """Whether at least one element is in both."""
         self._same_ndim(other)
-        return all(
-            max(a, b) < min(c, d) for a, b, c, d in zip(self.lo, other.lo, self.hi, other.hi, strict=True)
-        )
+        return all(max(a, b) < min(c, d) for a, b, c, d in zip(self.lo, other.lo, self.hi, other.hi, strict=True))
 
     def contains(self, other: Box) -> bool:
         """Whether every element of ``other`` is in this box. An empty box is contained in all."""
@@ -102,7 +100,7 @@ class Box:
         return Box((*self.lo[:dim], lo, *self.lo[dim + 1 :]), (*self.hi[:dim], hi, *self.hi[dim + 1 :]))
 
     def split(self, dim: int, parts: int) -> list[Box]:
-        """Exactly ``parts`` boxes along ``dim`` by the rule of `shard_interval`; the last ones may be short or empty."""
+        """Exactly ``parts`` boxes along ``dim`` by the rule of `shard_interval`; the last may be short or empty."""
         low = self.lo[dim]
         length = self.hi[dim] - low
         cuts = (shard_interval(length, parts, part) for part in range(parts))

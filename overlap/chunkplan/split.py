@@ -73,7 +73,9 @@ def _cut(plan: CommPlan, op: P2P, parts: int, dim: int | None, depends: list[tup
         whole = plan.tensor(op.src.tensor).shape
         dim = next((d for d in range(ndim) if op.src.box.shape[d] != whole[d]), 0)
     if not 0 <= dim < ndim:
-        raise PlanError(f"plan {plan.name}: {op.src} has no dimension {dim} to split along", help="split along another one")
+        raise PlanError(
+            f"plan {plan.name}: {op.src} has no dimension {dim} to split along", help="split along another one"
+        )
     sources = op.src.box.split(dim, parts)
     targets = sources if op.dst == op.src else op.dst.box.split(dim, parts)
     return [
