@@ -38,8 +38,19 @@ class Header:
     def text(self) -> str:
         lines = [TITLE, "#"]
         for key in self.__dataclass_fields__:
-            lines.append(f"# overlap {key}: {getattr(self, key)}")
+            lines += _wrapped(f"# overlap {key}: {getattr(self, key)}")
         return "\n".join(lines) + "\n"
+
+
+def _wrapped(line: str, width: int = 120) -> list[str]:
+    """A header line, continued behind a backslash where it is too long."""
+    lines = [""]
+    for word in line.split(" "):
+        if len(lines[-1]) + len(word) + 3 > width and lines[-1].strip("# "):
+            lines[-1] += " \\"
+            lines.append("#    ")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return lines
 
 
 def read_header(text: str, path: str) -> Header:
@@ -49,7 +60,8 @@ def read_header(text: str, path: str) -> Header:
         SourceError: the text has none, or a part is missing.
     """
     found = {}
-    for line in text.splitlines():
+    head = text.replace(" \\\n#     ", " ")
+    for line in head.splitlines():
         if not line.startswith("#"):
             break
         match = _LINE.match(line)

@@ -1,12 +1,13 @@
 """The rewriting passes, one a file, each ``run(module, context) -> module``. A pass that matches nothing raises."""
 
-from . import dispatch, hoist, host_body, host_entry, imports, kernel_signature, operator, tile_map
+from . import dispatch, hoist, host_body, host_entry, imports, kernel_signature, operator, tile_map, unused
 
 PASSES = (
     ("hoist", hoist.run),
     ("imports", imports.run),
     ("kernel_signature", kernel_signature.run),
     ("dispatch", dispatch.run),
+    ("unused", unused.run),
     ("tile_map", tile_map.run),
     ("host_body", host_body.run),
     ("operator", operator.run),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import libcst as cst
 
 from overlap.errors import HostEntryError
 
 from ..context import Context
 from ..locate import find_function, statements
+from .operator import fitted
 
 ADDED = ("group", "sizes", "out")
 
@@ -28,17 +31,15 @@ def run(module: cst.Module, context: Context) -> cst.Module:
         kwonly_params=[*old_keyword, *keyword],
     )
     given = ", ".join(f'"{p.name.value}": {p.name.value}' for p in (*params.posonly_params, *params.params, *old_keyword))
-    (axis, tensor) = (context.on.axis, context.on.tensor)
+    axis, tensor = context.on.axis, context.on.tensor
     doc = (
         f'"""`{host.name}` over the ranks of `group`: {tensor} is passed as its shard along {axis}, '
         f"everything else belongs to the rank.\n\n"
         f"    `sizes` maps an axis to its global extent; uneven shards (they follow `torch.chunk`) need it.\n"
         f'    """'
     )
-    text = (
-        f"def {host.name}():\n    {doc}\n"
-        f"    return {names.operator}.call({{{given}}}, group=group, sizes=sizes, out=out)\n"
-    )
+    call = f"    return {names.operator}.call({{{given}}}, group=group, sizes=sizes, out=out)"
+    text = f"def {host.name}():\n    {doc}\n" + "\n".join(fitted(call)) + "\n"
     (function,) = statements(text)
     assert isinstance(function, cst.FunctionDef)
     pragma = " ".join(f"{t.name}[{','.join(t.dims)}]" for t in host.inputs)
@@ -50,11 +51,7 @@ def run(module: cst.Module, context: Context) -> cst.Module:
             cst.EmptyLine(), cst.EmptyLine(), cst.EmptyLine(comment=cst.Comment(f"# @overlap.host_entry {pragma} -> {result}")),
         ],
     )
-    after = _operator_index(module, names.operator)
-    rest = list(module.body[after + 1 :])
-    if rest:
-        return _insert(module, after, function)
-    return module.with_changes(body=[*module.body, function])
+    return _insert(module, _operator_index(module, names.operator), _one_a_line(function))
 
 
 def _operator_index(module: cst.Module, name: str) -> int:
@@ -70,6 +67,33 @@ def _insert(module: cst.Module, after: int, function: cst.FunctionDef) -> cst.Mo
     body = list(module.body)
     body.insert(after + 1, function)
     return module.with_changes(body=body)
+
+
+def _one_a_line(function: cst.FunctionDef, width: int = 120) -> cst.FunctionDef:
+    """The function with one parameter a line, where its signature does not fit a line."""
+    bare = function.with_changes(leading_lines=[], body=cst.SimpleStatementSuite([cst.Pass()]))
+    if len(cst.Module([bare]).code.rstrip("\n")) - len(" pass") <= width:
+        return function
+    inner = cst.ParenthesizedWhitespace(cst.TrailingWhitespace(), indent=True, last_line=cst.SimpleWhitespace("    "))
+    outer = cst.ParenthesizedWhitespace(cst.TrailingWhitespace(), indent=True)
+    comma = cst.Comma(whitespace_after=inner)
+    params = function.params
+
+    def spread(group: Sequence[cst.Param]) -> list[cst.Param]:
+        return [p.with_changes(comma=comma) for p in group]
+
+    keyword = spread(params.kwonly_params)
+    keyword[-1] = keyword[-1].with_changes(comma=cst.Comma(whitespace_after=outer))
+    return function.with_changes(
+        whitespace_before_params=inner,
+        params=params.with_changes(
+            posonly_params=spread(params.posonly_params),
+            posonly_ind=cst.ParamSlash(comma=comma) if params.posonly_params else params.posonly_ind,
+            params=spread(params.params),
+            star_arg=cst.ParamStar(comma=comma),
+            kwonly_params=keyword,
+        ),
+    )
 
 
 def _without_call(params: cst.Parameters, call: str) -> cst.Parameters:

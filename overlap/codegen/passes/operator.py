@@ -17,7 +17,7 @@ def run(module: cst.Module, context: Context) -> cst.Module:
     assert host is not None
     body = names.local(f"body_{host.name}")
     added = statements(f'{names.plan} = """\\\n{_escape(context.plan_text)}"""\n')
-    added[0] = added[0].with_changes(leading_lines=[cst.EmptyLine()])
+    added[0] = added[0].with_changes(leading_lines=[cst.EmptyLine(), cst.EmptyLine()])
     added += [
         s.with_changes(leading_lines=[cst.EmptyLine()]) for s in statements("\n".join(operator_lines(context)) + "\n")
     ]
@@ -32,7 +32,7 @@ def operator_lines(context: Context) -> list[str]:
     lines = [f"{names.operator} = {rt}.Operator("]
 
     def field(name: str, value: str) -> None:
-        lines.append(f"    {name}={value},")
+        lines.extend(fitted(f"    {name}={value},"))
 
     field("name", repr_(host.name))
     field("kernel", program.kernel.name)
@@ -67,6 +67,27 @@ def operator_lines(context: Context) -> list[str]:
         field("ours", _tuple((names.local("table"), names.local("state"))))
     lines.append(")")
     return lines
+
+
+def fitted(line: str, width: int = 120) -> list[str]:
+    """A line, or, where it is too long, its outermost bracket opened with one element a line."""
+    if len(line) <= width:
+        return [line]
+    opening = min((i for i in (line.find(c) for c in "({[") if i >= 0), default=-1)
+    closing = max(line.rfind(c) for c in ")}]")
+    if opening < 0 or closing < opening:
+        return [line]
+    indent = " " * (len(line) - len(line.lstrip()))
+    lines, depth, start = [line[: opening + 1]], 0, opening + 1
+    for i in range(opening + 1, closing):
+        depth += (line[i] in "({[") - (line[i] in ")}]")
+        if line[i] == "," and depth == 0:
+            lines.append(f"{indent}    {line[start : i + 1].strip()}")
+            start = i + 1
+    last = line[start:closing].strip()
+    if last:
+        lines.append(f"{indent}    {last},")
+    return [*lines, indent + line[closing:]]
 
 
 def _reads(context: Context) -> list[tuple[tuple[str | None, ...], tuple[bool, ...]]]:

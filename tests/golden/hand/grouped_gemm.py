@@ -8,7 +8,8 @@
 # overlap on: a[M]
 # overlap world: any
 # overlap realization: Realization(backend='copy_engine')
-# overlap regenerate: overlap compile templates/kernels/grouped_gemm.py:matmul_kernel --plan all_gather_1d --on 'a[M]' -o tests/golden/hand/grouped_gemm.py
+# overlap regenerate: overlap compile templates/kernels/grouped_gemm.py:matmul_kernel --plan all_gather_1d --on 'a[M]' \
+#     -o tests/golden/hand/grouped_gemm.py
 # overlap check: overlap simulate tests/golden/hand/grouped_gemm.py --world 4 --shape M=128,K=136,N=144
 
 """C = A @ B, one tile a program, masked pointers, grouped order: the classic 1-D grid."""
@@ -50,11 +51,11 @@ def matmul_kernel(
     # @overlap.tile_id
     pid = tl.program_id(axis=0)
     # @overlap.axis_count M block=BLOCK_M
-    num_pid_m = tl.cdiv(M, BLOCK_M)
+    num_pid_m = tl.cdiv(M, BLOCK_M)  # noqa: F841
     # @overlap.axis_count N block=BLOCK_N
     num_pid_n = tl.cdiv(N, BLOCK_N)
     # Tiles are numbered in groups of GROUP_M rows, so that neighbours share columns of B in cache.
-    num_pid_in_group = GROUP_M * num_pid_n
+    num_pid_in_group = GROUP_M * num_pid_n  # noqa: F841
     # The run that holds this tile, and the kernel's own mapping on its counts.
     ol_run = ol.find_run(ol_table, pid)
     ol_pid = ol.rebase(ol_table, ol_run, pid)
@@ -131,7 +132,18 @@ def ol_body_matmul(ol_call, a, b):
 
 
 OL_PLAN = """\
-@PLAN@"""
+# AllGather, rank-rotated: rank r takes the shards of ranks r+1, r+2, ... in that order, each from its owner.
+# Who carries it out, the reader (pull) or the owner (push), follows the backend.
+plan: all_gather_1d
+before: shard(rank)
+after: whole
+ops:
+  - for: step in range(1, world)
+    let: {peer: (rank + step) % world}
+    move: shard(peer)
+    from: peer
+    to: rank
+"""
 
 OL_OPERATOR = ol_rt.Operator(
     name="matmul",
