@@ -59,7 +59,8 @@ class TileId:
 class SliceStatement:
     """One statement of the backward slice that feeds a pid map. ``text`` is dedented source without comments.
 
-    ``inside`` says whether it stands between ``dispatch begin`` and ``dispatch end``.
+    ``inside`` says whether it stands between ``dispatch begin`` and ``dispatch end``. ``reads`` are variables and parameters,
+    ``globals`` the other names it uses: helpers, modules, builtins.
     """
 
     text: str
@@ -67,6 +68,7 @@ class SliceStatement:
     reads: tuple[str, ...]
     line: int
     inside: bool
+    globals: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

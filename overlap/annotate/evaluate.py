@@ -1,0 +1,220 @@
+"""Symbolic walk over a kernel body: what every variable holds, and every load and store on the way.
+
+A loop body is walked until the variables it carries are settled: one that grows by an invariant step holds
+``entry + iteration * step`` (pointers advanced in a K loop), anything else becomes opaque. Only the settled walk is recorded.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+
+from .expressions import Evaluator, as_expr, items
+from .index import Atom, IndexExpr
+from .names import writes
+from .values import BlockPointer, RawAccess, Sequence, Value, leaves, merge, opaque
+
+_JUMPS = (ast.Return, ast.Continue, ast.Break, ast.Raise)
+
+
+class Walk:
+    """Walks statements with an `Evaluator`.
+
+    Args:
+        evaluator: holds the environment and collects the accesses.
+        tile_ids: names that keep meaning "the tile id", whatever is assigned to them.
+        counts: (name, line) of the assignment that holds an axis' number of tiles, to the axis name.
+        coordinates: last statement of a dispatch region (by identity) to (region index, pid map).
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        tile_ids: frozenset[str],
+        counts: Mapping[tuple[str, int], str],
+        coordinates: Mapping[int, tuple[int, tuple[tuple[str, str], ...]]],
+    ) -> None:
+        self.evaluator = evaluator
+        self.tile_ids = tile_ids
+        self.counts = counts
+        self.coordinates = coordinates
+        self.tile_values: dict[tuple[str, int], Value] = {}
+        self.region_values: dict[int, dict[str, Value]] = {}
+
+    @property
+    def env(self) -> dict[str, Value]:
+        return self.evaluator.env
+
+    @property
+    def accesses(self) -> list[RawAccess]:
+        return self.evaluator.accesses
+
+    def block(self, body: list[ast.stmt]) -> bool:
+        """Walks a statement list; True when it always jumps away at its end."""
+        for statement in body:
+            jumped = self.statement(statement)
+            if id(statement) in self.coordinates:
+                region, pid_map = self.coordinates[id(statement)]
+                self.region_values[region] = {v: self.env[v] for _, v in pid_map if v in self.env}
+                for axis, variable in pid_map:
+                    self.env[variable] = IndexExpr.of(Atom("coord", variable, axis=axis, region=region))
+            if jumped:
+                return True
+        return False
+
+    def statement(self, node: ast.stmt) -> bool:
+        value_of = self.evaluator.value
+        if isinstance(node, ast.Assign):
+            value = value_of(node.value)
+            for target in node.targets:
+                self._bind(target, value, node.value)
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            self._bind(node.target, value_of(node.value), node.value)
+        elif isinstance(node, ast.AugAssign):
+            self._augment(node)
+        elif isinstance(node, ast.Expr):
+            value_of(node.value)
+        elif isinstance(node, ast.For):
+            self._for(node)
+        elif isinstance(node, ast.While):
+            self._loop(node, node.body, None, Atom("loop", f"iteration of line {node.lineno}", line=node.lineno, args=self._test(node.test)))
+        elif isinstance(node, ast.If):
+            return self._if(node)
+        elif isinstance(node, ast.With):
+            for item in node.items:
+                value_of(item.context_expr)
+            return self.block(node.body)
+        elif isinstance(node, ast.Assert):
+            value_of(node.test)
+        elif isinstance(node, ast.Return) and node.value is not None:
+            value_of(node.value)
+        return isinstance(node, _JUMPS)
+
+    def _test(self, test: ast.expr) -> tuple[IndexExpr, ...]:
+        return (as_expr(self.evaluator.value(test)),)
+
+    def _bind(self, target: ast.expr, value: Value, source: ast.expr) -> None:
+        if isinstance(target, ast.Name):
+            axis = self.counts.get((target.id, target.lineno))
+            if axis is not None:
+                value = IndexExpr.of(Atom("count", target.id, axis=axis))
+            if target.id in self.tile_ids:
+                self.tile_values[target.id, target.lineno] = value
+                value = IndexExpr.of(Atom("tile_id", target.id))
+            self.env[target.id] = value
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            for i, part in enumerate(target.elts):
+                if isinstance(value, Sequence) and len(value.items) == len(target.elts):
+                    self._bind(part, value.items[i], source)
+                else:
+                    self._bind(part, opaque(f"{ast.unparse(source)}[{i}]", source.lineno, value), source)
+
+    def _augment(self, node: ast.AugAssign) -> None:
+        if isinstance(node.target, ast.Name):
+            read = ast.copy_location(ast.Name(node.target.id, ast.Load()), node.target)
+            whole = ast.copy_location(ast.BinOp(read, node.op, node.value), node)
+            self._bind(node.target, self.evaluator.value(whole), whole)
+
+    def _if(self, node: ast.If) -> bool:
+        self.evaluator.value(node.test)
+        before = dict(self.env)
+        left_jumps = self.block(node.body)
+        left = self.evaluator.env
+        self.evaluator.env = dict(before)
+        right_jumps = self.block(node.orelse)
+        if left_jumps and not right_jumps:
+            return False
+        right = self.evaluator.env
+        if right_jumps and not left_jumps:
+            self.evaluator.env = left
+            return False
+        joined = dict(right)
+        for name, value in left.items():
+            joined[name] = merge(name, node.lineno, value, right[name]) if name in right else value
+        self.evaluator.env = joined
+        return left_jumps and right_jumps
+
+    def _for(self, node: ast.For) -> None:
+        start, step = IndexExpr(), IndexExpr.constant(1)
+        bounds: tuple[IndexExpr, ...]
+        if isinstance(node.iter, ast.Call):
+            # range, tl.range, tl.static_range and their aliases all take start, stop, step.
+            bounds = tuple(as_expr(self.evaluator.value(a)) for a in node.iter.args)
+            if len(bounds) >= 2:
+                start = bounds[0]
+            if len(bounds) >= 3:
+                step = bounds[2]
+        else:
+            bounds = items(self.evaluator.value(node.iter))
+        name = node.target.id if isinstance(node.target, ast.Name) else "iteration"
+        atom = Atom("loop", name, line=node.lineno, args=bounds)
+        if isinstance(node.target, ast.Name) and node.target.id in self.tile_ids:
+            self.tile_values[node.target.id, node.lineno] = start
+            self._loop(node, node.body, (node.target, IndexExpr.of(Atom("tile_id", name))), atom)
+        else:
+            self._loop(node, node.body, (node.target, start + IndexExpr.of(atom) * step), atom)
+
+    def _loop(self, node: ast.stmt, body: list[ast.stmt], target: tuple[ast.expr, Value] | None, iteration: Atom) -> None:
+        entry = dict(self.env)
+        mark = len(self.accesses)
+        carried = sorted(name for s in body for name in writes(s) if name in entry and name not in self.tile_ids)
+        if target is not None:
+            carried = [name for name in carried if name not in writes(target[0])]
+        count = IndexExpr.of(iteration)
+        start = {name: entry[name] for name in carried}
+        steps: dict[str, Value] = {}
+        for attempt in range(2 * len(carried) + 4):
+            del self.accesses[mark:]
+            self.evaluator.env = {**entry, **start}
+            if target is not None:
+                self._bind(target[0], target[1], ast.copy_location(ast.Constant(0), node))
+            self.block(body)
+            after = self.env
+            settled = True
+            for name in carried:
+                wanted = steps.get(name)
+                step = _difference(after.get(name, start[name]), start[name])
+                if attempt == 0:
+                    if step is not None and _is_step(step):
+                        steps[name] = step
+                        start[name] = _advanced(entry[name], step, count)
+                        settled = settled and start[name] == entry[name]
+                        continue
+                elif wanted is not None and step == wanted:
+                    continue
+                elif wanted is None and leaves(after.get(name, start[name])) <= leaves(start[name]):
+                    continue
+                steps.pop(name, None)
+                start[name] = opaque(name, node.lineno, start[name], after.get(name, start[name]), count)
+                settled = False
+            if settled:
+                break
+        # Behind the loop a carried variable has gone through any number of iterations, none included.
+        for name, value in self.env.items():
+            if name in entry and value != entry[name] and name not in self.tile_ids:
+                self.env[name] = merge(name, node.lineno, entry[name], value)
+
+
+def _difference(after: Value, before: Value) -> Value | None:
+    if isinstance(after, IndexExpr) and isinstance(before, IndexExpr):
+        return after - before
+    if isinstance(after, BlockPointer) and isinstance(before, BlockPointer):
+        same = (after.base, after.shape, after.block) == (before.base, before.shape, before.block)
+        if same and len(after.offsets) == len(before.offsets):
+            return Sequence(tuple(a - b for a, b in zip(after.offsets, before.offsets, strict=True)))
+    return IndexExpr() if after == before else None
+
+
+def _is_step(step: Value) -> bool:
+    if isinstance(step, Sequence):
+        return all(_is_step(item) for item in step.items)
+    return isinstance(step, IndexExpr) and step.is_invariant
+
+
+def _advanced(entry: Value, step: Value, count: IndexExpr) -> Value:
+    if isinstance(entry, BlockPointer) and isinstance(step, Sequence):
+        moved = tuple(o + as_expr(s) * count for o, s in zip(entry.offsets, step.items, strict=True))
+        return BlockPointer(entry.base, entry.shape, moved, entry.block)
+    if isinstance(entry, IndexExpr) and isinstance(step, IndexExpr):
+        return entry + step * count
+    return entry

@@ -1,0 +1,233 @@
+"""Symbolic evaluation of one expression of a kernel body."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from .grid_nd import swizzled
+from .index import Atom, IndexExpr
+from .names import Names, callee
+from .values import BlockPointer, Descriptor, RawAccess, Sequence, Value, opaque
+
+# Functions and methods that return their first argument, as far as its numbers go.
+_IDENTITY = frozenset(
+    "multiple_of max_contiguous max_constancy cast broadcast_to expand_dims reshape view trans permute to "
+    "broadcast int int32 int64 to_tensor assume_in_bounds".split()
+)
+_BUILTINS = frozenset("min max abs range len print int float bool tuple list isinstance getattr static_print".split())
+_READS = frozenset({"load", "gather"})
+_WRITES = frozenset({"store", "scatter"})
+_POLYNOMIAL = {ast.Add: "__add__", ast.Sub: "__sub__", ast.Mult: "__mul__", ast.FloorDiv: "__floordiv__", ast.Mod: "__mod__"}
+
+
+def as_expr(value: Value, text: str = "?", line: int = 0) -> IndexExpr:
+    """A value as a number; what is none is opaque."""
+    return value if isinstance(value, IndexExpr) else opaque(text, line, value)
+
+
+def items(value: Value) -> tuple[IndexExpr, ...]:
+    """A sequence of numbers (a lone number counts as one)."""
+    if isinstance(value, Sequence):
+        return tuple(as_expr(item) for item in value.items)
+    return (as_expr(value),)
+
+
+@dataclass
+class Evaluator:
+    """Evaluates expressions over ``env`` and records every load and store it passes.
+
+    ``locals`` are the kernel's own names (a call on one of them is a method), ``helpers`` the functions of the same
+    module by name, ``descriptor_params`` the parameters that ``.load``/``.store`` may be called on.
+    """
+
+    names: Names
+    locals: frozenset[str]
+    params: frozenset[str]
+    helpers: Mapping[str, ast.FunctionDef]
+    env: dict[str, Value] = field(default_factory=dict)
+    accesses: list[RawAccess] = field(default_factory=list)
+
+    def value(self, node: ast.expr) -> Value:
+        line = getattr(node, "lineno", 0)
+        if isinstance(node, ast.Constant):
+            if isinstance(node.value, int) and not isinstance(node.value, bool):
+                return IndexExpr.constant(node.value)
+            return opaque(repr(node.value), 0)
+        if isinstance(node, ast.Name):
+            known = self.env.get(node.id)
+            return known if known is not None else IndexExpr.of(Atom("param", node.id))
+        if isinstance(node, (ast.Tuple, ast.List)):
+            return Sequence(tuple(self.value(e) for e in node.elts))
+        if isinstance(node, ast.BinOp):
+            return self._binary(node)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
+            operand = as_expr(self.value(node.operand))
+            return -operand if isinstance(node.op, ast.USub) else operand
+        if isinstance(node, ast.Subscript):
+            return self._subscript(node)
+        if isinstance(node, ast.Attribute):
+            if node.attr in ("T", "value"):
+                return self.value(node.value)
+            return opaque(ast.unparse(node), 0)  # a dtype, a shape, a module's constant
+        if isinstance(node, ast.Call):
+            return self._call(node)
+        if isinstance(node, ast.IfExp):
+            self.value(node.test)
+            a, b = self.value(node.body), self.value(node.orelse)
+            return a if a == b else opaque(ast.unparse(node), line, a, b)
+        if isinstance(node, ast.NamedExpr) and isinstance(node.target, ast.Name):
+            self.env[node.target.id] = value = self.value(node.value)
+            return value
+        parts = [self.value(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
+        return opaque(ast.unparse(node), line, *parts)
+
+    def _binary(self, node: ast.BinOp) -> Value:
+        a, b = self.value(node.left), self.value(node.right)
+        method = _POLYNOMIAL.get(type(node.op))
+        if method and isinstance(a, IndexExpr) and isinstance(b, IndexExpr):
+            return getattr(a, method)(b)
+        if isinstance(node.op, ast.Add) and isinstance(a, Sequence) and isinstance(b, Sequence):
+            return Sequence((*a.items, *b.items))
+        return opaque(ast.unparse(node), node.lineno, a, b)
+
+    def _subscript(self, node: ast.Subscript) -> Value:
+        value = self.value(node.value)
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        if all(isinstance(p, ast.Slice) or (isinstance(p, ast.Constant) and p.value is None) for p in parts):
+            return value  # x[:, None] broadcasts
+        index = as_expr(self.value(node.slice)).as_int()
+        if isinstance(value, Sequence) and index is not None and -len(value.items) <= index < len(value.items):
+            return value.items[index]
+        return opaque(ast.unparse(node), node.lineno, value)
+
+    # Calls
+
+    def _call(self, node: ast.Call) -> Value:
+        called = callee(node, self.locals, self.names)
+        if called.kind == "method" and called.receiver is not None:
+            return self._method(node, called.name, self.value(called.receiver))
+        arguments = [self.value(a.value if isinstance(a, ast.Starred) else a) for a in node.args]
+        keywords = {k.arg: self.value(k.value) for k in node.keywords}
+        return self._function(node, called.name, arguments, keywords)
+
+    def _function(self, node: ast.Call, name: str, args: list[Value], kw: dict[str | None, Value]) -> Value:
+        values = [*args, *kw.values()]
+
+        def argument(position: int, *keys: str) -> Value | None:
+            found = next((kw[k] for k in keys if k in kw), None)
+            return args[position] if found is None and position < len(args) else found
+
+        first = argument(0, "x", "input", "pointer", "base", "value", "desc")
+        if name in ("program_id", "num_programs"):
+            axis = argument(0, "axis")
+            d = as_expr(axis).as_int() if axis is not None else 0
+            return IndexExpr.of(Atom(name, f"{name}({'?' if d is None else d})", args=(IndexExpr.constant(d or 0),)))
+        if name == "arange" and len(args) == 2:
+            start, stop = as_expr(args[0]), as_expr(args[1])
+            return start + IndexExpr.of(Atom("lanes", "lanes", (stop - start,)))
+        if name == "swizzle2d" and (pair := swizzled(args)):
+            return Sequence(pair)
+        if name == "cdiv" and len(args) == 2:
+            return as_expr(args[0]).cdiv(as_expr(args[1]))
+        if name in ("make_tensor_descriptor", "_experimental_make_tensor_descriptor") and first is not None:
+            shape, block = argument(1, "shape"), argument(3, "block_shape")
+            if shape is not None and block is not None:
+                return Descriptor(as_expr(first), items(shape), items(block))
+        if name == "make_block_ptr" and first is not None:
+            shape, offsets, block = argument(1, "shape"), argument(3, "offsets"), argument(4, "block_shape")
+            if shape is not None and offsets is not None and block is not None:
+                return BlockPointer(as_expr(first), items(shape), items(offsets), items(block))
+        if name == "advance" and isinstance(first, BlockPointer):
+            moves = argument(1, "offsets")
+            return self._advance(first, moves) if moves is not None else first
+        if "descriptor" in name and ("load" in name or "store" in name or "gather" in name or "scatter" in name):
+            offsets = argument(1, "offsets")
+            mode = "read" if "load" in name or "gather" in name else "write"
+            return self._access(node, mode, first, offsets if "gather" not in name and "scatter" not in name else None)
+        if name in _READS | _WRITES and first is not None:
+            return self._access(node, "read" if name in _READS else "write", first, None)
+        if name.startswith("atomic_") and first is not None:
+            return self._access(node, "reduce", first, None)
+        if name in _IDENTITY and first is not None:
+            return first
+        return self._other(node, name, values)
+
+    def _method(self, node: ast.Call, name: str, receiver: Value) -> Value:
+        arguments = [self.value(a.value if isinstance(a, ast.Starred) else a) for a in node.args]
+        keywords = {k.arg: self.value(k.value) for k in node.keywords}
+        if name == "advance" and isinstance(receiver, BlockPointer) and arguments:
+            return self._advance(receiver, arguments[0])
+        is_descriptor = isinstance(receiver, Descriptor) or self._is_param(receiver)
+        if is_descriptor and name in ("load", "store"):
+            offsets = keywords.get("offsets", arguments[0] if arguments else None)
+            return self._access(node, "read" if name == "load" else "write", receiver, offsets)
+        if is_descriptor and (name in ("gather", "scatter") or name.startswith("atomic_")):
+            mode = "read" if name == "gather" else "write" if name == "scatter" else "reduce"
+            return self._access(node, mode, receiver, arguments[0] if name.startswith("atomic_") and arguments else None)
+        if name in _IDENTITY:
+            return receiver
+        return opaque(ast.unparse(node), node.lineno, receiver, *arguments, *keywords.values())
+
+    def _is_param(self, value: Value) -> bool:
+        atom = value.as_atom() if isinstance(value, IndexExpr) else None
+        return atom is not None and atom.kind == "param" and atom.name in self.params
+
+    @staticmethod
+    def _advance(pointer: BlockPointer, moves: Value) -> BlockPointer:
+        steps = items(moves)
+        if len(steps) != len(pointer.offsets):
+            return BlockPointer(pointer.base, pointer.shape, tuple(opaque("advance", 0, o) for o in pointer.offsets), pointer.block)
+        moved = tuple(o + s for o, s in zip(pointer.offsets, steps, strict=True))
+        return BlockPointer(pointer.base, pointer.shape, moved, pointer.block)
+
+    def _access(self, node: ast.Call, mode: str, target: Value | None, offsets: Value | None) -> Value:
+        where = items(offsets) if offsets is not None else None
+        if isinstance(target, BlockPointer):
+            raw = RawAccess(mode, "block_pointer", target.base, node, target.offsets, target.block, target.shape)  # type: ignore[arg-type]
+        elif isinstance(target, Descriptor):
+            raw = RawAccess(mode, "device_descriptor", target.base, node, where, target.block, target.shape)  # type: ignore[arg-type]
+        elif where is not None or (isinstance(node.func, ast.Attribute) and self._is_param(target or IndexExpr())):
+            raw = RawAccess(mode, "host_descriptor", as_expr(target or IndexExpr()), node, where)  # type: ignore[arg-type]
+        else:
+            raw = RawAccess(mode, "pointer", as_expr(target or IndexExpr()), node)  # type: ignore[arg-type]
+        self.accesses.append(raw)
+        return IndexExpr.of(Atom("data", ast.unparse(node)[:60], line=node.lineno))
+
+    def _other(self, node: ast.Call, name: str, values: list[Value]) -> Value:
+        """A function that is not modelled. A helper may load through the pointers it is given."""
+        helper = self.helpers.get(name)
+        result = opaque(ast.unparse(node), node.lineno, *values)
+        path = self.names.dotted(node.func) or ""
+        if path.startswith("triton") or (name in _BUILTINS and helper is None):
+            return result
+        touches = helper is None or self.calls(helper, "load", "store", "gather", "scatter", "atomic")
+        if touches:
+            for value in values:
+                for base in _bases(value):
+                    self.accesses.append(RawAccess("read", "pointer", base, node, escapes=True))
+        if helper is not None and self.calls(helper, "program_id"):
+            return opaque(ast.unparse(node), node.lineno, *values, IndexExpr.of(Atom("program_id", f"program_id in {name}")))
+        return result
+
+    def calls(self, helper: ast.FunctionDef, *prefixes: str, seen: Iterable[str] = ()) -> bool:
+        """Whether a helper, or a helper it calls, calls a function whose name starts so."""
+        for inner in ast.walk(helper):
+            if isinstance(inner, ast.Call):
+                name = inner.func.attr if isinstance(inner.func, ast.Attribute) else getattr(inner.func, "id", "")
+                if name.startswith(prefixes):
+                    return True
+                deeper = self.helpers.get(name)
+                if deeper is not None and name not in seen and self.calls(deeper, *prefixes, seen=(*seen, name)):
+                    return True
+        return False
+
+
+def _bases(value: Value) -> list[IndexExpr]:
+    """Expressions inside a value that may be pointers."""
+    if isinstance(value, (Descriptor, BlockPointer)):
+        return [value.base]
+    if isinstance(value, Sequence):
+        return [base for item in value.items for base in _bases(item)]
+    return [value]

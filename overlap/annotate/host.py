@@ -1,0 +1,291 @@
+"""The host entry: its tensors, the one launch, and which tensor is passed as which kernel parameter."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from overlap.errors import HostEntryError, UnsupportedError
+
+from .discover import HostSource, KernelSource
+from .grid import read_params
+from .model import HostEntry, HostTensor
+from .names import FUNCTIONS, Names, blocks, parameters, writes
+from .pragmas import nearest
+from .source import SourceUnit
+
+_VIEWS = frozenset(
+    "T mT H mH data view view_as reshape contiguous t transpose permute squeeze unsqueeze flatten unflatten expand expand_as "
+    "broadcast_to narrow select detach as_strided movedim swapaxes swapdims chunk to".split()
+)
+_VIEW_FUNCTIONS = frozenset({"TensorDescriptor", "from_tensor", "reinterpret", "make_tensor_descriptor", "as_tensor"})
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A call ``kernel[grid](...)`` and the statements around it, outermost first."""
+
+    call: ast.Call
+    parents: tuple[ast.AST, ...]
+
+
+def find_launches(function: ast.FunctionDef, kernel: str) -> list[Launch]:
+    """Every launch of ``kernel`` in a function, through local aliases of its name."""
+    aliases = {kernel}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id in aliases:
+            aliases |= {t.id for t in node.targets if isinstance(t, ast.Name)}
+    found: list[Launch] = []
+
+    def visit(node: ast.AST, parents: tuple[ast.AST, ...]) -> None:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+            target = node.func.value
+            name = target.id if isinstance(target, ast.Name) else getattr(target, "attr", None)
+            if name in aliases:
+                found.append(Launch(node, parents))
+        for child in ast.iter_child_nodes(node):
+            visit(child, (*parents, node))
+
+    for statement in function.body:
+        visit(statement, (function,))
+    return found
+
+
+def read_host(
+    unit: SourceUnit, kernel: KernelSource, hosts: Sequence[HostSource], names: Names, *, only_kernel: bool
+) -> HostEntry | None:
+    """The host entry that launches ``kernel``, or None where no pragma names one.
+
+    ``only_kernel``: the file has no other annotated kernel, so a host entry without a launch is a mistake.
+
+    Raises:
+        HostEntryError: no launch, two launches, two host entries, or a tensor the function does not have.
+        UnsupportedError: a launch with ``num_ctas`` above 1.
+    """
+    launching = [(h, ls) for h in hosts if (ls := find_launches(h.node, kernel.node.name))]
+    if not launching:
+        if hosts and only_kernel:
+            raise HostEntryError(
+                f"`{hosts[0].node.name}` never launches `{kernel.node.name}`",
+                where=unit.span_of(hosts[0].node),
+                help=f"host_entry stands over the function with `{kernel.node.name}[grid](...)` in it",
+            )
+        return None
+    if len(launching) > 1:
+        raise HostEntryError(
+            f"two host entries launch `{kernel.node.name}` (the first on line {launching[0][0].node.lineno})",
+            where=launching[1][0].pragma.span,
+            help="keep one host_entry a kernel",
+        )
+    host, launches = launching[0]
+    _check_launches(unit, kernel, host, launches)
+    launch = launches[0].call
+    arguments = _arguments(kernel, host, launch)
+    for keyword in launch.keywords:
+        if keyword.arg == "num_ctas" and not (isinstance(keyword.value, ast.Constant) and keyword.value.value == 1):
+            raise UnsupportedError(
+                "num_ctas above 1: only the first program of a cluster would wait",
+                where=unit.span_of(keyword.value),
+                help="launch with num_ctas=1",
+            )
+    return HostEntry(
+        name=host.node.name,
+        params=read_params(host.node),
+        inputs=tuple(HostTensor(r.name, r.dims) for r in host.pragma.inputs),
+        outputs=tuple(HostTensor(r.name, r.dims) for r in host.pragma.outputs),
+        kernel_args=tuple((p, ast.unparse(e)) for p, e in arguments.items()),
+        tensor_params=_tensor_params(unit, host, launch, arguments),
+        launch_line=launch.lineno,
+        span=host.pragma.span,
+    )
+
+
+def _check_launches(unit: SourceUnit, kernel: KernelSource, host: HostSource, launches: list[Launch]) -> None:
+    name = kernel.node.name
+    for launch in launches:
+        loop = next((p for p in launch.parents if isinstance(p, (ast.For, ast.While))), None)
+        if loop is not None:
+            raise HostEntryError(
+                f"`{name}` is launched in a loop",
+                where=unit.span_of(launch.call),
+                help="the host function launches the kernel exactly once",
+            )
+        inner = next((p for p in launch.parents[1:] if isinstance(p, (*FUNCTIONS, ast.Lambda))), None)
+        if inner is not None:
+            raise HostEntryError(
+                f"`{name}` is launched from a function inside `{host.node.name}`",
+                where=unit.span_of(launch.call),
+                help="put host_entry over the function that launches the kernel",
+            )
+    for i, second in enumerate(launches):
+        for first in launches[:i]:
+            if not _exclusive(host.node, first, second):
+                raise HostEntryError(
+                    f"`{name}` is launched twice (first on line {first.call.lineno})",
+                    where=unit.span_of(second.call),
+                    help="the host function launches the kernel exactly once; split it into two functions",
+                )
+
+
+def _exclusive(function: ast.FunctionDef, first: Launch, second: Launch) -> bool:
+    """Whether at most one of two launches runs: other branches of one ``if``, or the first branch leaves the function."""
+    for parent in first.parents:
+        if not isinstance(parent, ast.If):
+            continue
+        in_body = _within(parent.body, first.call)
+        branch, other = (parent.body, parent.orelse) if in_body else (parent.orelse, parent.body)
+        if _within(other, second.call):
+            return True
+        if branch and isinstance(branch[-1], (ast.Return, ast.Raise)) and not _within(branch, second.call):
+            return True
+    return False
+
+
+def _within(body: Iterable[ast.AST], node: ast.AST) -> bool:
+    return any(inner is node for statement in body for inner in ast.walk(statement))
+
+
+def _arguments(kernel: KernelSource, host: HostSource, launch: ast.Call) -> dict[str, ast.expr]:
+    """Kernel parameter to the expression passed for it. ``*x.stride()`` of a tensor with named dimensions is spread."""
+    ranks = {r.name: len(r.dims) for r in (*host.pragma.inputs, *host.pragma.outputs)}
+    positional: list[ast.expr] = []
+    for argument in launch.args:
+        if not isinstance(argument, ast.Starred):
+            positional.append(argument)
+            continue
+        spread = _spread(argument.value, ranks)
+        if spread is None:
+            break  # what follows cannot be matched by position
+        positional += spread
+    params = [p.arg for p in parameters(kernel.node)]
+    found = dict(zip(params, positional, strict=False))
+    found |= {k.arg: k.value for k in launch.keywords if k.arg in params}
+    return found
+
+
+def _spread(value: ast.expr, ranks: dict[str, int]) -> list[ast.expr] | None:
+    if isinstance(value, (ast.Tuple, ast.List)):
+        return list(value.elts)
+    base: ast.expr | None = None
+    form = ""
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and not value.args:
+        base, form = value.func.value, value.func.attr
+    elif isinstance(value, ast.Attribute):
+        base, form = value.value, value.attr
+    if not isinstance(base, ast.Name) or base.id not in ranks or form not in ("stride", "size", "shape"):
+        return None
+    text = {"stride": "{0}.stride({1})", "size": "{0}.size({1})", "shape": "{0}.shape[{1}]"}[form]
+    return [ast.parse(text.format(base.id, d), mode="eval").body for d in range(ranks[base.id])]
+
+
+def _tensor_params(
+    unit: SourceUnit, host: HostSource, launch: ast.Call, arguments: dict[str, ast.expr]
+) -> tuple[tuple[str, str], ...]:
+    """Host tensor to the kernel parameter it is passed as."""
+    own = {a.arg for a in parameters(host.node)}
+    local = own | {n for s in host.node.body for n in writes(s)}
+    for ref in host.pragma.inputs:
+        if ref.name not in own:
+            raise HostEntryError(
+                f"host_entry: `{ref.name}` is no parameter of `{host.node.name}`{nearest(ref.name, own)}",
+                where=host.pragma.span,
+                help=f"the parameters are {', '.join(sorted(own))}",
+            )
+    for ref in host.pragma.outputs:
+        if ref.name not in local:
+            raise HostEntryError(
+                f"host_entry: `{host.node.name}` has no variable `{ref.name}`{nearest(ref.name, local)}",
+                where=host.pragma.span,
+                help="name the variable that is passed to the kernel as its result",
+            )
+    roots = _Roots(host.node)
+    passed: dict[str, str] = {}
+    for param, expression in arguments.items():
+        root = roots.of(expression)
+        if root is not None:
+            passed.setdefault(root, param)
+    found: list[tuple[str, str]] = []
+    for ref in (*host.pragma.inputs, *host.pragma.outputs):
+        param = passed.get(ref.name) or passed.get(roots.of(ast.Name(ref.name, ast.Load())) or "")
+        if param is not None:
+            found.append((ref.name, param))
+        elif ref in host.pragma.outputs:
+            raise HostEntryError(
+                f"host_entry: the result `{ref.name}` is not passed to the kernel",
+                where=unit.span_of(launch),
+                help="name the tensor that the launch writes into",
+            )
+    return tuple(found)
+
+
+class _Roots:
+    """Which named tensor an expression is, or is a view of."""
+
+    def __init__(self, function: ast.FunctionDef) -> None:
+        self._alias: dict[str, str] = {}
+        for _, body in blocks(function):
+            for statement in body:
+                if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+                    self._note(statement.targets[0], statement.value)
+                elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+                    self._note(statement.target, statement.value)
+
+    def _note(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, (ast.Tuple, ast.List)) and isinstance(value, (ast.Tuple, ast.List)):
+            for t, v in zip(target.elts, value.elts, strict=False):
+                self._note(t, v)
+        elif isinstance(target, ast.Name):
+            root = self.of(value)
+            if root is not None and root != target.id:
+                self._alias.setdefault(target.id, root)
+
+    def of(self, node: ast.expr) -> str | None:
+        if isinstance(node, ast.Name):
+            return self._alias.get(node.id, node.id)
+        if isinstance(node, ast.Attribute) and node.attr in _VIEWS:
+            return self.of(node.value)
+        if isinstance(node, ast.Subscript):
+            return self.of(node.value) if isinstance(node.value, (ast.Name, ast.Call, ast.Subscript)) else None
+        if isinstance(node, ast.IfExp):
+            a, b = self.of(node.body), self.of(node.orelse)
+            return a if a == b else None
+        if isinstance(node, ast.Call):
+            function = node.func
+            if isinstance(function, ast.Attribute) and function.attr in _VIEWS:
+                return self.of(function.value)
+            name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+            if name in _VIEW_FUNCTIONS:
+                first = node.args[0] if node.args else next((k.value for k in node.keywords if k.arg == "base"), None)
+                return self.of(first) if first is not None else None
+        return None
+
+
+def stride_params(host: HostEntry | None) -> dict[str, tuple[str, int]]:
+    """Stride parameter to (tensor parameter, dimension), where the launch passes ``x.stride(d)`` of a host tensor."""
+    if host is None:
+        return {}
+    owner = dict(host.tensor_params)
+    expressions = dict(host.kernel_args)
+    by_text = {expressions[p]: p for p in owner.values() if p in expressions}
+    found: dict[str, tuple[str, int]] = {}
+    for param, text in host.kernel_args:
+        node = ast.parse(text, mode="eval").body
+        d: ast.expr | None = None
+        base: ast.expr | None = None
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "stride" and len(node.args) == 1:
+            base, d = node.func.value, node.args[0]
+        elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):
+            if node.value.func.attr == "stride" and not node.value.args:
+                base, d = node.value.func.value, node.slice
+        if base is None or d is None:
+            continue
+        # The strides of the very expression that is passed, so that a transposed view is not taken for its base.
+        tensor = by_text.get(ast.unparse(base))
+        try:
+            dim = ast.literal_eval(d)
+        except ValueError:
+            continue
+        if tensor is not None and isinstance(dim, int):
+            found[param] = (tensor, dim)
+    return found

@@ -1,0 +1,91 @@
+"""Values of the symbolic evaluation: index expressions, descriptors and block pointers.
+
+A pointer is an `IndexExpr` too: the tensor parameter's atom plus an offset. Which parameter of an address is the
+pointer is decided where the address is used.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import Literal
+
+from .index import Atom, IndexExpr
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """A device-made tensor descriptor. ``base`` is the pointer it was made from."""
+
+    base: IndexExpr
+    shape: tuple[IndexExpr, ...]
+    block: tuple[IndexExpr, ...]
+
+
+@dataclass(frozen=True)
+class BlockPointer:
+    """``tl.make_block_ptr``: a base pointer and element offsets a dimension."""
+
+    base: IndexExpr
+    shape: tuple[IndexExpr, ...]
+    offsets: tuple[IndexExpr, ...]
+    block: tuple[IndexExpr, ...]
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """A tuple or list."""
+
+    items: tuple[Value, ...]
+
+
+Value = IndexExpr | Descriptor | BlockPointer | Sequence
+
+
+@dataclass(frozen=True)
+class RawAccess:
+    """A load or store as evaluated.
+
+    ``base`` is the pointer (or descriptor parameter) with its whole offset; ``offsets``, ``block`` and ``shape`` are set where the
+    access itself says them a dimension (descriptors, block pointers). ``escapes`` marks a pointer handed to a helper.
+    """
+
+    mode: Literal["read", "write", "reduce"]
+    kind: Literal["pointer", "block_pointer", "device_descriptor", "host_descriptor"]
+    base: IndexExpr
+    node: ast.Call
+    offsets: tuple[IndexExpr, ...] | None = None
+    block: tuple[IndexExpr, ...] | None = None
+    shape: tuple[IndexExpr, ...] | None = None
+    escapes: bool = False
+
+
+def leaves(value: Value) -> frozenset[Atom]:
+    """Every name a value depends on."""
+    if isinstance(value, IndexExpr):
+        return frozenset(value.leaves())
+    if isinstance(value, Descriptor):
+        return frozenset(value.base.leaves())
+    if isinstance(value, BlockPointer):
+        return frozenset(leaf for e in (value.base, *value.offsets) for leaf in e.leaves())
+    return frozenset(leaf for item in value.items for leaf in leaves(item))
+
+
+def opaque(text: str, line: int, *values: Value) -> IndexExpr:
+    """A number that is not understood, with what it was computed from."""
+    deps = frozenset(leaf for value in values for leaf in leaves(value))
+    return IndexExpr.of(Atom("opaque", text if len(text) <= 60 else text[:57] + "...", deps=deps, line=line))
+
+
+def merge(name: str, line: int, a: Value, b: Value) -> Value:
+    """The value of ``name`` behind a branch."""
+    if a == b:
+        return a
+    if isinstance(a, Sequence) and isinstance(b, Sequence) and len(a.items) == len(b.items):
+        pairs = enumerate(zip(a.items, b.items, strict=True))
+        return Sequence(tuple(merge(f"{name}[{i}]", line, x, y) for i, (x, y) in pairs))
+    if isinstance(a, BlockPointer) and isinstance(b, BlockPointer) and len(a.offsets) == len(b.offsets):
+        if (a.base, a.shape, a.block) == (b.base, b.shape, b.block):
+            offsets = tuple(x if x == y else opaque(name, line, x, y) for x, y in zip(a.offsets, b.offsets, strict=True))
+            return BlockPointer(a.base, a.shape, offsets, a.block)
+    return opaque(name, line, a, b)
