@@ -1,0 +1,99 @@
+"""What a plan does, worked out another way than `overlap.chunkplan` does: element by element.
+
+`judge` decides with sets of single elements and networkx's transitive closure; `execute` moves real numbers in a random
+order that the plan allows.
+"""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+
+import networkx as nx
+import numpy as np
+
+from overlap.chunkplan.plan import Chunk, CommPlan, OpId
+
+
+def elements(chunk: Chunk) -> set[tuple[str, tuple[int, ...]]]:
+    """Every element of a chunk by name and index."""
+    ranges = (range(lo, hi) for lo, hi in zip(chunk.box.lo, chunk.box.hi, strict=True))
+    return {(chunk.tensor, index) for index in product(*ranges)}
+
+
+def graph_of(plan: CommPlan) -> nx.DiGraph:
+    """An edge from each operation to those that start after it is complete."""
+    graph = nx.DiGraph()
+    for rank, ops in enumerate(plan.ops):
+        last: dict[int, OpId] = {}
+        for index, op in enumerate(ops):
+            graph.add_node((rank, index))
+            if op.channel in last:
+                graph.add_edge(last[op.channel], (rank, index))
+            last[op.channel] = (rank, index)
+            for dep in op.depends:
+                graph.add_edge(dep, (rank, index))
+    return graph
+
+
+def judge(plan: CommPlan) -> str | None:
+    """What is wrong with a plan of moves, in one word; None when nothing is."""
+    graph = graph_of(plan)
+    if not nx.is_directed_acyclic_graph(graph):
+        return "cycle"
+    closed = nx.transitive_closure(graph)
+    owned = [set().union(*(elements(chunk) for chunk in chunks)) for chunks in plan.before]
+    have = [set(part) for part in owned]
+    moves = {(r, i): op for r, ops in enumerate(plan.ops) for i, op in enumerate(ops)}
+    wrong = []
+    for op_id, op in moves.items():
+        earlier = [moves[a] for a in nx.ancestors(graph, op_id)]
+        arrived = set().union(*(elements(e.dst) for e in earlier if e.dst_rank == op.src_rank))
+        if elements(op.src) - owned[op.src_rank] - arrived:
+            wrong.append("reads what is not there")
+        if elements(op.dst) & owned[op.dst_rank]:
+            wrong.append("overwrites what is owned")
+        have[op.dst_rank] |= elements(op.dst)
+        for other_id, other in moves.items():
+            if other_id == op_id or closed.has_edge(op_id, other_id) or closed.has_edge(other_id, op_id):
+                continue
+            if op.dst_rank == other.dst_rank and elements(op.dst) & elements(other.dst):
+                wrong.append("written twice")
+            if op.dst_rank == other.src_rank and elements(op.dst) & elements(other.src):
+                wrong.append("read and overwritten")
+    for rank, chunks in enumerate(plan.after):
+        if set().union(*(elements(chunk) for chunk in chunks)) - have[rank]:
+            wrong.append("never arrives")
+    return wrong[0] if wrong else None
+
+
+def execute(plan: CommPlan, truth: dict[str, np.ndarray], seed: int) -> None:
+    """Carries a plan out in a random allowed order, from poisoned memory, and checks every promised chunk."""
+    memory = [{name: np.full(data.shape, np.nan) for name, data in truth.items()} for _ in range(plan.world)]
+
+    def part(data: np.ndarray, chunk: Chunk) -> np.ndarray:
+        return data[tuple(slice(lo, hi) for lo, hi in zip(chunk.box.lo, chunk.box.hi, strict=True))]
+
+    for rank, chunks in enumerate(plan.before):
+        for chunk in chunks:
+            part(memory[rank][chunk.tensor], chunk)[...] = part(truth[chunk.tensor], chunk)
+    graph = graph_of(plan)
+    waiting = {node: graph.in_degree(node) for node in graph}
+    ready = sorted(node for node, count in waiting.items() if count == 0)
+    dice = random.Random(seed)
+    done = 0
+    while ready:
+        node = ready.pop(dice.randrange(len(ready)))
+        op = plan.op(node)
+        moved = part(memory[op.src_rank][op.src.tensor], op.src).copy()
+        assert not np.isnan(moved).any(), f"{op} reads elements that are not there"
+        part(memory[op.dst_rank][op.dst.tensor], op.dst)[...] = moved
+        done += 1
+        for follower in graph.successors(node):
+            waiting[follower] -= 1
+            if waiting[follower] == 0:
+                ready.append(follower)
+    assert done == graph.number_of_nodes(), "the plan does not finish"
+    for rank, chunks in enumerate(plan.after):
+        for chunk in chunks:
+            np.testing.assert_array_equal(part(memory[rank][chunk.tensor], chunk), part(truth[chunk.tensor], chunk))
