@@ -1,0 +1,287 @@
+"""The rules of the memory model, read off what Triton really emitted.
+
+Rules about order that the compiler could break are read off TTIR (what depends on what) and PTX (what
+stands before what); a Triton upgrade that changes one shows here and not as a race on a cluster.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from overlap.schedule import table
+
+from . import ptx, ttir
+from .artifact import Artifact, Facts, facts
+from .dataflow import backward_slice, bases, constant, constant_offset, ops_of, parameter_of
+
+Severity = Literal["error", "warning", "note"]
+
+RULES = {
+    "wait-feeds-load": "the address of every load of a communicated tensor is computed from what a wait returned",
+    "wait-used": "every wait feeds such a load",
+    "load-after-wait": "in the machine code, no copy of such a load runs before any wait",
+    "system-scope": "what crosses ranks is read and raised at system scope",
+    "acquire-release": "flags are read with acquire and raised with release semantics, never by plain loads and stores",
+    "wait-kept": "a wait of the source is still in the machine code",
+    "barrier-before-release": "a CTA barrier stands between a program's stores and the release of its flag",
+    "store-drained": "a TMA store is complete, not only read, before the flag behind it is raised",
+    "proxy-fence": "a proxy fence stands between a wait and TMA loads of what it waited for",
+    "one-cta": "num_ctas is 1: only the first CTA of a cluster would poll",
+    "no-warp-specialised-wait": "no wait stands in a warp-specialised loop",
+    "same-engines": "matrix instructions and TMA loads of the original are still there",
+    "same-stages": "every pipelined operand has as many buffers as in the original",
+    "same-shared-memory": "no more shared memory than the original, a few words for the waits aside",
+    "same-flattening": "a tile loop that was fused with its inner loop still is",
+    "no-spills": "no spilled registers that the original does not have",
+}
+
+LOCAL_WORDS = table.S_READY * table.SLOT_WORDS
+"""Words of the state tensor below this are this rank's own: epoch, counter, spin limit, fault."""
+
+WAIT_BYTES = 256
+"""Shared memory that the waits may add: Triton hands a polled scalar to the other threads through it."""
+
+_ATOMIC = re.compile(r"\b(relaxed|acquire|release|acq_rel), (gpu|cta|sys)\b")
+_LOADS = ("tt.load", "tt.descriptor_load", "tt.descriptor_gather")
+_DOTS = ("tt.dot", "tt.dot_scaled", "ttng.warp_group_dot", "ttng.tc_gen5_mma", "ttng.tc_gen5_mma_scaled")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A broken rule, at a line of the compiled kernel's source (0: the kernel as a whole)."""
+
+    rule: str
+    severity: Severity
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.severity}: {self.rule}: {f'line {self.line}: ' if self.line else ''}{self.text}"
+
+
+def check(
+    artifact: Artifact, *, guarded: Iterable[str], original: Artifact | None = None, flags: str = "ol_state"
+) -> list[Finding]:
+    """Everything that breaks a rule in a compiled kernel, errors first.
+
+    Args:
+        artifact: the kernel, compiled.
+        guarded: parameters whose data arrives by communication and is waited for.
+        original: the kernel it was made from, compiled for the same target with the same arguments.
+        flags: parameter that holds this rank's state words.
+    """
+    kernel = _Kernel(ttir.parse(artifact.stages["ttir"]), frozenset(guarded), flags)
+    found = [
+        *_waits_feed_loads(kernel, artifact),
+        *_signals(kernel),
+        *_clusters(kernel, artifact),
+    ]
+    if artifact.target.nvidia:
+        found += _machine_code(kernel, ptx.parse(artifact.assembly))
+    if original is not None:
+        found += compare(artifact, original)
+    order = {"error": 0, "warning": 1, "note": 2}
+    return sorted(dict.fromkeys(found), key=lambda f: (order[f.severity], f.line, f.rule))
+
+
+class _Kernel:
+    """A kernel's TTIR with its guarded loads and its reads of flags found."""
+
+    def __init__(self, function: ttir.Function, guarded: frozenset[str], flags: str) -> None:
+        self.function = function
+        self.guarded = guarded
+        self.flags = flags
+        self.loads = [op for op in function.ops(*_LOADS) if self.tensors(op) & guarded]
+        self.atomics = [op for op in function.ops() if op.name.startswith("tt.atomic") and self.is_flag(op)]
+        self.polls = [op for op in self.atomics if _reads_only(op)]
+        self.waits = [op for op in self.polls if _semantics(op)[0] in ("acquire", "acq_rel")]
+
+    def tensors(self, op: ttir.Op) -> set[str]:
+        """Parameters whose memory an access touches."""
+        names = {parameter_of(self.function, base) for base in bases(op.operands[0])}
+        return {name for name in names if name is not None}
+
+    def is_flag(self, op: ttir.Op) -> bool:
+        """Whether an access touches a word that ranks share: a state word that is not local, or a peer's address."""
+        for base in bases(op.operands[0]):
+            if base.op is not None and base.op.name == "tt.int_to_ptr":
+                return True
+            if parameter_of(self.function, base) == self.flags:
+                offset = constant_offset(op.operands[0], base)
+                if offset is None or offset >= LOCAL_WORDS:
+                    return True
+        return False
+
+    def slice(self, load: ttir.Op) -> set[ttir.Op]:
+        """Operations that a load's address is computed from in the same iteration of the loops around it."""
+        around = frozenset(op for op in load.ancestors() if op.name in ("scf.for", "scf.while"))
+        return ops_of(backward_slice(load.operands, around))
+
+
+def _semantics(op: ttir.Op) -> tuple[str, str]:
+    found = _ATOMIC.search(op.text)
+    return (found[1], found[2]) if found else ("relaxed", "gpu")
+
+
+def _reads_only(op: ttir.Op) -> bool:
+    """An atomic that leaves the word as it is: an addition of 0, an atomic load or poll."""
+    if op.name == "tt.atomic_rmw":
+        return op.text.split()[1].rstrip(",") in ("add", "or", "xor") and constant(op.operands[1]) == 0
+    return op.name in ("tt.atomic_load", "tt.atomic_poll", "tt.atomic_cas")
+
+
+def _waits_feed_loads(kernel: _Kernel, artifact: Artifact) -> Iterable[Finding]:
+    used: set[ttir.Op] = set()
+    for name in sorted(kernel.guarded):
+        if not any(name in kernel.tensors(load) for load in kernel.loads):
+            yield Finding("wait-feeds-load", "error", 0, f"no load of `{name}` found, so nothing was checked")
+    for load in kernel.loads:
+        names = ", ".join(f"`{name}`" for name in sorted(kernel.tensors(load) & kernel.guarded))
+        made_of = kernel.slice(load)
+        used |= made_of
+        if not made_of & set(kernel.waits):
+            yield Finding(
+                "wait-feeds-load", "error", load.line, f"the address of this load of {names} does not depend on a wait"
+            )
+        elif artifact.target.has_tma and load.name.startswith("tt.descriptor"):
+            fences = [op for op in made_of if "fence.proxy.async" in op.text]
+            if not any(ops_of(backward_slice(fence.operands)) & set(kernel.waits) for fence in fences):
+                yield Finding("proxy-fence", "error", load.line, f"TMA load of {names} without a proxy fence behind its wait")
+    for wait in kernel.waits:
+        if kernel.loads and wait not in used:
+            yield Finding("wait-used", "error", wait.line, "what this wait returned is not used")
+
+
+def _signals(kernel: _Kernel) -> Iterable[Finding]:
+    for op in kernel.atomics:
+        semantics, scope = _semantics(op)
+        poll = op in kernel.polls
+        what = "read" if poll else "raised"
+        if scope != "sys":
+            yield Finding("system-scope", "error", op.line, f"a flag is {what} at {scope} scope; other ranks need sys")
+        if semantics not in (("acquire", "acq_rel") if poll else ("release", "acq_rel")):
+            wanted = "acquire" if poll else "release"
+            yield Finding("acquire-release", "error", op.line, f"a flag is {what} with {semantics}, not {wanted} semantics")
+    for op in kernel.function.ops("tt.load", "tt.store"):
+        if kernel.flags in kernel.tensors(op) and kernel.is_flag(op):
+            how = "polled by a plain load: the compiler may read it once" if op.name == "tt.load" else "raised by a plain store"
+            yield Finding("acquire-release", "error", op.line, f"a flag is {how}")
+
+
+def _clusters(kernel: _Kernel, artifact: Artifact) -> Iterable[Finding]:
+    if artifact.num_ctas > 1 and kernel.atomics:
+        yield Finding("one-cta", "error", 0, f"num_ctas={artifact.num_ctas}: only the first CTA of a cluster polls")
+    for wait in kernel.waits:
+        if any("tt.warp_specialize" in op.trailer for op in wait.ancestors()):
+            yield Finding("no-warp-specialised-wait", "error", wait.line, "a wait in a warp-specialised loop")
+
+
+def _machine_code(kernel: _Kernel, program: ptx.Program) -> Iterable[Finding]:
+    acquires = [i for i in program.instructions if i.has("sys", "acquire") or i.has("sys", "acq_rel")]
+    if kernel.polls and not acquires:
+        yield Finding("wait-kept", "error", kernel.polls[0].line, "no acquire at system scope is left in the PTX")
+    for instruction in program.instructions:
+        if not instruction.has("sys") or not {"release", "acq_rel"} & set(instruction.words):
+            continue
+        store = program.meets_before(instruction, _stores, _synchronises)
+        if store is not None:
+            yield Finding(
+                "barrier-before-release",
+                "error",
+                instruction.line,
+                f"no barrier between the store of line {store.line} and this release: one thread raises while others store",
+            )
+        tma = program.meets_before(instruction, _stores_by_tma, _drains)
+        if tma is not None:
+            yield Finding(
+                "store-drained", "error", instruction.line, f"the TMA store of line {tma.line} may land after this release"
+            )
+    lines = {load.line for load in kernel.loads} - {0}
+    for load in program.instructions:
+        if acquires and load.line in lines and _loads(load):
+            if not any(program.can_follow(acquire, load) for acquire in acquires):
+                yield Finding("load-after-wait", "error", load.line, "a copy of this load runs before any wait")
+
+
+def _stores(i: ptx.Instruction) -> bool:
+    return i.words[0] == "st" and not {"shared", "shared::cta", "local", "param", "release"} & set(i.words)
+
+
+def _synchronises(i: ptx.Instruction) -> bool:
+    return i.words[0] in ("bar", "barrier") and "sync" in i.words
+
+
+def _stores_by_tma(i: ptx.Instruction) -> bool:
+    words = i.words
+    return words[0] == "cp" and "bulk" in words and "global" in words and words.index("global") < len(words) - 1 and (
+        words[words.index("global") + 1].startswith("shared")
+    )
+
+
+def _drains(i: ptx.Instruction) -> bool:
+    return i.has("cp", "bulk", "wait_group") and "read" not in i.words
+
+
+def _loads(i: ptx.Instruction) -> bool:
+    words = i.words
+    if words[0] == "ld":
+        return "global" in words and "acquire" not in words
+    return words[:2] == ("cp", "async") and "global" in words and not _stores_by_tma(i)
+
+
+def compare(made: Artifact, original: Artifact) -> list[Finding]:
+    """What the generated kernel lost against the original, compiled for the same target with the same arguments."""
+    ours, theirs = facts(made), facts(original)
+    return [*_engines(ours, theirs), *_pipeline(ours, theirs), *_loops(made, original)]
+
+
+def _engines(ours: Facts, theirs: Facts) -> Iterable[Finding]:
+    for what, mine, other in (
+        ("wgmma", ours.wgmma, theirs.wgmma),
+        ("matrix", ours.matrix_instructions, theirs.matrix_instructions),
+        ("TMA load", ours.tma_loads, theirs.tma_loads),
+        ("TMA store", ours.tma_stores, theirs.tma_stores),
+        ("cp.async", ours.async_copies, theirs.async_copies),
+    ):
+        if other and not mine:
+            yield Finding("same-engines", "error", 0, f"the original has {other} {what} instructions, this kernel none")
+    if theirs.spill_bytes == 0 and ours.spill_bytes:
+        yield Finding("no-spills", "warning", 0, f"{ours.spill_bytes} spilled; the original has none")
+
+
+def _pipeline(ours: Facts, theirs: Facts) -> Iterable[Finding]:
+    mine = {(b.shape, b.dtype): b.depth for b in ours.buffers}
+    for buffer in theirs.buffers:
+        depth = mine.get((buffer.shape, buffer.dtype), 0)
+        if depth < buffer.depth:
+            yield Finding("same-stages", "error", 0, f"{depth} buffers where the original has {buffer}")
+    more = ours.shared_bytes - theirs.shared_bytes
+    if more > WAIT_BYTES:
+        yield Finding("same-shared-memory", "error", 0, f"{ours.shared_bytes} bytes, {more} more than the original")
+    elif more < 0:
+        yield Finding(
+            "same-shared-memory",
+            "note",
+            0,
+            f"{ours.shared_bytes} bytes, {-more} fewer than the original: its epilogue no longer overlaps the next tile",
+        )
+
+
+def _loops(made: Artifact, original: Artifact) -> Iterable[Finding]:
+    mine, theirs = _dot_depth(made), _dot_depth(original)
+    if mine > theirs > 0:
+        yield Finding(
+            "same-flattening",
+            "warning",
+            0,
+            "the original's tile loop is fused with its inner loop, this kernel's is not",
+        )
+
+
+def _dot_depth(artifact: Artifact) -> int:
+    """Nested loops around the deepest matrix product, after Triton's loop passes."""
+    function = ttir.parse(artifact.stages["ttgir"])
+    return max((sum(a.name == "scf.for" for a in op.ancestors()) for op in function.ops(*_DOTS)), default=0)

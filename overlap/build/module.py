@@ -1,0 +1,155 @@
+"""`build_module`: a generated file, its kernel compiled and checked without a GPU, the original beside it.
+
+    OUT.py -> operator -> launch of its host body on meta tensors -> specialised kernel -> machine code -> findings
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from overlap.codegen.module_io import find_operator, find_source, load_module, read_header
+from overlap.errors import OverlapError, SourceSpan, UnsupportedError, UsageError
+from overlap.language.words import WORDS
+
+from .artifact import Artifact, Facts, compile_kernel, facts
+from .device import planned_device
+from .findings import Finding, check
+from .report import build_report
+from .target import Target, parse_target
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+DEFAULT_EXTENT = 4096
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """A built module: its artifact, what it uses, the original's where it could be compiled, and the findings."""
+
+    artifact: Artifact
+    facts: Facts
+    original: Facts | None
+    findings: tuple[Finding, ...]
+    written: tuple[Path, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """No rule is broken; warnings and notes do not count."""
+        return not any(finding.severity == "error" for finding in self.findings)
+
+    @property
+    def text(self) -> str:
+        return build_report(self.facts, self.findings, self.original)
+
+
+def build_module(
+    path: str,
+    *,
+    target: str,
+    shape: Mapping[str, int] | None = None,
+    dtype: str = "fp16",
+    world: int = 4,
+    folder: str | None = None,
+) -> BuildResult:
+    """Compiles a generated module's kernel as its host function would launch it, and checks the result.
+
+    Args:
+        path: the generated file.
+        target: ``sm_90``, ``gfx942``, ...
+        shape: axis to global extent; axes left out are 4096.
+        dtype: of every tensor: ``fp16``, ``bf16`` or ``fp32``.
+        world: ranks to imagine.
+        folder: where every stage is written, if given.
+
+    Raises:
+        UsageError: unknown target, dtype or axis.
+        SourceError: the file is not a generated module.
+        UnsupportedError: the kernel uses NVIDIA words and the target is AMD.
+        CodegenError: Triton does not compile the kernel.
+    """
+    chosen = parse_target(target)
+    if dtype not in DTYPES:
+        raise UsageError(f"no dtype {dtype!r}", help="dtypes: " + ", ".join(DTYPES))
+    header = _header(path)
+    source, missing = _source(header, path)
+    folders = (os.path.dirname(os.path.abspath(source)),) if source else ()
+    operator = find_operator(load_module(path, search=folders))
+    sizes = _sizes(operator, shape or {})
+    with planned_device(chosen):
+        bound, _ = operator.capture(sizes, DTYPES[dtype], world=world, device="meta")
+    _refuse_foreign_words(bound.kernel, chosen, path)
+    made = compile_kernel(bound.kernel, bound.arguments, chosen, bound.options)
+    theirs = None
+    if source is not None:
+        kernel = _original_kernel(source, header.kernel)
+        if kernel is None:
+            missing = f"`{header.kernel}` cannot be reached from {source}"
+        else:
+            arguments = {n: v for n, v in bound.arguments.items() if n not in operator.ours}
+            theirs = compile_kernel(kernel, arguments, chosen, bound.options)
+    guarded = {operator.params[read.tensor] for read in operator.reads} if _waits(bound.kernel) else set()
+    found = check(made, guarded=guarded, original=theirs, flags=operator.ours[1])
+    if theirs is None:
+        found.append(Finding("same-stages", "note", 0, f"not compared with the original: {missing}"))
+    written = made.save(Path(folder)) if folder is not None else []
+    return BuildResult(made, facts(made), facts(theirs) if theirs else None, tuple(found), tuple(written))
+
+
+def _header(path: str) -> Any:
+    if not os.path.isfile(path):
+        raise UsageError(f"no such file: {path}")
+    text = Path(path).read_text(encoding="utf-8")
+    return read_header(text, path)
+
+
+def _source(header: Any, path: str) -> tuple[str | None, str]:
+    """Path of the original, or None and why it cannot be used."""
+    try:
+        return find_source(header, path), ""
+    except OverlapError as error:
+        return None, error.message
+
+
+def _sizes(operator: Any, shape: Mapping[str, int]) -> dict[str, int]:
+    axes = list(dict.fromkeys(d for dims in (*operator.inputs.values(), *operator.outputs.values()) for d in dims))
+    for axis in shape:
+        if axis not in axes:
+            raise UsageError(f"no axis {axis!r} in `{operator.name}`", help="axes: " + ", ".join(axes))
+    return {axis: shape.get(axis, DEFAULT_EXTENT) for axis in axes}
+
+
+def _original_kernel(source: str, qualname: str) -> Any:
+    """The original's innermost jitted function; None when it is made inside a function."""
+    value: Any = load_module(source)
+    for part in qualname.split("."):
+        value = getattr(value, part, None)
+    while value is not None and not isinstance(getattr(value, "fn", None), FunctionType):
+        value = getattr(value, "fn", None)
+    return value
+
+
+def _waits(kernel: Any) -> bool:
+    """Whether the kernel was made to wait; a module of one rank need not."""
+    return "ol_state" in kernel.arg_names
+
+
+def _refuse_foreign_words(kernel: Any, target: Target, path: str) -> None:
+    if target.nvidia:
+        return
+    lines, first = inspect.getsourcelines(kernel.fn)
+    for number, line in enumerate(lines, first):
+        for word in WORDS.values():
+            if word.nvidia and f"ol.{word.name}(" in line:
+                col = line.index(f"ol.{word.name}(") + 1
+                raise UnsupportedError(
+                    f"`ol.{word.name}` is NVIDIA assembly; {target.name} has no such instruction",
+                    where=SourceSpan(path, number, col, line.rstrip("\n"), len(word.name) + 3),
+                    help="build for sm_90, or use a kernel that loads by pointers",
+                )
