@@ -1,0 +1,28 @@
+"""Simulated ranks: a generated module, run and checked on a CPU against the original kernel.
+
+    report = check_module("OUT.py", world=4, shape={"M": 130, "N": 64, "K": 64}, dtype="bf16", seeds=range(20))
+
+A `World` runs host code and kernels of several ranks as fibres, one at a time, in an order that a seed decides; clocks
+and shadow memory find races whether or not the numbers came out right.
+"""
+
+from .explore import Exploration, ScriptedChooser, explore
+from .fibres import RandomChooser
+from .report import Fault, SimReport
+from .runtime import SimGroup, SimRuntime
+from .verify import ModuleCheck, check_module
+from .world import World
+
+__all__ = [
+    "Exploration",
+    "Fault",
+    "ModuleCheck",
+    "RandomChooser",
+    "ScriptedChooser",
+    "SimGroup",
+    "SimReport",
+    "SimRuntime",
+    "World",
+    "check_module",
+    "explore",
+]

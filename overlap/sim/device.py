@@ -1,0 +1,133 @@
+"""What host code finds when it asks for its device: a simulated one, and memory that says when it was never written.
+
+Tensors that host code makes with ``torch.empty`` and its relatives come from the run's arena, filled with NaN and
+marked as never written; ``device="cuda"`` means the rank's memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.driver import driver
+
+if TYPE_CHECKING:
+    from .world import World
+
+_aten = torch.ops.aten
+_EMPTY = {_aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_like.default, _aten.new_empty.default,
+          _aten.new_empty_strided.default}  # fmt: skip
+
+
+class _OnCpu(TorchFunctionMode):
+    """Host code that names a CUDA device gets the simulated rank's memory."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if "device" in kwargs and _is_cuda(kwargs["device"]):
+            kwargs["device"] = "cpu"
+        if getattr(func, "__name__", "") == "to" and any(_is_cuda(a) for a in args[1:]):
+            args = (args[0], *["cpu" if _is_cuda(a) else a for a in args[1:]])
+        if getattr(func, "__name__", "") == "cuda":
+            return args[0]
+        return func(*args, **kwargs)
+
+
+def _is_cuda(device: Any) -> bool:
+    return isinstance(device, str | torch.device) and str(device).startswith(("cuda", "hip"))
+
+
+class _Poisoned(TorchDispatchMode):
+    """Uninitialised tensors of host code come from the arena; writes by host code are recorded."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _EMPTY and self._world.current_runtime() is not None:
+            made = func(*args, **{**kwargs, "device": "meta"}) if func is not _aten.empty_like.default else None
+            if made is None:
+                made = func(args[0], **{**kwargs, "device": "meta"})
+            device = kwargs.get("device") or (args[0].device if isinstance(args[0], torch.Tensor) else torch.device("cpu"))
+            if torch.device(device).type == "cpu" and made.layout == torch.strided:
+                rank = self._world.scheduler.current.agent.rank
+                tensor, buffer = self._world.memory.allocate(rank, made.shape, made.dtype, stride=made.stride())
+                buffer.name = "memory from torch.empty"
+                return tensor
+        result = func(*args, **kwargs)
+        if func._schema.is_mutable:
+            self._world.host_wrote(func, args, kwargs)
+        return result
+
+
+def _properties(world: World) -> SimpleNamespace:
+    return SimpleNamespace(
+        name="simulated GPU", multi_processor_count=world.sms, major=9, minor=0, total_memory=1 << 36, warp_size=32,
+        shared_memory_per_block_optin=232448, max_threads_per_multi_processor=2048, L2_cache_size=50 << 20,
+    )  # fmt: skip
+
+
+class _Driver:
+    """The parts of a Triton driver that host code asks for."""
+
+    def __init__(self, world: World) -> None:
+        properties = {
+            "multiprocessor_count": world.sms, "max_shared_mem": 232448, "max_num_regs": 65536, "warpSize": 32,
+            "sm_clock_rate": 1_000_000, "mem_clock_rate": 1_000_000, "mem_bus_width": 5120,
+        }  # fmt: skip
+        self.utils = SimpleNamespace(get_device_properties=lambda device: dict(properties))
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_device_interface(self) -> Any:
+        return torch.cuda
+
+
+@contextlib.contextmanager
+def simulated_device(world: World) -> Iterator[None]:
+    """Host code inside sees the simulated device."""
+
+    def synchronize(device: Any = None) -> None:
+        runtime = world.current_runtime()
+        if runtime is not None:
+            runtime.synchronize()
+
+    replaced = {
+        "current_device": lambda: 0,
+        "device_count": lambda: world.size,
+        "get_device_properties": lambda device=None: _properties(world),
+        "get_device_capability": lambda device=None: (9, 0),
+        "get_device_name": lambda device=None: "simulated GPU",
+        "is_available": lambda: True,
+        "synchronize": synchronize,
+        "set_device": lambda device: None,
+    }
+    before = driver._active
+    with contextlib.ExitStack() as stack:
+        for name, value in replaced.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        driver.set_active(_Driver(world))  # type: ignore[arg-type]
+        stack.callback(setattr, driver, "_active", before)
+        stack.enter_context(_OnCpu())
+        stack.enter_context(_Poisoned(world))
+        yield

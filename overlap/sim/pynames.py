@@ -1,0 +1,156 @@
+"""What plain Python names mean inside a simulated kernel: ``range``, ``min``, ``and``, libdevice functions."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+
+from .dtypes import convert, is_narrow_float, numpy_of
+from .interpreter import SEMANTIC, Handle
+
+
+def tensor(value: Any) -> Any:
+    """An assigned value: numbers become tensors, everything else stays."""
+    if isinstance(value, tl.constexpr):
+        value = value.value
+    if isinstance(value, bool | int | float):
+        return SEMANTIC.to_tensor(value, False)
+    return value
+
+
+def _number(value: Any) -> int:
+    if isinstance(value, tl.constexpr):
+        value = value.value
+    return int(value.handle.data.reshape(-1)[0]) if isinstance(value, tl.tensor) else int(value)
+
+
+class Range:
+    """``range`` and ``tl.range``: yields int32 scalars, or int64 where a bound is one."""
+
+    def __init__(self, arg1: Any, arg2: Any = None, step: Any = 1, **options: Any) -> None:
+        start, end = (0, arg1) if arg2 is None else (arg1, arg2)
+        step = 1 if step is None else step
+        self.flatten = bool(getattr(options.get("flatten"), "value", options.get("flatten")))
+        wide = any(isinstance(v, tl.tensor) and v.dtype.primitive_bitwidth > 32 for v in (start, end, step))
+        self._type = tl.int64 if wide else tl.int32
+        self._values = builtins.range(_number(start), _number(end), _number(step))
+
+    def __iter__(self) -> Iterator[Any]:
+        kind = self._type
+        numpy = numpy_of(kind)
+        for value in self._values:
+            yield tl.tensor(Handle(np.array([value], numpy), kind), kind)
+
+
+def static_range(arg1: Any, arg2: Any = None, step: Any = None) -> Iterator[int]:
+    """``tl.static_range``: an unrolled loop, its index a constant."""
+    start, end = (0, arg1) if arg2 is None else (arg1, arg2)
+    yield from builtins.range(_number(start), _number(end), 1 if step is None else _number(step))
+
+
+def _is_block(value: Any) -> bool:
+    return isinstance(value, tl.tensor) and value.type.is_block()
+
+
+def both(*thunks: Callable[[], Any]) -> Any:
+    """``and``: element by element as soon as a block takes part."""
+    value = thunks[0]()
+    for thunk in thunks[1:]:
+        if _is_block(value):
+            value = value & thunk()
+        elif not value:
+            return value
+        else:
+            following = thunk()
+            value = value & following if _is_block(following) and isinstance(value, tl.tensor) else following
+    return value
+
+
+def either(*thunks: Callable[[], Any]) -> Any:
+    """``or``: element by element as soon as a block takes part."""
+    value = thunks[0]()
+    for thunk in thunks[1:]:
+        if _is_block(value):
+            value = value | thunk()
+        elif value:
+            return value
+        else:
+            following = thunk()
+            value = value | following if _is_block(following) and isinstance(value, tl.tensor) else following
+    return value
+
+
+def negation(value: Any) -> Any:
+    """``not``, element by element on blocks."""
+    return value.__not__() if _is_block(value) else not value
+
+
+def _extreme(plain: Callable[..., Any], word: str) -> Callable[..., Any]:
+    def extreme(*args: Any, **kwargs: Any) -> Any:
+        values = [a.value if isinstance(a, tl.constexpr) else a for a in args]
+        if not any(isinstance(v, tl.tensor) for v in values):
+            return plain(*values, **kwargs)
+        result = values[0]
+        for value in values[1:]:
+            result = getattr(tl, word)(result, value)
+        return result
+
+    return extreme
+
+
+HELPERS: dict[str, Any] = {"ol_sim_tensor": tensor, "ol_sim_and": both, "ol_sim_or": either, "ol_sim_not": negation}
+BUILTINS: dict[str, Any] = {"range": Range, "min": _extreme(builtins.min, "minimum"), "max": _extreme(builtins.max, "maximum")}
+REPLACED: dict[int, Any] = {}
+"""Interpreted stand-ins for functions that a module imported by name, by the id of the original."""
+
+# libdevice
+
+_UNARY: dict[str, Callable[..., Any]] = {
+    "abs": np.abs, "fabs": np.abs, "acos": np.arccos, "acosh": np.arccosh, "asin": np.arcsin, "asinh": np.arcsinh,
+    "atan": np.arctan, "atanh": np.arctanh, "cbrt": np.cbrt, "ceil": np.ceil, "cos": np.cos, "cosh": np.cosh, "exp": np.exp,
+    "exp2": np.exp2, "exp10": lambda x: np.power(10.0, x), "expm1": np.expm1, "floor": np.floor, "log": np.log,
+    "log10": np.log10, "log1p": np.log1p, "log2": np.log2, "rint": np.rint, "nearbyint": np.rint, "round": lambda x: np.copysign(np.floor(np.abs(x) + 0.5), x),
+    "rsqrt": lambda x: 1.0 / np.sqrt(x), "sin": np.sin, "sinh": np.sinh, "sqrt": np.sqrt, "tan": np.tan, "tanh": np.tanh,
+    "trunc": np.trunc, "erf": np.vectorize(math.erf, otypes=[np.float64]), "erfc": np.vectorize(math.erfc, otypes=[np.float64]),
+    "isnan": np.isnan, "isinf": np.isinf, "isfinited": np.isfinite, "finitef": np.isfinite,
+    "fast_expf": np.exp, "fast_logf": np.log, "fast_log2f": np.log2, "fast_sinf": np.sin, "fast_cosf": np.cos, "fast_tanf": np.tan,
+    "fast_exp10f": lambda x: np.power(10.0, x), "fast_tanhf": np.tanh,
+}  # fmt: skip
+_BINARY: dict[str, Callable[..., Any]] = {
+    "atan2": np.arctan2, "pow": np.power, "fmod": np.fmod, "fdim": lambda x, y: np.maximum(x - y, 0), "copysign": np.copysign,
+    "hypot": np.hypot, "max": np.maximum, "min": np.minimum, "fast_dividef": np.divide, "fast_fdividef": np.divide, "fast_powf": np.power,
+    "div_rn": np.divide, "add_rn": np.add, "mul_rn": np.multiply, "sub_rn": np.subtract, "remainder": np.remainder,
+}  # fmt: skip
+_PREDICATES = frozenset({"isnan", "isinf", "isfinited", "finitef"})
+
+
+def _twin(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
+    def twin(*args: Any, _semantic: Any = None) -> Any:
+        tensors = [SEMANTIC.to_tensor(a) for a in args]
+        shaped = SEMANTIC.broadcast_impl_value(*tensors) if len(tensors) == 2 else tensors
+        data = [t.handle.data for t in shaped]
+        wide = [d.astype(np.float32) if is_narrow_float(d.dtype) else d for d in data]
+        result = op(*wide)
+        kind = tl.int32 if name in _PREDICATES else shaped[0].dtype
+        return tl.tensor(Handle(convert(np.asarray(result), numpy_of(kind)), kind), shaped[0].type.with_element_ty(kind))
+
+    return twin
+
+
+def libdevice_twins() -> list[tuple[Any, str, Any]]:
+    """(module, name, twin) of every libdevice function that has one."""
+    found = []
+    for path in ("triton.language.extra.libdevice", "triton.language.extra.cuda.libdevice", "triton.language.extra.hip.libdevice"):
+        try:
+            module = importlib.import_module(path)
+        except ImportError:
+            continue
+        for table in (_UNARY, _BINARY):
+            found += [(module, name, _twin(name, op)) for name, op in table.items() if hasattr(module, name)]
+    return found

@@ -1,0 +1,88 @@
+"""What a check of a generated module found, as text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from overlap.errors import OverlapError
+
+NOT_COVERED = (
+    "not covered: what a compiler may reorder (the compile tier checks that), 32-bit wrap-around, "
+    "threads inside a program beyond the barrier rule"
+)
+
+
+@dataclass
+class Fault:
+    """A fault and the seed that shows it again; ``kind`` is the word reports use."""
+
+    seed: int
+    error: OverlapError
+
+    @property
+    def kind(self) -> str:
+        return getattr(self.error, "kind", "error")
+
+
+@dataclass
+class SimReport:
+    """The result of `check_module`: seeds run, faults found, the largest difference from the original.
+
+    ``original`` is the path of the original, ``differences`` the largest absolute difference of any seed (0 when bitwise equal).
+    """
+
+    module: str
+    original: str
+    world: int
+    shape: dict[str, int]
+    dtype: str
+    launches: int
+    sms: int
+    seeds: list[int] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    largest_difference: float = 0.0
+    tolerance: float = 0.0
+    steps: int = 0
+
+    @property
+    def ok(self) -> bool:
+        return not self.faults
+
+    def __str__(self) -> str:
+        sizes = " ".join(f"{axis}={extent}" for axis, extent in self.shape.items())
+        ranks = f"{self.world} rank{'s' if self.world != 1 else ''}"
+        lines = [
+            f"{self.module}: {ranks} of {self.sms} SMs, {sizes}, {self.dtype}, {self.launches} launches in a row with new data",
+            f"original: {self.original}",
+            f"seeds run: {_ranges(self.seeds)} ({self.steps} scheduling points)",
+        ]
+        if self.ok:
+            equal = self.largest_difference == 0.0
+            agreement = "bitwise equal" if equal else f"largest difference {self.largest_difference:.3g}, allowed {self.tolerance:.3g}"
+            lines.append(f"against the original: {agreement}; no race, deadlock, stray access or missing write")
+        lines.append(NOT_COVERED)
+        for fault in self.faults:
+            lines += ["", fault.error.render()]
+        lines.append("ok" if self.ok else self._last_line())
+        return "\n".join(lines)
+
+    def _last_line(self) -> str:
+        fault = self.faults[0]
+        message = fault.error.message.split(" while nothing orders")[0]
+        prefix = f"{fault.kind}: "
+        message = message.removeprefix(prefix)
+        return f"fault: {fault.kind} with seed {fault.seed} (--seed {fault.seed} shows it again): {message}"
+
+
+def _ranges(numbers: list[int]) -> str:
+    """1, 2, 3, 7 as "1-3, 7"."""
+    parts: list[str] = []
+    begin = end = None
+    for number in [*sorted(numbers), None]:
+        if begin is not None and number is not None and end is not None and number == end + 1:
+            end = number
+            continue
+        if begin is not None:
+            parts.append(f"{begin}" if begin == end else f"{begin}-{end}")
+        begin = end = number
+    return ", ".join(parts) or "none"

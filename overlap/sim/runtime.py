@@ -1,0 +1,200 @@
+"""`SimRuntime`: the runtime protocol on simulated ranks.
+
+Collective calls meet by their order, as on a real group; a rank that calls something else, or nothing, is named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from overlap.errors import RuntimeContractError
+
+from .clocks import Agent
+from .engine import Event, Stream, copy_operation, fill_operation, record_operation, wait_operation
+from .fibres import Condition
+
+if TYPE_CHECKING:
+    from .world import World
+
+
+class SimGroup:
+    """What generated host functions take as ``group``: it carries the rank's runtime."""
+
+    def __init__(self, runtime: SimRuntime) -> None:
+        self.overlap_runtime = runtime
+
+    def __repr__(self) -> str:
+        return f"SimGroup(rank={self.overlap_runtime.rank}, world={self.overlap_runtime.world})"
+
+
+class _Meeting:
+    """One collective call: what each rank brought."""
+
+    def __init__(self, world: World) -> None:
+        self.brought: dict[int, tuple[str, Any]] = {}
+        self.clock: dict[int, int] = {}
+        self.results: dict[int, Any] = {}
+        self.condition = Condition(world.scheduler)
+
+
+class SimRuntime:
+    """One rank of a `World` as `overlap.runtime.protocol.Runtime`."""
+
+    def __init__(self, world: World, rank: int) -> None:
+        self._world = world
+        self.rank = rank
+        self.world = world.size
+        self.host = Agent(f"rank {rank} host", rank, "host")
+        self._main = Stream(world, rank, "main stream")
+        self._streams: dict[Any, Stream] = {}
+        self._events: dict[Any, Event] = {}
+        self._meetings = 0
+
+    def __repr__(self) -> str:
+        return f"SimRuntime(rank={self.rank}, world={self.world})"
+
+    @property
+    def sm_count(self) -> int:
+        return self._world.sms
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    # memory
+
+    def symmetric(self, shape: Sequence[int], dtype: Any, *, zero: bool = False) -> Any:
+        """Raises RuntimeContractError when ranks ask for different tensors."""
+        world = self._world
+        tensor, buffer = world.memory.allocate(self.rank, shape, dtype, zero=zero)
+        buffer.name = "symmetric memory"
+        asked = self._meet(f"symmetric({tuple(shape)}, {dtype})", buffer)
+        for copy in asked:
+            copy.copies = tuple(asked)
+        return tensor
+
+    def peer(self, tensor: Any, rank: int) -> Any:
+        """Raises RuntimeContractError when ``tensor`` is not symmetric."""
+        if rank == self.rank:
+            return tensor
+        buffer = self._world.memory.of(tensor)
+        if buffer is None or buffer.copies is None:
+            raise RuntimeContractError(f"peer: a tensor of shape {tuple(tensor.shape)} is not symmetric memory")
+        if not 0 <= rank < self.world:
+            raise RuntimeContractError(f"peer: rank {rank} in a world of {self.world}")
+        flat = buffer.copies[rank].storage.view(torch.uint8).view(tensor.dtype)
+        return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    def table(self, values: Sequence[int], *, bits: int = 32) -> Any:
+        dtype = torch.int32 if bits == 32 else torch.int64
+        made = torch.tensor(list(values), dtype=dtype)
+        tensor, buffer = self._world.memory.allocate(self.rank, (len(made),), dtype, zero=True)
+        buffer.name = "table"
+        tensor.copy_(made)
+        return tensor
+
+    def label(self, tensor: Any, name: Callable[[int], str]) -> None:
+        """Names the words of a symmetric tensor in faults: ``name(element index)`` gives "flag 2 (chunk from rank 3)"."""
+        buffer = self._world.memory.of(tensor)
+        for copy in (buffer.copies or (buffer,)) if buffer is not None else ():
+            copy.label = name
+
+    # ranks together
+
+    def agree(self, what: str, value: Any) -> list[Any]:
+        return self._meet(f"agree({what!r})", value)
+
+    def _meet(self, call: str, value: Any) -> list[Any]:
+        world, scheduler = self._world, self._world.scheduler
+        scheduler.pause()
+        number = self._meetings
+        self._meetings += 1
+        meeting = world.meetings.setdefault(number, _Meeting(world))
+        meeting.brought[self.rank] = (call, value)
+        self.host.tick()
+        for agent, step in self.host.clock.items():
+            meeting.clock[agent] = max(step, meeting.clock.get(agent, 0))
+        others = {rank: brought for rank, (brought, _) in meeting.brought.items() if brought != call}
+        if others:
+            rank, brought = next(iter(others.items()))
+            raise RuntimeContractError(f"rank {self.rank} calls {call} where rank {rank} calls {brought}")
+
+        def missing() -> str:
+            absent = [str(rank) for rank in range(self.world) if rank not in meeting.brought]
+            return f"rank {', '.join(absent)} to call {call}"
+
+        meeting.condition.notify()
+        meeting.condition.wait(lambda: len(meeting.brought) == self.world, missing)
+        self.host.see(meeting.clock)
+        return [meeting.brought[rank][1] for rank in range(self.world)]
+
+    # streams
+
+    def main_stream(self) -> Stream:
+        return self._main
+
+    @contextlib.contextmanager
+    def on_stream(self, name: str) -> Iterator[Stream]:
+        """Another stream as the caller's, as ``with torch.cuda.stream(...)`` would."""
+        before, self._main = self._main, self._stream(name)
+        try:
+            yield self._main
+        finally:
+            self._main = before
+
+    def _stream(self, name: str) -> Stream:
+        if name not in self._streams:
+            self._streams[name] = Stream(self._world, self.rank, name)
+        return self._streams[name]
+
+    def fork(self, lane: int) -> Stream:
+        side = self._stream(f"lane {lane}")
+        event = self._record(self._main)
+        side.enqueue(wait_operation(event, f"the main stream of rank {self.rank}"), self.host)
+        return side
+
+    def join(self, stream: Stream) -> None:
+        event = self._record(stream)
+        self._main.enqueue(wait_operation(event, f"{stream.name} of rank {self.rank}"), self.host)
+
+    def order_behind_previous(self, key: Any) -> None:
+        event = self._events.get(key)
+        if event is not None:
+            self._main.enqueue(wait_operation(event, f"the previous call of rank {self.rank}"), self.host)
+
+    def record_call(self, key: Any) -> None:
+        self._events[key] = self._record(self._main)
+
+    def _record(self, stream: Stream) -> Event:
+        self._step()
+        event = Event()
+        stream.enqueue(record_operation(event), self.host)
+        return event
+
+    def copy(self, dst: Any, src: Any, stream: Stream) -> None:
+        self._step()
+        stream.enqueue(copy_operation(self._world, dst, src, self.rank), self.host)
+
+    def launch(self, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stream: Stream) -> None:
+        self._step()
+        self._world.enqueue_launch(stream, self.host, kernel, grid, args, kwargs)
+
+    def fill(self, tensor: Any, values: Any) -> None:
+        """Writes ``values`` into ``tensor`` in the order of the caller's stream, as a torch operation on a device would."""
+        self._step()
+        self._main.enqueue(fill_operation(self._world, tensor, values, self.rank), self.host)
+
+    def synchronize(self) -> None:
+        """Blocks the host until the caller's stream is idle; it then knows all that the stream did."""
+        stream = self._main
+        self._step()
+        stream.changed.wait(lambda: stream.idle, f"the {stream.name} of rank {self.rank}")
+        self.host.see(stream.agent.clock)
+
+    def _step(self) -> None:
+        self._world.scheduler.pause()
+        self.host.tick()

@@ -1,0 +1,195 @@
+"""`check_module`: a generated module on simulated ranks against the original kernel on gathered data.
+
+    original (1 rank, no communication)  -> wanted[launch][rank]
+    generated, seed 0, 1, 2, ...         -> got[launch][rank], launches in a row in one run, same input memory overwritten
+
+Every seed is another order of everything that may be reordered; the data stays the same, so that a seed replays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from overlap import settings
+from overlap.codegen.module_io import find_operator, find_source, load_module, read_header
+from overlap.errors import MismatchFault, OverlapError, SimFault, SourceError, UnwrittenFault, UsageError
+from overlap.runtime import launch as launch_layer
+from overlap.schedule.steps import Step
+
+from .engine import NOWHERE
+from .fibres import Chooser
+from .inputs import CallInputs, check_sizes, dtype_of, make_inputs, tolerance
+from .memory import array_of
+from .report import Fault, SimReport
+from .world import World
+
+StepFilter = Callable[[int, tuple[Step, ...]], tuple[Step, ...]]
+
+
+class ModuleCheck:
+    """A generated module with its original, inputs and wanted results for one world, shape and dtype."""
+
+    def __init__(
+        self, path: str, *, world: int, shape: dict[str, int], dtype: str, launches: int = 3, original: str | None = None,
+        sms: int | None = None, flattened: bool | None = None, mutate_steps: StepFilter | None = None,
+    ) -> None:  # fmt: skip
+        self.path = path
+        self.world = world
+        self.sizes = dict(shape)
+        self.sms = settings.get("sim_sms", sms)
+        self.flattened = flattened
+        self.mutate_steps = mutate_steps
+        try:
+            with open(path, encoding="utf-8") as file:
+                header = read_header(file.read(), path)
+        except OSError as error:
+            raise SourceError(f"cannot read {path}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise SourceError(f"{path} is not UTF-8 text") from None
+        self.original = original or find_source(header, path)
+        module = load_module(path)
+        self.operator = find_operator(module)
+        self.host = getattr(module, self.operator.name)
+        if self.operator.world is not None and self.operator.world != world:
+            raise UsageError(f"{path} was compiled for {self.operator.world} ranks, not for {world}")
+        check_sizes(self.operator, self.sizes)
+        kind = dtype_of(dtype)
+        self.inputs = make_inputs(self.operator, self.sizes, kind, world, launches)
+        self.tolerance = tolerance(self.operator, self.sizes, kind)
+        self.wanted = self._run_original()
+        self.report = SimReport(path, self.original, world, self.sizes, dtype, launches, self.sms, tolerance=self.tolerance)
+
+    def _run_original(self) -> list[list[tuple[torch.Tensor, ...]]]:
+        host = getattr(load_module(self.original), self.operator.name)
+
+        def body(group: Any) -> list[list[tuple[torch.Tensor, ...]]]:
+            results = [[_tensors(host(**call.whole)) for call in ranks] for ranks in self.inputs]
+            group.overlap_runtime.synchronize()
+            return results
+
+        try:
+            return World(1, sms=self.sms).run(body)[0]
+        except SimFault as fault:
+            raise type(fault)(f"the original {self.original} itself: {fault.message}", where=fault.where, help=fault.help) from fault
+
+    def run(self, seed: int, chooser: Chooser | None = None) -> OverlapError | None:
+        """One simulation; the fault it found, if any."""
+        world = World(self.world, sms=self.sms, seed=seed, chooser=chooser, flattened=self.flattened)
+        try:
+            with _step_filter(self.mutate_steps):
+                world.run(lambda group: self._rank(world, group))
+        except SimFault as fault:
+            return fault
+        finally:
+            self.report.steps += world.scheduler.steps
+        return None
+
+    def _rank(self, world: World, group: Any) -> None:
+        """One rank's host code: all launches in a row, then every result is looked at."""
+        runtime = group.overlap_runtime
+        memory: dict[str, torch.Tensor] = {}
+        results = []
+        for ranks in self.inputs:
+            call: CallInputs = ranks[runtime.rank]
+            arguments = dict(call.passed)
+            for name in self.operator.inputs:
+                value = call.passed[name]
+                if name not in memory:
+                    memory[name], buffer = world.memory.allocate(runtime.rank, value.shape, value.dtype)
+                    buffer.describe(memory[name], name)
+                runtime.fill(memory[name], value)
+                arguments[name] = memory[name]
+            results.append(_tensors(self.host(**arguments, group=group, sizes=self.sizes)))
+        runtime.synchronize()
+        for number, (got, ranks_wanted) in enumerate(zip(results, self.wanted, strict=True)):
+            for name, one, other in zip(self.operator.outputs, got, ranks_wanted[runtime.rank], strict=True):
+                self._compare(world, runtime, f"{name} of rank {runtime.rank}, launch {number + 1}", one, other)
+
+    def _compare(self, world: World, runtime: Any, name: str, got: torch.Tensor, wanted: torch.Tensor) -> None:
+        if got.shape != wanted.shape or got.dtype != wanted.dtype:
+            raise MismatchFault(f"mismatch: {name} is {tuple(got.shape)} {got.dtype}, the original's {tuple(wanted.shape)} {wanted.dtype}")
+        if not got.numel():
+            return
+        buffer = world.memory.of(got)
+        if buffer is not None:
+            places = buffer.granules(world.memory.offsets(got), got.element_size())
+            missing = world.shadow.first_never_written(buffer, places)
+            if missing is not None:
+                position = int(np.flatnonzero(places == missing[0])[0])
+                raise UnwrittenFault(
+                    f"unwritten: {missing[1]} of {got.numel()} elements of {name} were never written, "
+                    f"the first is {_index(position, got.shape)}"
+                )
+            world.shadow.read(buffer, places, world.shadow.access(runtime.host, "reads the result", NOWHERE))
+        one = array_of(got.contiguous()).astype(np.float64)
+        other = array_of(wanted.contiguous()).astype(np.float64)
+        difference = np.where((one == other) | (np.isnan(one) & np.isnan(other)), 0.0, np.abs(one - other))
+        wrong = ~(difference <= self.tolerance)
+        if wrong.any():
+            where = tuple(int(i) for i in np.argwhere(wrong)[0])
+            raise MismatchFault(
+                f"mismatch: {int(wrong.sum())} of {got.numel()} elements of {name} differ from the original's, the first is "
+                f"[{', '.join(map(str, where))}]: {one[where]:g} instead of {other[where]:g} (allowed {self.tolerance:.3g})"
+            )
+        self.report.largest_difference = max(self.report.largest_difference, float(difference.max()))
+
+
+def check_module(
+    out_path: str, *, world: int, shape: dict[str, int], dtype: str = "fp16", seeds: Sequence[int] = (0,), launches: int = 3,
+    sms: int | None = None, original: str | None = None, progress: Callable[..., None] | None = None,
+    mutate_steps: StepFilter | None = None, flattened: bool | None = None,
+) -> SimReport:  # fmt: skip
+    """Runs a generated module on ``world`` simulated ranks once a seed and compares it with its original.
+
+    Args:
+        out_path: the generated module, perhaps edited.
+        world: number of ranks.
+        shape: axis to the extent that the user's host function sees.
+        dtype: of all tensors: fp16, bf16, fp32, ...
+        seeds: orders to try; stops at the first that shows a fault.
+        launches: calls in a row in each run, each with new data in the same memory.
+        sms: programs of a rank that are resident at a time; the setting ``sim_sms`` by default.
+        original: path of the original kernel; by default found through the header.
+        progress: called after every seed.
+        mutate_steps: changes a rank's launch steps, for tests that drop one.
+        flattened: order of waits in tile loops; see `World`.
+
+    Raises:
+        UsageError, SourceError: the file, its original, the world or the shape cannot be used.
+    """
+    check = ModuleCheck(
+        out_path, world=world, shape=shape, dtype=dtype, launches=launches, original=original, sms=sms, flattened=flattened,
+        mutate_steps=mutate_steps,
+    )  # fmt: skip
+    for seed in seeds:
+        fault = check.run(seed)
+        check.report.seeds.append(seed)
+        if progress is not None:
+            progress()
+        if fault is not None:
+            check.report.faults.append(Fault(seed, fault))
+            break
+    return check.report
+
+
+@contextmanager
+def _step_filter(steps: StepFilter | None) -> Iterator[None]:
+    before = launch_layer.STEP_FILTER
+    launch_layer.STEP_FILTER = steps if steps is not None else before
+    try:
+        yield
+    finally:
+        launch_layer.STEP_FILTER = before
+
+
+def _tensors(result: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(result) if isinstance(result, tuple | list) else (result,)
+
+
+def _index(position: int, shape: torch.Size) -> str:
+    return "[" + ", ".join(str(int(i)) for i in np.unravel_index(position, tuple(shape))) + "]"
