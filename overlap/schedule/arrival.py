@@ -20,7 +20,7 @@ def arrival_order(plan: CommPlan, rank: int, cost: CostModel = UNIT) -> tuple[Op
     the order of the plan, so the answer does not depend on anything but the plan and the costs.
 
     Raises:
-        PlanError: the plan is cyclic or names an operation that does not exist.
+        PlanError: the plan is cyclic.
     """
     return by_finish(plan, rank, finish_times(plan, cost))
 

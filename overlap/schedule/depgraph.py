@@ -79,25 +79,16 @@ class DependenceGraph:
 def dependence_graph(
     plan: CommPlan, reads: Sequence[TensorRead], axes: Sequence[AxisTiles], rank: int
 ) -> DependenceGraph:
-    """The graph of one rank.
+    """The graph of one rank of a plan whose structure is sound (`overlap.chunkplan.verify.check_structure`).
 
     Raises:
         ScheduleError: a read that names an unknown tensor or axis, or an axis that does not span its dimension.
-        PlanError: an operation that writes a chunk of no tensor of the plan.
     """
     check_reads(plan, reads, axes)
-    shapes = {spec.name: spec.shape for spec in plan.tensors}
 
     def readers(tensor: str, boxes: Iterable[Box]) -> tuple[TileSet, ...]:
-        if tensor not in shapes:
-            raise PlanError(
-                f"plan {plan.name}: a chunk of tensor {tensor!r}, which the plan does not declare",
-                help=_nearest(tensor, shapes),
-            )
         found: list[TileSet] = []
         for box in boxes:
-            if box.ndim != len(shapes[tensor]):
-                raise PlanError(f"plan {plan.name}: chunk {tensor}{box} of a tensor of shape {list(shapes[tensor])}")
             for read in reads:
                 if read.tensor == tensor and not box.empty:
                     tiles = _tiles_of_box(read, axes, box)
@@ -189,7 +180,8 @@ def check_covered(plan: CommPlan, reads: Sequence[TensorRead], axes: Sequence[Ax
     a grid without tiles reads nothing.
 
     Raises:
-        ScheduleError: names the uncovered box and the first tiles that read it.
+        PlanError: names the uncovered box and a tile that reads it.
+        ScheduleError: as `dependence_graph`.
     """
     check_reads(plan, reads, axes)
     if any(axis.count == 0 for axis in axes):
@@ -204,8 +196,9 @@ def check_covered(plan: CommPlan, reads: Sequence[TensorRead], axes: Sequence[Ax
             first = ", ".join(
                 f"{axis.name}={found[0][0]}" for axis, found in zip(axes, tiles.intervals, strict=True) if found
             )
-            raise ScheduleError(
+            raise PlanError(
                 f"plan {plan.name} never brings {read.tensor}{missing} to rank {rank}, but tile ({first}) reads it",
+                where=plan.where(),
                 help="move that chunk to the rank as well, or give it to the rank as its own",
             )
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from overlap.chunkplan.order import name_op
 from overlap.chunkplan.plan import P2P, CommPlan
 
 from .arrival import arrival_order
-from .model import RankSchedule, Run, op_name
+from .model import RankSchedule, Run
 
 
 def describe(schedule: RankSchedule, plan: CommPlan) -> str:
@@ -23,7 +24,7 @@ def describe(schedule: RankSchedule, plan: CommPlan) -> str:
         lines.append("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     for op in arrival_order(plan, schedule.rank):
         if plan.op(op).dst.box.empty:
-            lines.append(f"  flag {schedule.slots[op]} ({op_name(op)}): an empty chunk, raised all the same")
+            lines.append(f"  flag {schedule.slots[op]} is of an empty chunk, raised all the same: {name_op(plan, op)}")
     if schedule.coordinates is not None:
         lines.append("  the kernel's own tile order is no bijection on some run, so the table lists every tile")
     return "\n".join(lines)
@@ -38,7 +39,7 @@ def _row(number: int, run: Run, schedule: RankSchedule, plan: CommPlan) -> tuple
     else:
         op = plan.op(run.chunk)
         how = f"{op.direction} from rank {op.src_rank}" if isinstance(op, P2P) else op.kind
-        ready = f"{op.dst.tensor}{op.dst.box} ({how})"
+        ready = f"{op.dst} ({how})"
     waits = ", ".join(f"flag {wait.slot}" + (f" x{wait.count}" if wait.count != 1 else "") for wait in run.waits)
     return str(number), f"{run.first}..{run.first + run.tiles - 1}", box, ready, waits or "nothing"
 

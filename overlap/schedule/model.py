@@ -14,11 +14,6 @@ from dataclasses import dataclass
 from overlap.chunkplan.plan import OpId
 
 
-def op_name(op: OpId) -> str:
-    """How messages call an operation of a plan."""
-    return f"operation {op[1]} of rank {op[0]}"
-
-
 @dataclass(frozen=True)
 class AxisTiles:
     """One tile axis: ``extent`` elements cut into blocks of ``block``."""

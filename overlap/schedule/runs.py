@@ -17,14 +17,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from overlap.chunkplan.order import HappensBefore, happens_before
 from overlap.chunkplan.plan import P2P, CommPlan, OpId
+from overlap.chunkplan.verify import check_structure
 
 from .arrival import by_finish
 from .cost import finish_times
-from .depgraph import DependenceGraph, Interval, dependence_graph
+from .depgraph import DependenceGraph, Interval, check_covered, dependence_graph
 from .mapping import TileMap, TileMapCheck, row_major
 from .model import AxisTiles, RankSchedule, Run, TensorRead, Wait
-from .sync import ImpliedFlags, assign_slots, channel_order
+from .sync import assign_slots, channel_order, fewest_flags
 
 TileBox = tuple[Interval, ...]
 OWN = -1
@@ -46,13 +48,13 @@ def schedule_rank(
         plan: what moves.
         reads: how tiles read the tensors that it moves.
         axes: the tile axes, in the order of the kernel's pid map.
-        ordered: flags are raised in stream order, so that one may stand for another (`sync.ImpliedFlags`).
+        ordered: flags are raised in stream order, so that one may stand for another (`sync.fewest_flags`).
         tile_map: the user's mapping on the host, ``(tile, counts) -> coordinates``. Where it is no bijection on some
             run's counts the schedule lists the coordinates of every position, row-major inside each run.
 
     Raises:
         ScheduleError: reads, axes and plan do not fit each other, or ``tile_map`` gives no coordinates.
-        PlanError: the plan is cyclic or malformed.
+        PlanError: the plan is cyclic or malformed, or does not bring what tiles read.
     """
     return _schedule(reads, axes, rank, _Shared.of(plan, ordered, tile_map))
 
@@ -76,17 +78,20 @@ class _Shared:
 
     plan: CommPlan
     finish: dict[OpId, float]
-    flags: ImpliedFlags
+    order: HappensBefore | None
     bijective: TileMapCheck | None
 
     @classmethod
     def of(cls, plan: CommPlan, ordered: bool, tile_map: TileMap | None) -> _Shared:
+        check_structure(plan)
+        order = happens_before(plan)
         bijective = TileMapCheck(tile_map) if tile_map is not None else None
-        return cls(plan, finish_times(plan), ImpliedFlags(plan, ordered=ordered), bijective)
+        return cls(plan, finish_times(plan, order=order), order if ordered else None, bijective)
 
 
 def _schedule(reads: Sequence[TensorRead], axes: Sequence[AxisTiles], rank: int, shared: _Shared) -> RankSchedule:
     plan = shared.plan
+    check_covered(plan, reads, axes, rank)
     graph = dependence_graph(plan, reads, axes, rank)
     arrivals = by_finish(plan, rank, shared.finish)
     slots = assign_slots(plan, rank)
@@ -102,7 +107,7 @@ def _schedule(reads: Sequence[TensorRead], axes: Sequence[AxisTiles], rank: int,
             first=first,
             origin=origin,
             counts=counts,
-            waits=tuple(Wait(op, slots[op]) for op in shared.flags.fewest(needed)),
+            waits=tuple(Wait(op, slots[op]) for op in fewest_flags(needed, shared.order)),
             chunk=chunk,
             peer=_source(plan, chunk),
         )

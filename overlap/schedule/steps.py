@@ -25,10 +25,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from overlap.chunkplan.order import name_op
 from overlap.chunkplan.plan import P2P, CommPlan, OpId
 from overlap.errors import PlanError, UnsupportedError
-
-from .model import op_name
 
 
 @dataclass(frozen=True)
@@ -141,23 +140,25 @@ def _copied(plan: CommPlan, op_id: OpId) -> P2P:
 
 
 def _check_copies_only(plan: CommPlan) -> None:
-    for owner, ops in enumerate(plan.ops):
-        for index, op in enumerate(ops):
-            where = f"plan {plan.name}, {op_name((owner, index))}"
-            if not isinstance(op, P2P):
-                raise UnsupportedError(
-                    f"{where}: a copy engine cannot do a collective ({op.kind})",
-                    help="write it as pushes or pulls of chunks",
-                )
-            if op.reduce:
-                raise UnsupportedError(f"{where}: a copy engine moves data, it cannot reduce ({op.reduce})")
-            if op.src_rank == op.dst_rank:
-                raise UnsupportedError(
-                    f"{where}: a copy inside a rank runs as a kernel, which starves behind a grid that waits for it",
-                    help="let the kernel read that chunk where it is",
-                )
-            if owner != (op.dst_rank if op.direction == "pull" else op.src_rank):
-                raise PlanError(
-                    f"{where}: a {op.direction} from rank {op.src_rank} to rank {op.dst_rank} in the wrong list",
-                    help="a pull stands in the list of its destination, a push in that of its source",
-                )
+    for op_id, op in plan.items():
+        said, where = f"plan {plan.name}, {name_op(plan, op_id)}", plan.where(op_id)
+        if not isinstance(op, P2P):
+            raise UnsupportedError(
+                f"{said}: a copy engine cannot do a collective ({op.kind})",
+                where=where,
+                help="write it as pushes or pulls of chunks",
+            )
+        if op.reduce:
+            raise UnsupportedError(f"{said}: a copy engine moves data, it cannot reduce ({op.reduce})", where=where)
+        if op.src_rank == op.dst_rank:
+            raise UnsupportedError(
+                f"{said}: a copy inside a rank runs as a kernel, which starves behind a grid that waits for it",
+                where=where,
+                help="let the kernel read that chunk where it is",
+            )
+        if op_id[0] != op.owner:
+            raise PlanError(
+                f"{said} stands in the list of rank {op_id[0]}, not of rank {op.owner}",
+                where=where,
+                help="a pull stands in the list of its destination, a push in that of its source",
+            )

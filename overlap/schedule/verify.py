@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from overlap.chunkplan.plan import CommPlan, OpId
+from overlap.chunkplan.order import HappensBefore, happens_before, name_op
+from overlap.chunkplan.plan import CommPlan
+from overlap.chunkplan.verify import check_structure
 from overlap.errors import ScheduleError
 
-from .cost import predecessors
 from .cycles import find_cycle
 from .depgraph import check_covered, dependence_graph
-from .model import AxisTiles, RankSchedule, Run, TensorRead, op_name
-from .sync import ImpliedFlags
+from .model import AxisTiles, RankSchedule, Run, TensorRead
 
 Node = tuple[str, int, int]
 """``("op", rank, index)``, ``("wait", rank, run)`` or ``("raise", rank, run)``."""
@@ -45,10 +45,12 @@ def verify_schedule(
 
     Raises:
         ScheduleError: names the rank, the run and, for a deadlock, the chain.
+        PlanError: the plan is cyclic or malformed, or does not bring what tiles read.
     """
     if len(schedules) != plan.world:
         raise ScheduleError(f"{len(schedules)} schedules for plan {plan.name} of world {plan.world}")
-    flags = ImpliedFlags(plan, ordered=ordered)
+    check_structure(plan)
+    order = happens_before(plan)
     for rank, schedule in enumerate(schedules):
         if schedule.rank != rank or schedule.world != plan.world or schedule.axes != tuple(axes):
             raise ScheduleError(
@@ -57,8 +59,8 @@ def verify_schedule(
         check_covered(plan, reads, axes, rank)
         _check_permutation(schedule)
         _check_flags(schedule, plan)
-        _check_waits(schedule, plan, reads, flags)
-    _check_progress(schedules, plan, flattened=flattened)
+        _check_waits(schedule, plan, reads, order if ordered else None)
+    _check_progress(schedules, plan, order, flattened=flattened)
 
 
 def _check_permutation(schedule: RankSchedule) -> None:
@@ -112,54 +114,61 @@ def _check_flags(schedule: RankSchedule, plan: CommPlan) -> None:
     where = f"rank {schedule.rank}"
     landing = set(plan.arriving(schedule.rank))
     if set(schedule.slots) != landing:
-        odd = min(set(schedule.slots) ^ landing)
-        raise ScheduleError(f"{where}: {op_name(odd)} has a flag slot but does not land here, or lands without one")
+        owner, index = min(set(schedule.slots) ^ landing)
+        raise ScheduleError(
+            f"{where}: rank {owner} operation {index} has a flag slot but does not land here, or lands without one"
+        )
     if sorted(schedule.slots.values()) != list(range(len(landing))):
         raise ScheduleError(f"{where}: {len(landing)} operations land here, with flag slots {schedule.slots}")
     for i, run in enumerate(schedule.runs):
         for wait in run.waits:
             if wait.op not in landing:
-                raise ScheduleError(f"{where} run {i} waits for {op_name(wait.op)}, which never raises a flag here")
+                owner, index = wait.op
+                raise ScheduleError(
+                    f"{where} run {i} waits for rank {owner} operation {index}, which never raises a flag here"
+                )
             if wait.slot != schedule.slots[wait.op]:
                 raise ScheduleError(
-                    f"{where} run {i} waits for {op_name(wait.op)} at slot {wait.slot}, "
+                    f"{where} run {i} waits for {name_op(plan, wait.op)} at slot {wait.slot}, "
                     f"whose flag is slot {schedule.slots[wait.op]}"
                 )
             if wait.count != 1:
                 raise ScheduleError(
-                    f"{where} run {i} waits for {wait.count} raises of {op_name(wait.op)}, which raises once"
+                    f"{where} run {i} waits for {wait.count} raises of {name_op(plan, wait.op)}, which raises once"
                 )
         for raised in run.raises:
-            if not _exists(plan, raised.op):
-                raise ScheduleError(f"{where} run {i} raises a counter for {op_name(raised.op)}, which does not exist")
+            owner, index = raised.op
+            if not (0 <= owner < len(plan.ops) and 0 <= index < len(plan.ops[owner])):
+                raise ScheduleError(
+                    f"{where} run {i} raises a counter for rank {owner} operation {index}, which does not exist"
+                )
     channels = {channel for channel, _ in schedule.order}
     expected = {c: tuple(i for i, op in enumerate(plan.ops[schedule.rank]) if op.channel == c) for c in channels}
     if dict(schedule.order) != expected or sum(map(len, expected.values())) != len(plan.ops[schedule.rank]):
         raise ScheduleError(f"{where} runs its operations in another order than plan {plan.name}")
 
 
-def _exists(plan: CommPlan, op: OpId) -> bool:
-    return 0 <= op[0] < len(plan.ops) and 0 <= op[1] < len(plan.ops[op[0]])
-
-
-def _check_waits(schedule: RankSchedule, plan: CommPlan, reads: Sequence[TensorRead], flags: ImpliedFlags) -> None:
+def _check_waits(
+    schedule: RankSchedule, plan: CommPlan, reads: Sequence[TensorRead], order: HappensBefore | None
+) -> None:
     """Every chunk that a tile of a run reads is waited for by the run, or implied by one that is."""
     graph = dependence_graph(plan, reads, schedule.axes, schedule.rank)
     for i, run in enumerate(schedule.runs):
         waited = [wait.op for wait in run.waits]
         for op in sorted(graph.needed(run.origin, run.counts)):
-            if op not in waited and not any(flags.implied(op, later) for later in waited):
-                chunk = plan.op(op).dst
+            if op not in waited and not (order and any(order.before(op, later) for later in waited)):
                 raise ScheduleError(
-                    f"rank {schedule.rank} run {i} reads {chunk.tensor}{chunk.box} without a wait for {op_name(op)}, "
-                    "which brings it"
+                    f"rank {schedule.rank} run {i} reads {plan.op(op).dst} without a wait for {name_op(plan, op)}",
+                    where=plan.where(op),
                 )
 
 
-def _check_progress(schedules: Sequence[RankSchedule], plan: CommPlan, *, flattened: bool) -> None:
+def _check_progress(
+    schedules: Sequence[RankSchedule], plan: CommPlan, order: HappensBefore, *, flattened: bool
+) -> None:
     """No cycle among operations, waits and raises of all ranks."""
     before: dict[Node, list[Node]] = {
-        ("op", *op): [("op", *pred) for pred in preds] for op, preds in predecessors(plan).items()
+        ("op", *op): [("op", *pred) for pred, _ in preds] for op, preds in order.predecessors.items()
     }
     for schedule in schedules:
         rank = schedule.rank
@@ -172,9 +181,9 @@ def _check_progress(schedules: Sequence[RankSchedule], plan: CommPlan, *, flatte
                 before[held].append(("raise", rank, i))
     cycle = find_cycle(before)
     if cycle:
-        order = "the flattened order of the tile loop" if flattened else "the order of runs"
+        what = "the flattened order of the tile loop" if flattened else "the order of runs"
         raise ScheduleError(
-            f"deadlock in {order}: " + " waits for ".join(map(_node, cycle)),
+            f"deadlock in {what}: " + " waits for ".join(_in_words(plan, node) for node in cycle),
             help="emit the loop unflattened" if flattened else "",
         )
 
@@ -191,8 +200,6 @@ def _program_order(rank: int, runs: int, flattened: bool) -> list[Node]:
     return [*line, ("raise", rank, runs - 1)] if runs else line
 
 
-def _node(node: Node) -> str:
+def _in_words(plan: CommPlan, node: Node) -> str:
     kind, rank, number = node
-    if kind == "op":
-        return op_name((rank, number))
-    return f"the {kind} of rank {rank} run {number}"
+    return name_op(plan, (rank, number)) if kind == "op" else f"the {kind} of rank {rank} run {number}"

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from overlap.chunkplan.plan import P2P, CommPlan, OpId
+from overlap.chunkplan.verify import check_structure
 from overlap.errors import ScheduleError
 
-from .cost import predecessors
 from .cycles import find_cycle
-from .model import op_name
 from .steps import Await, Copy, Credit, Entry, Fork, Join, Kernel, Raise, Step, directions
 
 MAIN = -1
@@ -25,7 +24,9 @@ def verify_steps(steps: Sequence[Sequence[Step]], plan: CommPlan) -> None:
 
     Raises:
         ScheduleError: names the rank, the step and, for a deadlock, the chain.
+        PlanError: the plan is malformed.
     """
+    check_structure(plan)
     if len(steps) != plan.world:
         raise ScheduleError(f"launch steps of {len(steps)} ranks for plan {plan.name} of world {plan.world}")
     for rank, own in enumerate(steps):
@@ -90,7 +91,7 @@ def _check_copies(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
             op = _find(plan, step.op, rank)
             if step.rank != op.dst_rank:
                 raise ScheduleError(
-                    f"rank {rank}: lane {step.lane} awaits {op_name(step.op)} at rank {step.rank}, "
+                    f"rank {rank}: lane {step.lane} awaits {_op(step.op)} at rank {step.rank}, "
                     f"and it lands at rank {op.dst_rank}"
                 )
             behind.setdefault(step.lane, set()).add(step.op)
@@ -98,33 +99,33 @@ def _check_copies(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
             op = _find(plan, step.op, rank)
             if step.op[0] != rank or step.op in copied or step.lane != op.channel:
                 raise ScheduleError(
-                    f"rank {rank}: lane {step.lane} copies {op_name(step.op)}, which rank {step.op[0]} copies once, "
+                    f"rank {rank}: lane {step.lane} copies {_op(step.op)}, which rank {step.op[0]} copies once, "
                     f"in channel {op.channel}"
                 )
             before = behind.setdefault(step.lane, set())
             for dep in op.depends:
                 if dep not in before:
                     raise ScheduleError(
-                        f"rank {rank}: lane {step.lane} copies {op_name(step.op)} without awaiting {op_name(dep)}"
+                        f"rank {rank}: lane {step.lane} copies {_op(step.op)} without awaiting {_op(dep)}"
                     )
             later = [i for _, i in copied if plan.ops[rank][i].channel == step.lane and i > step.op[1]]
             if later:
                 raise ScheduleError(
-                    f"rank {rank}: lane {step.lane} copies {op_name(step.op)} behind {op_name((rank, later[0]))}"
+                    f"rank {rank}: lane {step.lane} copies {_op(step.op)} behind {_op((rank, later[0]))}"
                 )
             copied[step.op] = step.lane
             before.add(step.op)
         elif isinstance(step, Raise):
             if copied.get(step.op) != step.lane or step.op in raised:
                 raise ScheduleError(
-                    f"rank {rank}: lane {step.lane} raises the flag of {op_name(step.op)} without its copy before it, "
+                    f"rank {rank}: lane {step.lane} raises the flag of {_op(step.op)} without its copy before it, "
                     "or twice"
                 )
             raised.add(step.op)
     for index in range(len(plan.ops[rank])):
         for kind, found in (("copied", copied), ("raised", raised)):
             if (rank, index) not in found:
-                raise ScheduleError(f"rank {rank}: {op_name((rank, index))} is never {kind}")
+                raise ScheduleError(f"rank {rank}: {_op((rank, index))} is never {kind}")
 
 
 def _check_credits(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
@@ -160,7 +161,6 @@ def _check_credits(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
 
 def _check_progress(steps: Sequence[Sequence[Step]], plan: CommPlan) -> None:
     """No cycle of stream order, forks, joins, awaited flags and the flags that kernels wait for."""
-    predecessors(plan)  # refuses dependencies on operations that do not exist
     raisers = {
         step.op: (rank, i) for rank, own in enumerate(steps) for i, step in enumerate(own) if isinstance(step, Raise)
     }
@@ -188,15 +188,19 @@ def _check_progress(steps: Sequence[Sequence[Step]], plan: CommPlan) -> None:
 
 def _show(step: Step) -> str:
     if isinstance(step, Await | Copy | Raise):
-        return f"{type(step).__name__} of {op_name(step.op)}"
+        return f"{type(step).__name__} of {_op(step.op)}"
     return type(step).__name__
+
+
+def _op(op: OpId) -> str:
+    return f"rank {op[0]} operation {op[1]}"
 
 
 def _find(plan: CommPlan, op_id: OpId, rank: int) -> P2P:
     owner, index = op_id
     if not (0 <= owner < len(plan.ops) and 0 <= index < len(plan.ops[owner])):
-        raise ScheduleError(f"rank {rank}: a step of {op_name(op_id)}, which plan {plan.name} does not have")
+        raise ScheduleError(f"rank {rank}: a step of {_op(op_id)}, which plan {plan.name} does not have")
     op = plan.op(op_id)
     if not isinstance(op, P2P):
-        raise ScheduleError(f"rank {rank}: a step of {op_name(op_id)}, which is no copy")
+        raise ScheduleError(f"rank {rank}: a step of {_op(op_id)}, which is no copy")
     return op

@@ -214,5 +214,5 @@ def test_a_tensor_that_moves_and_is_not_read_by_tiles_has_flags_only():
 def test_chunks_of_undeclared_tensors_are_refused():
     plan = gather((8, 2), 0, 2)
     odd = CommPlan("odd", 2, (TensorSpec("c", (8, 2)),), plan.before, plan.after, plan.ops)
-    with pytest.raises(PlanError, match="tensor 'a', which the plan does not declare"):
+    with pytest.raises(PlanError, match="names the tensor `a`"):
         schedule_rank(odd, (), gemm_axes(8, 8, 4, 4), 0)

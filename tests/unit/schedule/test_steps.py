@@ -230,7 +230,7 @@ def swapped(steps, a, b):
 @pytest.mark.parametrize(
     "plan, change, message",
     [
-        (gather((6, 2), 0, 3), lambda s: (*s[:2], *s[4:6], *s[2:4], *s[6:]), "behind operation 1 of rank 1"),
+        (gather((6, 2), 0, 3), lambda s: (*s[:2], *s[4:6], *s[2:4], *s[6:]), "behind rank 1 operation 1"),
         (gather((6, 2), 0, 3), lambda s: swapped(s, Copy(0, (1, 0)), Raise(0, (1, 0))), "without its copy before it"),
         (gather((6, 2), 0, 3), lambda s: swapped(s, Copy(0, (1, 0)), Fork(0)), "before its fork"),
         (gather((6, 2), 0, 3), lambda s: swapped(s, Copy(0, (1, 0)), Join(0)), "lane 0 behind its join"),
@@ -247,7 +247,7 @@ def swapped(steps, a, b):
         (
             ring((6, 2), 0, 3),
             lambda s: tuple(dataclasses.replace(x, rank=2) if isinstance(x, Await) else x for x in s),
-            "awaits operation 0 of rank 0 at rank 2",
+            "awaits rank 0 operation 0 at rank 2",
         ),
     ],
 )
@@ -274,7 +274,7 @@ def test_awaits_in_a_circle_are_a_deadlock_with_its_chain():
     a, b = parts[0][0], parts[1][0]
     ops = [[P2P("push", 0, 1, a, a, ((1, 0),))], [P2P("push", 1, 0, b, b, ((0, 0),))]]
     plan = finish("circle", 2, (4, 2), parts, ops)
-    chain = "Await of operation 0 of rank 1.* waits for .*Await of operation 0 of rank 0"
+    chain = "Await of rank 1 operation 0.* waits for .*Await of rank 0 operation 0"
     with pytest.raises(ScheduleError, match=chain):
         verify_steps(all_steps(plan), plan)
 
@@ -291,12 +291,12 @@ A, B = (rank[0] for rank in pieces((4, 2), 0, 2, 1))
 @pytest.mark.parametrize(
     "op, error, message",
     [
-        (Collective("all_gather", (0, 1), A, A), UnsupportedError, "operation 0 of rank 1: .* collective"),
+        (Collective("all_gather", (0, 1), A, A), UnsupportedError, "rank 1 operation 0 .* collective"),
         (P2P("push", 1, 0, B, B, reduce="sum"), UnsupportedError, r"cannot reduce \(sum\)"),
         (P2P("local", 1, 1, B, B), UnsupportedError, "copy inside a rank"),
         (P2P("pull", 1, 1, B, B), UnsupportedError, "copy inside a rank"),
-        (P2P("pull", 1, 0, B, B), PlanError, "in the wrong list"),
-        (P2P("push", 0, 1, A, A), PlanError, "in the wrong list"),
+        (P2P("pull", 1, 0, B, B), PlanError, "in the list of rank 1, not of rank 0"),
+        (P2P("push", 0, 1, A, A), PlanError, "in the list of rank 1, not of rank 0"),
     ],
 )
 def test_what_a_copy_engine_cannot_do_is_refused_on_every_rank(op, error, message):
