@@ -149,8 +149,7 @@ class Walk:
         name = node.target.id if isinstance(node.target, ast.Name) else "iteration"
         atom = Atom("loop", name, line=node.lineno, args=bounds)
         if isinstance(node.target, ast.Name) and node.target.id in self.tile_ids:
-            self.tile_values[node.target.id, node.lineno] = start
-            self._loop(node, node.body, (node.target, IndexExpr.of(Atom("tile_id", name))), atom)
+            self._loop(node, node.body, (node.target, start), atom)
         else:
             self._loop(node, node.body, (node.target, start + IndexExpr.of(atom) * step), atom)
 

@@ -147,12 +147,6 @@ def read_tile_ids(unit: SourceUnit, kernel: KernelSource) -> tuple[TileId, ...]:
                     where=span,
                     help="drop `persistent` for one tile a program, or put the pragma over the `for` whose target is the tile id",
                 )
-            if advances and not pragma.persistent:
-                raise PragmaError(
-                    f"`{target.id}` advances in a loop, so it is a persistent tile id",
-                    where=span,
-                    help="write: # @overlap.tile_id persistent",
-                )
             tile = TileId(target.id, "persistent_assign" if advances else "assign", span)
         else:
             raise PragmaError(
