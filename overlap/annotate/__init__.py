@@ -1,8 +1,8 @@
 """Source text in, `ProgramModel` out.
 
-    SourceUnit --pragmas--> KernelSource --grid, regions--> axes, tile ids, dispatch regions
-               --evaluate--> values of every variable, raw accesses --slice, access--> KernelModel
-               --host--> HostEntry
+SourceUnit --pragmas--> KernelSource --grid, regions--> axes, tile ids, dispatch regions
+           --evaluate--> values of every variable, raw accesses --slice, access--> KernelModel
+           --host--> HostEntry
 """
 
 from .access import merged_read

@@ -1,8 +1,8 @@
 """From evaluated loads and stores to `Access`: which parameter, which axis spans which dimension.
 
-A pointer's offset is a sum of ``index * stride``; strides are the parameters that the host passes as ``x.stride(d)``, or else
-what multiplies the lanes of ``tl.arange``. An axis *spans* a dimension only where the index is exactly the tile's own
-interval (``coordinate * BLOCK + lanes``, wrapped or not); anything else counts as reading the whole dimension.
+A pointer's offset is a sum of ``index * stride``; strides are the parameters that the host passes as ``x.stride(d)``,
+or else what multiplies the lanes of ``tl.arange``. An axis *spans* a dimension only where the index is exactly the
+tile's own interval (``coordinate * BLOCK + lanes``, wrapped or not); anything else counts as reading the whole dimension.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from .source import SourceUnit
 from .values import RawAccess
 
 _NUMERIC = (ast.Mult, ast.FloorDiv, ast.Mod, ast.Div, ast.Pow, ast.BitAnd, ast.BitOr, ast.LShift, ast.RShift)
-_NUMERIC_CALLS = frozenset({"cdiv", "arange", "range", "static_range", "min", "max", "minimum", "maximum", "zeros", "full"})
+_NUMERIC_CALLS = frozenset(
+    {"cdiv", "arange", "range", "static_range", "min", "max", "minimum", "maximum", "zeros", "full"}
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ class Declared:
 class AccessContext:
     """What access analysis knows beside the evaluated kernel.
 
-    ``pointers`` are parameters that may be tensors, ``strides`` maps a stride parameter to (tensor parameter, dimension).
+    ``pointers`` are parameters that may be tensors, ``known`` those that a pragma names, ``strides`` maps a stride
+    parameter to (tensor parameter, dimension).
     """
 
     unit: SourceUnit
@@ -58,16 +61,13 @@ def pointer_params(kernel: ast.FunctionDef, candidates: Sequence[str]) -> tuple[
             numeric.add(node.id)
 
     for node in ast.walk(kernel):
-        if isinstance(node, ast.BinOp) and isinstance(node.op, _NUMERIC):
-            mark(node.left)
-            mark(node.right)
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, (*_NUMERIC, ast.Sub)):
             mark(node.left)
             mark(node.right)
         elif isinstance(node, ast.Compare):
-            for part in (node.left, *node.comparators):
-                if not all(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops):
-                    mark(part)
+            if not all(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops):
+                for side in (node.left, *node.comparators):
+                    mark(side)
         elif isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if name in _NUMERIC_CALLS:
@@ -96,7 +96,8 @@ def resolve(context: AccessContext, raw: RawAccess) -> list[Access]:
             continue
         axes, wraps, regions = [], [], []
         for d, index in enumerate(groups):
-            axis, wrap, region = _spanning(context, index, raw.block[d] if raw.block and d < len(raw.block) else None, raw.kind)
+            size = raw.block[d] if raw.block and d < len(raw.block) else None
+            axis, wrap, region = _spanning(context, index, size)
             axes.append(axis)
             wraps.append(wrap)
             regions.append(region)
@@ -114,7 +115,11 @@ def _leaves(raw: RawAccess) -> set[Atom]:
 
 def _bases(context: AccessContext, raw: RawAccess) -> list[tuple[str, IndexExpr]]:
     """(tensor parameter, offset from it) of an address; several where the address is not understood."""
-    direct = [f[0] for f, c in raw.base.terms if c == 1 and len(f) == 1 and f[0].kind == "param" and f[0].name in context.pointers]
+    direct = [
+        f[0]
+        for f, c in raw.base.terms
+        if c == 1 and len(f) == 1 and f[0].kind == "param" and f[0].name in context.pointers
+    ]
     known = [a for a in direct if a.name in context.known] or direct
     if raw.escapes and not known:
         return []
@@ -133,7 +138,8 @@ def _groups(context: AccessContext, raw: RawAccess, param: str, offset: IndexExp
             return None
         if declared and len(raw.offsets) != len(declared.dims):
             raise PragmaError(
-                f"{param} has {len(declared.dims)} dimensions here, but the kernel indexes {len(raw.offsets)} (line {raw.node.lineno})",
+                f"{param} has {len(declared.dims)} dimensions here, but the kernel indexes {len(raw.offsets)} "
+                f"(line {raw.node.lineno})",
                 where=declared.span,
                 help="name every dimension",
             )
@@ -246,7 +252,7 @@ def _check_dim(context: AccessContext, raw: RawAccess, param: str, d: int, index
     axis = next((a.axis for a in _affine_atoms(index) if a.kind == "coord"), None)
     if declared is None or axis is None or declared.dims[d] in (axis, "_"):
         return
-    if _spanning(context, index, None, raw.kind)[0] == axis:
+    if _spanning(context, index, None)[0] == axis:
         raise _contradiction(context, raw, param, declared, f"in dimension {d} by axis {axis}")
 
 
@@ -267,17 +273,17 @@ def _range_axis(context: AccessContext, index: IndexExpr) -> str | None:
     return names[0] if len(names) == 1 else None
 
 
-def _spanning(context: AccessContext, index: IndexExpr, size: IndexExpr | None, kind: str) -> tuple[str | None, bool, int | None]:
+def _spanning(context: AccessContext, index: IndexExpr, size: IndexExpr | None) -> tuple[str | None, bool, int | None]:
     """(axis, wrapped, region) where an axis spans the dimension exactly."""
-    wraps = False
     atom = index.as_atom()
     if atom is not None and atom.kind == "mod":
         inner, divisor = atom.args
-        axis = _spanning(context, inner, size, kind)
-        extent = next((a.extent for a in context.axes if a.name == axis[0]), None)
-        if divisor.as_atom() is None or divisor.as_atom().name != extent:  # type: ignore[union-attr]
-            return None, False, axis[2]
-        return axis[0], True, axis[2]
+        name, _, region = _spanning(context, inner, size)
+        extent = next((a.extent for a in context.axes if a.name == name), None)
+        by = divisor.as_atom()
+        if by is None or by.name != extent:
+            return None, False, region
+        return name, True, region
     for axis in context.tile_axes:
         coords = {a for factors, _ in index.terms for a in factors if a.kind == "coord"}
         if len(coords) != 1 or (coord := next(iter(coords))).axis != axis.name:
@@ -285,7 +291,7 @@ def _spanning(context: AccessContext, index: IndexExpr, size: IndexExpr | None, 
         block = IndexExpr.of(Atom("param", axis.block or ""))
         rest = index - IndexExpr.of(coord) * block
         if _inside_block(rest, size, block):
-            return axis.name, wraps, coord.region
+            return axis.name, False, coord.region
         return None, False, coord.region
     return _range_axis(context, index), False, None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Sequence
 from typing import Literal
 
@@ -27,7 +26,7 @@ from .values import RawAccess
 
 
 def annotate(unit: SourceUnit, kernel: str | None = None) -> ProgramModel:
-    """Understands the annotated kernel ``kernel`` (name or dotted path; by default the file's only one) and its host function.
+    """Understands the annotated kernel ``kernel`` (name or dotted path; by default the only one) and its host function.
 
     Raises:
         PragmaError: a pragma that is misspelt, misplaced or contradicts the code.
@@ -118,7 +117,8 @@ def _declared(
         ref = pragma.inputs[0]
         if ref.name not in params:
             raise PragmaError(
-                f"tensor: `{ref.name}` is no parameter of `{kernel.node.name}`{nearest(ref.name, params)}", where=pragma.span
+                f"tensor: `{ref.name}` is no parameter of `{kernel.node.name}`{nearest(ref.name, params)}",
+                where=pragma.span,
             )
         if ref.name in declared:
             raise PragmaError(f"tensor: `{ref.name}` is declared twice", where=pragma.span)
@@ -140,7 +140,8 @@ def _declared(
                 # A view may be passed transposed; the same argument may not have two orders.
                 if dict(host.kernel_args).get(param) == name:
                     raise PragmaError(
-                        f"{param}[{','.join(mine.dims)}] is passed `{name}`, which host_entry calls {name}[{','.join(dims)}]",
+                        f"{param}[{','.join(mine.dims)}] is passed `{name}`, which host_entry calls "
+                        f"{name}[{','.join(dims)}]",
                         where=mine.span,
                         help=f"correct this pragma or host_entry (line {host.span.line})",
                     )
@@ -173,7 +174,8 @@ def _tensors(
         if pragma and pragma.mode:
             if used and pragma.mode not in used and not (pragma.mode == "reduce" and "write" in used):
                 raise PragmaError(
-                    f"tensor: `{param}` is declared {pragma.mode}, but the kernel {_DOES[mode or 'read']} it (line {mine[0].span.line})",
+                    f"tensor: `{param}` is declared {pragma.mode}, but the kernel {_DOES[mode or 'read']} it "
+                    f"(line {mine[0].span.line})",
                     where=pragma.span,
                     help=f"write {mode}, or leave the mode out",
                 )

@@ -1,4 +1,7 @@
-"""Refusals that need the evaluated kernel: tile ids that are none, stream-K, split-K, program ids in addresses, launch options."""
+"""Refusals that need the evaluated kernel.
+
+Tile ids that are none, stream-K, split-K, program ids in addresses, regions that disagree, launch options.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +95,7 @@ def check_taint(unit: SourceUnit, raw: RawAccess, all_accesses: Sequence[RawAcce
     raise PragmaError(
         f"{name} is used in an address outside the dispatch region",
         where=span,
-        help="addresses may use tile coordinates only; add the missing axis to the pid_map or compute it inside the region",
+        help="addresses may use tile coordinates only; add the missing axis to the pid_map",
     )
 
 
@@ -173,7 +176,9 @@ def check_launch_options(unit: SourceUnit, kernel: KernelSource, names: Names, h
     sources: list[ast.AST] = list(kernel.node.decorator_list)
     used = {n.id for d in sources for n in ast.walk(d) if isinstance(n, ast.Name)}
     sources += [
-        s for s in ast.walk(unit.tree) if isinstance(s, (ast.Assign, ast.FunctionDef)) and (writes(s) | {getattr(s, "name", "")}) & used
+        s
+        for s in ast.walk(unit.tree)
+        if isinstance(s, (ast.Assign, ast.FunctionDef)) and (writes(s) | {getattr(s, "name", "")}) & used
     ]
     for source in sources:
         for node in ast.walk(source):
@@ -196,5 +201,9 @@ def returns_after_dispatch(unit: SourceUnit, kernel: str, first_end_line: int) -
     node = next(n for path, n in functions(unit.tree) if ".".join((*path, n.name)) == kernel)
     last = node.body[-1]
     return tuple(
-        sorted(r.lineno for r in ast.walk(node) if isinstance(r, ast.Return) and r.lineno > first_end_line and r is not last)
+        sorted(
+            r.lineno
+            for r in ast.walk(node)
+            if isinstance(r, ast.Return) and r.lineno > first_end_line and r is not last
+        )
     )

@@ -9,7 +9,11 @@ _STYLES = {
     "grid_nd": "n-D grid, one tile a program",
     "persistent": "persistent loop over tiles",
 }
-_FORMS = {"assign": "one a program", "persistent_for": "target of the tile loop", "persistent_assign": "advanced in the loop"}
+_FORMS = {
+    "assign": "one a program",
+    "persistent_for": "target of the tile loop",
+    "persistent_assign": "advanced in the loop",
+}
 
 
 def describe(program: ProgramModel) -> str:
@@ -26,7 +30,9 @@ def describe(program: ProgramModel) -> str:
     if program.host:
         host = program.host
         inputs = " ".join(map(_tensor, host.inputs))
-        lines.append(f"host {host.name}: {inputs} -> {' '.join(map(_tensor, host.outputs))}, launch on line {host.launch_line}")
+        lines.append(
+            f"host {host.name}: {inputs} -> {' '.join(map(_tensor, host.outputs))}, launch on line {host.launch_line}"
+        )
         lines += [f"  {name} is passed as {param}" for name, param in host.tensor_params]
     else:
         lines.append("host: no host_entry")

@@ -54,7 +54,9 @@ def discover(unit: SourceUnit) -> Discovery:
         owner = _owner(unit, pragma, [node for _, node in defined])
         if owner is None:
             raise PragmaError(
-                f"`{pragma.name}` stands in no function", where=pragma.span, help="put it into the body of the Triton kernel"
+                f"`{pragma.name}` stands in no function",
+                where=pragma.span,
+                help="put it into the body of the Triton kernel",
             )
         inside.setdefault(id(owner), []).append(pragma)
     kernels = []
@@ -83,7 +85,9 @@ def choose(unit: SourceUnit, found: Discovery, kernel: str | None) -> KernelSour
             return matching[0]
         if matching:
             listed = ", ".join(k.qualname for k in matching)
-            raise UsageError(f"{unit.path} has {len(matching)} kernels called `{kernel}`", help=f"write the path: {listed}")
+            raise UsageError(
+                f"{unit.path} has {len(matching)} kernels called `{kernel}`", help=f"write the path: {listed}"
+            )
         for path, node in functions(unit.tree):
             if kernel in (node.name, ".".join((*path, node.name))):
                 raise PragmaError(
@@ -158,5 +162,7 @@ def _host(unit: SourceUnit, pragma: Pragma, defined: list[tuple[tuple[str, ...],
         ):
             return HostSource(".".join((*path, node.name)), node, pragma)
     raise PragmaError(
-        "host_entry stands over no function", where=pragma.span, help="put it right above the function that launches the kernel"
+        "host_entry stands over no function",
+        where=pragma.span,
+        help="put it right above the function that launches the kernel",
     )

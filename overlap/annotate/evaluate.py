@@ -1,7 +1,8 @@
 """Symbolic walk over a kernel body: what every variable holds, and every load and store on the way.
 
 A loop body is walked until the variables it carries are settled: one that grows by an invariant step holds
-``entry + iteration * step`` (pointers advanced in a K loop), anything else becomes opaque. Only the settled walk is recorded.
+``entry + iteration * step`` (pointers advanced in a K loop), anything else becomes opaque. Only the settled walk is
+recorded.
 """
 
 from __future__ import annotations
@@ -77,7 +78,12 @@ class Walk:
         elif isinstance(node, ast.For):
             self._for(node)
         elif isinstance(node, ast.While):
-            self._loop(node, node.body, None, Atom("loop", f"iteration of line {node.lineno}", line=node.lineno, args=self._test(node.test)))
+            self._loop(
+                node,
+                node.body,
+                None,
+                Atom("loop", f"iteration of line {node.lineno}", line=node.lineno, args=self._test(node.test)),
+            )
         elif isinstance(node, ast.If):
             return self._if(node)
         elif isinstance(node, ast.With):
@@ -153,7 +159,9 @@ class Walk:
         else:
             self._loop(node, node.body, (node.target, start + IndexExpr.of(atom) * step), atom)
 
-    def _loop(self, node: ast.stmt, body: list[ast.stmt], target: tuple[ast.expr, Value] | None, iteration: Atom) -> None:
+    def _loop(
+        self, node: ast.stmt, body: list[ast.stmt], target: tuple[ast.expr, Value] | None, iteration: Atom
+    ) -> None:
         entry = dict(self.env)
         mark = len(self.accesses)
         carried = sorted(name for s in body for name in writes(s) if name in entry and name not in self.tile_ids)

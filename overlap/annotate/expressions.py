@@ -19,7 +19,13 @@ _IDENTITY = frozenset(
 _BUILTINS = frozenset("min max abs range len print int float bool tuple list isinstance getattr static_print".split())
 _READS = frozenset({"load", "gather"})
 _WRITES = frozenset({"store", "scatter"})
-_POLYNOMIAL = {ast.Add: "__add__", ast.Sub: "__sub__", ast.Mult: "__mul__", ast.FloorDiv: "__floordiv__", ast.Mod: "__mod__"}
+_POLYNOMIAL = {
+    ast.Add: "__add__",
+    ast.Sub: "__sub__",
+    ast.Mult: "__mul__",
+    ast.FloorDiv: "__floordiv__",
+    ast.Mod: "__mod__",
+}
 
 
 def as_expr(value: Value, text: str = "?", line: int = 0) -> IndexExpr:
@@ -120,10 +126,12 @@ class Evaluator:
             return args[position] if found is None and position < len(args) else found
 
         first = argument(0, "x", "input", "pointer", "base", "value", "desc")
-        if name in ("program_id", "num_programs"):
+        if name == "program_id" or name == "num_programs":
             axis = argument(0, "axis")
             d = as_expr(axis).as_int() if axis is not None else 0
-            return IndexExpr.of(Atom(name, f"{name}({'?' if d is None else d})", args=(IndexExpr.constant(d or 0),)))
+            if d is None:
+                return IndexExpr.of(Atom(name, ast.unparse(node)))
+            return IndexExpr.of(Atom(name, f"{name}({d})", args=(IndexExpr.constant(d),)))
         if name == "arange" and len(args) == 2:
             start, stop = as_expr(args[0]), as_expr(args[1])
             return start + IndexExpr.of(Atom("lanes", "lanes", (stop - start,)))
@@ -165,7 +173,9 @@ class Evaluator:
             return self._access(node, "read" if name == "load" else "write", receiver, offsets)
         if is_descriptor and (name in ("gather", "scatter") or name.startswith("atomic_")):
             mode = "read" if name == "gather" else "write" if name == "scatter" else "reduce"
-            return self._access(node, mode, receiver, arguments[0] if name.startswith("atomic_") and arguments else None)
+            return self._access(
+                node, mode, receiver, arguments[0] if name.startswith("atomic_") and arguments else None
+            )
         if name in _IDENTITY:
             return receiver
         return opaque(ast.unparse(node), node.lineno, receiver, *arguments, *keywords.values())
@@ -178,7 +188,9 @@ class Evaluator:
     def _advance(pointer: BlockPointer, moves: Value) -> BlockPointer:
         steps = items(moves)
         if len(steps) != len(pointer.offsets):
-            return BlockPointer(pointer.base, pointer.shape, tuple(opaque("advance", 0, o) for o in pointer.offsets), pointer.block)
+            return BlockPointer(
+                pointer.base, pointer.shape, tuple(opaque("advance", 0, o) for o in pointer.offsets), pointer.block
+            )
         moved = tuple(o + s for o, s in zip(pointer.offsets, steps, strict=True))
         return BlockPointer(pointer.base, pointer.shape, moved, pointer.block)
 
@@ -208,7 +220,9 @@ class Evaluator:
                 for base in _bases(value):
                     self.accesses.append(RawAccess("read", "pointer", base, node, escapes=True))
         if helper is not None and self.calls(helper, "program_id"):
-            return opaque(ast.unparse(node), node.lineno, *values, IndexExpr.of(Atom("program_id", f"program_id in {name}")))
+            return opaque(
+                ast.unparse(node), node.lineno, *values, IndexExpr.of(Atom("program_id", f"program_id in {name}"))
+            )
         return result
 
     def calls(self, helper: ast.FunctionDef, *prefixes: str, seen: Iterable[str] = ()) -> bool:

@@ -48,12 +48,12 @@ def anchor(kernel: KernelSource, pragma: Pragma) -> ast.stmt | None:
 def read_axes(
     unit: SourceUnit, kernel: KernelSource, names: Names, host_axes: Sequence[tuple[str, SourceSpan]]
 ) -> tuple[tuple[Axis, ...], dict[tuple[str, int], str]]:
-    """The declared axes, then the range axes that only ``host_entry`` names; and where each count is assigned.
+    """The declared axes, then the range axes that only ``host_entry`` names.
 
-    The second result maps (variable, line) to the axis whose number of tiles it holds.
+    The second result maps (variable, line) of an assignment to the axis whose number of tiles it holds.
 
     Raises:
-        PragmaError: an axis declared twice, an extent or block that is no parameter, a count that divides something else.
+        PragmaError: an axis declared twice, an extent or block that is no parameter, a count of something else.
     """
     params = [p.name for p in read_params(kernel.node)]
     axes: dict[str, Axis] = {}
@@ -86,9 +86,7 @@ def read_axes(
     return tuple(axes.values()), counts
 
 
-def _count(
-    unit: SourceUnit, kernel: KernelSource, names: Names, pragma: Pragma, extent: str
-) -> tuple[str, int] | None:
+def _count(unit: SourceUnit, kernel: KernelSource, names: Names, pragma: Pragma, extent: str) -> tuple[str, int] | None:
     """Where the number of tiles is assigned: under the pragma, or else the one place that divides extent by block."""
     assert pragma.block
     params = frozenset(p.name for p in read_params(kernel.node))
@@ -145,7 +143,7 @@ def read_tile_ids(unit: SourceUnit, kernel: KernelSource) -> tuple[TileId, ...]:
                 raise PragmaError(
                     f"tile_id persistent: `{target.id}` never advances in a loop",
                     where=span,
-                    help="drop `persistent` for one tile a program, or put the pragma over the `for` whose target is the tile id",
+                    help="drop `persistent` for one tile a program, or put the pragma over the tile loop itself",
                 )
             tile = TileId(target.id, "persistent_assign" if advances else "assign", span)
         else:

@@ -16,8 +16,8 @@ from .pragmas import nearest
 from .source import SourceUnit
 
 _VIEWS = frozenset(
-    "T mT H mH data view view_as reshape contiguous t transpose permute squeeze unsqueeze flatten unflatten expand expand_as "
-    "broadcast_to narrow select detach as_strided movedim swapaxes swapdims chunk to".split()
+    "T mT H mH data view view_as reshape contiguous t transpose permute squeeze unsqueeze flatten unflatten expand "
+    "expand_as broadcast_to narrow select detach as_strided movedim swapaxes swapdims chunk to".split()
 )
 _VIEW_FUNCTIONS = frozenset({"TensorDescriptor", "from_tensor", "reinterpret", "make_tensor_descriptor", "as_tensor"})
 
@@ -147,7 +147,7 @@ def _within(body: Iterable[ast.AST], node: ast.AST) -> bool:
 
 
 def _arguments(kernel: KernelSource, host: HostSource, launch: ast.Call) -> dict[str, ast.expr]:
-    """Kernel parameter to the expression passed for it. ``*x.stride()`` of a tensor with named dimensions is spread."""
+    """Kernel parameter to the expression passed for it; ``*x.stride()`` of a named tensor is spread."""
     ranks = {r.name: len(r.dims) for r in (*host.pragma.inputs, *host.pragma.outputs)}
     positional: list[ast.expr] = []
     for argument in launch.args:
@@ -207,9 +207,9 @@ def _tensor_params(
             passed.setdefault(root, param)
     found: list[tuple[str, str]] = []
     for ref in (*host.pragma.inputs, *host.pragma.outputs):
-        param = passed.get(ref.name) or passed.get(roots.of(ast.Name(ref.name, ast.Load())) or "")
-        if param is not None:
-            found.append((ref.name, param))
+        taker = passed.get(ref.name) or passed.get(roots.of(ast.Name(ref.name, ast.Load())) or "")
+        if taker is not None:
+            found.append((ref.name, taker))
         elif ref in host.pragma.outputs:
             raise HostEntryError(
                 f"host_entry: the result `{ref.name}` is not passed to the kernel",
@@ -273,9 +273,18 @@ def stride_params(host: HostEntry | None) -> dict[str, tuple[str, int]]:
         node = ast.parse(text, mode="eval").body
         d: ast.expr | None = None
         base: ast.expr | None = None
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "stride" and len(node.args) == 1:
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "stride"
+            and len(node.args) == 1
+        ):
             base, d = node.func.value, node.args[0]
-        elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):
+        elif (
+            isinstance(node, ast.Subscript)
+            and isinstance(node.value, ast.Call)
+            and isinstance(node.value.func, ast.Attribute)
+        ):
             if node.value.func.attr == "stride" and not node.value.args:
                 base, d = node.value.func.value, node.slice
         if base is None or d is None:

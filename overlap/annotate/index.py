@@ -36,9 +36,9 @@ INVARIANT = frozenset({"param", "count", "num_programs"})
 class Atom:
     """An indivisible factor.
 
-    ``name`` is how it prints, ``args`` are operands of mod, floordiv, cdiv, the size of lanes and a loop's (start, stop,
-    step); ``deps`` the leaf atoms an opaque value was computed from; ``line`` tells opaque values and loops apart;
-    ``axis`` and ``region`` belong to counts and coordinates.
+    ``name`` is how it prints; ``args`` are the operands of mod, floordiv and cdiv, the size of lanes, a loop's start,
+    stop and step; ``deps`` the leaf atoms an opaque value was computed from; ``line`` tells opaque values and loops
+    apart; ``axis`` and ``region`` belong to counts and coordinates.
     """
 
     kind: AtomKind

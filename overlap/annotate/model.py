@@ -59,8 +59,8 @@ class TileId:
 class SliceStatement:
     """One statement of the backward slice that feeds a pid map. ``text`` is dedented source without comments.
 
-    ``inside`` says whether it stands between ``dispatch begin`` and ``dispatch end``. ``reads`` are variables and parameters,
-    ``globals`` the other names it uses: helpers, modules, builtins.
+    ``inside`` says whether it stands between ``dispatch begin`` and ``dispatch end``. ``reads`` are variables and
+    parameters, ``globals`` the other names it uses: helpers, modules, builtins.
     """
 
     text: str
@@ -126,7 +126,8 @@ class KernelModel:
     """A single-GPU Triton kernel, understood.
 
     ``qualname`` is the dotted path of enclosing functions and the kernel's name (``make.kernel``).
-    ``decorators`` are the decorators' source texts, outermost first. ``style``: ``grid_1d``, ``grid_nd`` or ``persistent``.
+    ``decorators`` are the decorators' source texts, outermost first. ``style``: ``grid_1d``, ``grid_nd`` or
+    ``persistent``.
     """
 
     name: str

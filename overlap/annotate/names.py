@@ -91,7 +91,7 @@ def functions(tree: ast.Module) -> Iterator[tuple[tuple[str, ...], ast.FunctionD
 
 
 def blocks(node: ast.AST) -> Iterator[tuple[ast.AST, list[ast.stmt]]]:
-    """Every statement list below ``node`` with the node that owns it, outermost first; nested functions are left out."""
+    """Every statement list below ``node`` with its owner, outermost first; nested functions are left out."""
     for name in ("body", "orelse", "finalbody"):
         body = getattr(node, name, None)
         if isinstance(body, list) and body and isinstance(body[0], ast.stmt):

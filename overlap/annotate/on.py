@@ -19,7 +19,10 @@ Kind = Literal["gather", "reduce_scatter", "all_reduce", "all_to_all"]
 
 @dataclass(frozen=True)
 class OnSpec:
-    """One communicated tensor: host name ``tensor``, kernel parameter ``param``, its dimension ``dim``, spanned by tile axis ``axis``."""
+    """One communicated tensor.
+
+    ``tensor`` is its host name, ``param`` the kernel parameter, ``dim`` the dimension that tile axis ``axis`` spans.
+    """
 
     tensor: str
     param: str
@@ -65,7 +68,9 @@ def parse_on(text: str, program: ProgramModel) -> OnSpec:
             help=f"write {tensor.name}[{tensor.dims[0] if tensor.dims else 'AXIS'}]",
         )
     if kind != "gather":
-        named = {"reduce_scatter": "a reduce-scatter", "all_reduce": "an all-reduce", "all_to_all": "an all-to-all"}[kind]
+        named = {"reduce_scatter": "a reduce-scatter", "all_reduce": "an all-reduce", "all_to_all": "an all-to-all"}[
+            kind
+        ]
         raise UnsupportedError(
             f"{text.strip()} is {named}, which this version does not compile",
             where=where,
@@ -103,7 +108,11 @@ def _gather(text: str, program: ProgramModel, tensor: HostTensor, axis: str, whe
     assert host is not None
     param = dict(host.tensor_params).get(tensor.name)
     if param is None:
-        raise OnError(f"`{tensor.name}` is not passed to the kernel as it is", where=where, help="gather a tensor the launch takes")
+        raise OnError(
+            f"`{tensor.name}` is not passed to the kernel as it is",
+            where=where,
+            help="gather a tensor the launch takes",
+        )
     dim = tensor.dims.index(axis)
     tile_axes = [a.name for a in kernel.axes if a.block is not None]
     if axis not in tile_axes:
@@ -114,7 +123,9 @@ def _gather(text: str, program: ProgramModel, tensor: HostTensor, axis: str, whe
         )
     reads = [a for a in kernel.accesses if a.tensor == param and a.mode == "read"]
     if not reads:
-        raise UnsupportedError(f"{text}: the kernel never reads `{param}`", where=where, help="gather a tensor that is read")
+        raise UnsupportedError(
+            f"{text}: the kernel never reads `{param}`", where=where, help="gather a tensor that is read"
+        )
     for access in reads:
         if access.region is None:
             raise UnsupportedError(

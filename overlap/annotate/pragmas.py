@@ -46,8 +46,8 @@ class TensorRef:
 class Pragma:
     """A pragma, parsed.
 
-    ``span`` covers the comment from its ``#``; ``trailing`` says that code stands before it on the line. Of the remaining fields each
-    name uses its own: ``axis_count``: axis, extent, block, range; ``tile_id``: persistent; ``dispatch``: edge; ``pid_map``: pairs;
+    ``span`` covers the comment from its ``#``; ``trailing`` says that code stands before it on the line. The other fields
+    by name: ``axis_count``: axis, extent, block, range; ``tile_id``: persistent; ``dispatch``: edge; ``pid_map``: pairs;
     ``tensor``: inputs[0], mode; ``host_entry``: inputs, outputs.
     """
 
@@ -165,7 +165,11 @@ def _axis_count(pragma: Pragma, text: str) -> Pragma:
 
 def _tile_id(pragma: Pragma, text: str) -> Pragma:
     if text not in ("", "persistent"):
-        raise _usage(pragma.name, f"tile_id takes `persistent` or nothing, not `{text}`{nearest(text, ('persistent',))}", pragma.span)
+        raise _usage(
+            pragma.name,
+            f"tile_id takes `persistent` or nothing, not `{text}`{nearest(text, ('persistent',))}",
+            pragma.span,
+        )
     return _with(pragma, persistent=text == "persistent")
 
 
@@ -177,7 +181,9 @@ def _num_tiles(pragma: Pragma, text: str) -> Pragma:
 
 def _dispatch(pragma: Pragma, text: str) -> Pragma:
     if text not in ("begin", "end"):
-        raise _usage(pragma.name, f"dispatch takes `begin` or `end`, not `{text}`{nearest(text, ('begin', 'end'))}", pragma.span)
+        raise _usage(
+            pragma.name, f"dispatch takes `begin` or `end`, not `{text}`{nearest(text, ('begin', 'end'))}", pragma.span
+        )
     return _with(pragma, edge=text)
 
 

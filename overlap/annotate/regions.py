@@ -45,13 +45,13 @@ def read_regions(
 
     Raises:
         PragmaError: unclosed, nested or empty regions, a region without a pid map or with two, an axis nobody declares,
-            a variable the region does not assign, a region that reads no tile id or two, or regions over different axes.
+            a variable the region does not assign, a region that reads two tile ids, or regions over different axes.
     """
     if not any(p.name == "dispatch" for p in kernel.pragmas):
         raise PragmaError(
             f"kernel `{kernel.node.name}` has no dispatch region",
             where=unit.span_of(kernel.node),
-            help="put `# @overlap.dispatch begin` and `# @overlap.dispatch end` around the statements that make the pids",
+            help="put `# @overlap.dispatch begin` and `# @overlap.dispatch end` around what makes the pids",
         )
     regions: list[RegionSource] = []
     begin: Pragma | None = None
@@ -93,7 +93,9 @@ def _region(
 ) -> RegionSource:
     if not maps:
         raise PragmaError(
-            "the dispatch region has no pid_map", where=begin.span, help="add inside it: # @overlap.pid_map M=pid_m N=pid_n"
+            "the dispatch region has no pid_map",
+            where=begin.span,
+            help="add inside it: # @overlap.pid_map M=pid_m N=pid_n",
         )
     if len(maps) > 1:
         raise PragmaError(f"a second pid_map in one region (first on line {maps[0].line})", where=maps[1].span)
@@ -130,7 +132,9 @@ def _between(
         # Blocks come outermost first. A compound statement that holds one edge only is cut by the region.
         for cut in block:
             last = cut.end_lineno or cut.lineno
-            edges = [e for e in (begin, end) if cut.lineno <= e.line <= last and not (e.trailing and e.line == cut.lineno)]
+            edges = [
+                e for e in (begin, end) if cut.lineno <= e.line <= last and not (e.trailing and e.line == cut.lineno)
+            ]
             if len(edges) == 1 and cut not in body:
                 raise PragmaError(
                     f"dispatch begin (line {begin.line}) and end (line {end.line}) are not in one block",

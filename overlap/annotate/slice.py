@@ -52,11 +52,15 @@ def slice_region(context: SliceContext, region: RegionSource) -> tuple[SliceStat
     outside = _before(context, region, wanted & context.locals - context.params)
     for statement in (*outside, *inside):
         _check(context, region, statement)
-    return tuple(_noun(context, s, inside=False) for s in outside) + tuple(_noun(context, s, inside=True) for s in inside)
+    return tuple(_noun(context, s, inside=False) for s in outside) + tuple(
+        _noun(context, s, inside=True) for s in inside
+    )
 
 
 def _inputs(context: SliceContext, statement: ast.stmt) -> set[str]:
-    return {n for n in reads(statement) if n in context.locals and n not in context.tile_ids and n not in context.counts}
+    return {
+        n for n in reads(statement) if n in context.locals and n not in context.tile_ids and n not in context.counts
+    }
 
 
 def _before(context: SliceContext, region: RegionSource, wanted: set[str]) -> list[ast.stmt]:
@@ -111,7 +115,7 @@ def _check_carried(context: SliceContext, region: RegionSource, loop: ast.For | 
         raise UnsupportedError(
             f"the tile coordinates depend on `{min(hit)}`, the target of a loop that is no tile loop",
             where=context.unit.span_of(loop),
-            help="mark the tile loop with `# @overlap.tile_id persistent`; a dispatch region inside another loop is not supported",
+            help="mark the tile loop with `# @overlap.tile_id persistent`; a region in any other loop is not supported",
         )
     for statement in loop.body:
         if hit := writes(statement) & wanted - {n for s in region.body for n in writes(s)}:
@@ -133,16 +137,18 @@ def _check(context: SliceContext, region: RegionSource, statement: ast.stmt) -> 
                 raise PragmaError(
                     f"the tile coordinates depend on the extent {axis.extent} itself, not on its number of tiles",
                     where=unit.span_of(statement),
-                    help=f"put `# @overlap.axis_count {axis.name} block={axis.block}` right above the statement that assigns "
-                    f"cdiv({axis.extent}, {axis.block}), and use that variable",
+                    help=f"put `# @overlap.axis_count {axis.name} block={axis.block}` right above the statement that "
+                    f"assigns cdiv({axis.extent}, {axis.block}), and use that variable",
                 )
     for node in ast.walk(statement):
         if not isinstance(node, ast.Call):
             continue
         called = callee(node, context.locals, context.evaluator.names)
         helper = context.evaluator.helpers.get(called.name) if called.kind == "function" else None
-        if called.name in ("load", "gather") or called.name.startswith("atomic_") or (
-            helper and context.evaluator.calls(helper, "load", "gather", "atomic")
+        if (
+            called.name in ("load", "gather")
+            or called.name.startswith("atomic_")
+            or (helper and context.evaluator.calls(helper, "load", "gather", "atomic"))
         ):
             raise UnsupportedError(
                 "the tile coordinates depend on loaded data",
@@ -181,11 +187,13 @@ def _position(statement: ast.stmt, name: str) -> tuple[int, int]:
     return min((n.lineno, n.col_offset) for n in ast.walk(statement) if isinstance(n, ast.Name) and n.id == name)
 
 
-def check_leaks(context: SliceContext, regions: Sequence[RegionSource], slices: Sequence[tuple[SliceStatement, ...]]) -> None:
+def check_leaks(
+    context: SliceContext, regions: Sequence[RegionSource], slices: Sequence[tuple[SliceStatement, ...]]
+) -> None:
     """Refuses values that are computed inside a region and used where their meaning would change.
 
     Raises:
-        PragmaError: a helper variable of the region read after it, or a statement of the region that is no part of the map.
+        PragmaError: a helper variable of the region read after it, or a statement in it that is no part of the map.
     """
     for region, nouns in zip(regions, slices, strict=True):
         sliced = {s.line for s in nouns if s.inside}
@@ -194,7 +202,7 @@ def check_leaks(context: SliceContext, regions: Sequence[RegionSource], slices: 
         for statement in region.body:
             if statement.lineno not in sliced and (hit := reads(statement) & changed - {None}):
                 raise PragmaError(
-                    f"`{min(n for n in hit if n)}` is used inside the dispatch region by a statement that does not make the pids",
+                    f"`{min(n for n in hit if n)}` is used in the dispatch region by a statement that makes no pid",
                     where=context.unit.span_of(statement),
                     help="move the statement below `# @overlap.dispatch end`",
                 )
@@ -204,7 +212,7 @@ def check_leaks(context: SliceContext, regions: Sequence[RegionSource], slices: 
                 raise PragmaError(
                     f"`{name}` is computed in the dispatch region and used after it",
                     where=context.unit.span_of(reader),
-                    help="only the pid_map variables keep their meaning; compute other values below `# @overlap.dispatch end`",
+                    help="only the pid_map variables keep their meaning; move the rest below `dispatch end`",
                 )
 
 

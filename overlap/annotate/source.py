@@ -48,7 +48,9 @@ class SourceUnit:
         try:
             raw = Path(path).read_bytes()
         except OSError as error:
-            raise SourceError(f"cannot read {path}: {error.strerror or error}", where=SourceSpan(str(path), 1)) from None
+            raise SourceError(
+                f"cannot read {path}: {error.strerror or error}", where=SourceSpan(str(path), 1)
+            ) from None
         return cls._checked(str(path), _decode(raw, str(path)), hashlib.sha256(raw).hexdigest())
 
     @classmethod
@@ -73,7 +75,9 @@ class SourceUnit:
         plain = unwrap(function)
         code = getattr(plain, "__code__", None)
         if code is None:
-            raise SourceError(f"{function!r} is not a Python function", help="pass the decorated kernel or the file's path")
+            raise SourceError(
+                f"{function!r} is not a Python function", help="pass the decorated kernel or the file's path"
+            )
         name = inspect.getsourcefile(plain) or code.co_filename
         if Path(name).is_file():
             return cls.from_file(name)

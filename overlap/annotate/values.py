@@ -46,8 +46,9 @@ Value = IndexExpr | Descriptor | BlockPointer | Sequence
 class RawAccess:
     """A load or store as evaluated.
 
-    ``base`` is the pointer (or descriptor parameter) with its whole offset; ``offsets``, ``block`` and ``shape`` are set where the
-    access itself says them a dimension (descriptors, block pointers). ``escapes`` marks a pointer handed to a helper.
+    ``base`` is the pointer (or descriptor parameter) with its whole offset; ``offsets``, ``block`` and ``shape`` are
+    set where the access itself gives them a dimension (descriptors, block pointers). ``escapes`` marks a pointer that
+    is handed to a helper.
     """
 
     mode: Literal["read", "write", "reduce"]
@@ -86,6 +87,8 @@ def merge(name: str, line: int, a: Value, b: Value) -> Value:
         return Sequence(tuple(merge(f"{name}[{i}]", line, x, y) for i, (x, y) in pairs))
     if isinstance(a, BlockPointer) and isinstance(b, BlockPointer) and len(a.offsets) == len(b.offsets):
         if (a.base, a.shape, a.block) == (b.base, b.shape, b.block):
-            offsets = tuple(x if x == y else opaque(name, line, x, y) for x, y in zip(a.offsets, b.offsets, strict=True))
+            offsets = tuple(
+                x if x == y else opaque(name, line, x, y) for x, y in zip(a.offsets, b.offsets, strict=True)
+            )
             return BlockPointer(a.base, a.shape, offsets, a.block)
     return opaque(name, line, a, b)
