@@ -121,7 +121,10 @@ class Document:
         for key_node, value in node.value:
             key = self.scalar(key_node, f"a key of {what}")
             if known is not None and key not in known:
-                raise self.error(key_node, f"{what} has no key `{key}`", help=nearest(key, known))
+                help = nearest(key, known)
+                if any(mark in key for mark in "()[]"):
+                    help = "inside { } a comma ends a value: quote text that holds one, or give each key a line"
+                raise self.error(key_node, f"{what} has no key `{key}`", help=help)
             if key in found:
                 raise self.error(key_node, f"`{key}` is given twice", help="keep one of them")
             found[key] = (key_node, value)

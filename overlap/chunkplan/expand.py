@@ -17,7 +17,7 @@ from .expr import IntExpr
 from .plan import P2P, Chunk, Collective, CommOp, CommPlan, OpId, TensorSpec
 from .template import ChunkItem, Dependency, Item, Loop, OpItem, PlanTemplate
 
-MAX_INSTANCES = 2_000_000
+MAX_INSTANCES = 1_000_000
 """Loop iterations and operations of one plan; beyond, a typing mistake is likelier than a plan."""
 
 Env = dict[str, int]
@@ -134,11 +134,13 @@ class Expansion:
             return
         loop, rest = loops[0], loops[1:]
         values = [bound(env) for bound in loop.bounds]
-        if loop.is_range and len(values) == 3 and values[2] == 0:
-            raise loop.bounds[2].error("a range whose step is 0", "leave the step out")
-        for iteration, value in enumerate(range(*values) if loop.is_range else values):
-            if iteration > MAX_INSTANCES:
+        if loop.is_range:
+            start, stop, step = values if len(values) == 3 else [0, *values, 1][-3:]
+            if step == 0:
+                raise loop.bounds[2].error("a range whose step is 0", "leave the step out")
+            if (stop - start) // step > MAX_INSTANCES:
                 raise loop.bounds[0].error(f"a loop of more than {MAX_INSTANCES} steps", "make it shorter")
+        for iteration, value in enumerate(range(*values) if loop.is_range else values):
             inner = {**env, loop.name: value}
             if all(condition(inner) for condition in loop.conditions):
                 yield from self._loop(rest, inner, (*key, iteration))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -62,14 +63,18 @@ class Snippet:
         raw = document.scalar(node, what)
         text = raw.strip()
         lead = len(raw) - len(raw.lstrip())
+        shown = f"`{text}`" if len(text) <= 80 else f"`{text[:77]}...`"
         try:
-            tree = ast.parse(prefix + text + suffix, mode="eval").body
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Python's own remarks on style, such as `1if`
+                tree = ast.parse(prefix + text + suffix, mode="eval").body
         except SyntaxError as error:
             place = max(0, min(len(text), (error.offset or 1) - 1 - len(prefix)))
             where = document.span(node, lead + place, lead + max(place + 1, len(text)))
             if "\n" in text:
                 where = document.span(node)
-            raise PlanError(f"{what} `{text}` cannot be read: {error.msg}", where=where, help=help) from None
+            reason = error.msg.split(";")[0]
+            raise PlanError(f"{what} {shown} cannot be read: {reason}", where=where, help=help) from None
         except (ValueError, RecursionError, MemoryError):
             raise document.error(node, f"{what} cannot be read", help=help) from None
         return cls(document, node, text, tree, lead - len(prefix))

@@ -23,6 +23,7 @@ from .template import (
 PLAN_KEYS = ("plan", "world", "dim", "tensors", "before", "after", "ops", "ranks", "meta")
 RANK_KEYS = ("before", "after", "ops")
 OP_KEYS = (*VERBS, "from", "to", "into", "chunk", "ranks", "depends", "label", "channel", "reduce", "backend", "do")
+MAX_DEPTH = 16
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
 _ENDS = {"move": ("from", "to"), "pull": ("from",), "push": ("to",), "local": (), "collective": ("chunk", "ranks")}
@@ -162,25 +163,29 @@ class _Reader(FrameReader):
     # Operations
 
     def _items(
-        self, node: Node | None, what: str, scope: frozenset[str], loops: tuple[str, ...] = ()
+        self, node: Node | None, what: str, scope: frozenset[str], loops: tuple[str, ...] = (), depth: int = 0
     ) -> tuple[Item, ...]:
         if node is None:
             return ()
-        return tuple(self._item(item, scope, loops) for item in self.document.sequence(node, f"`{what}`"))
+        return tuple(self._item(item, scope, loops, depth) for item in self.document.sequence(node, f"`{what}`"))
 
-    def _item(self, node: Node, scope: frozenset[str], outer: tuple[str, ...]) -> Item:
+    def _item(self, node: Node, scope: frozenset[str], outer: tuple[str, ...], depth: int) -> Item:
         document = self.document
         entries = document.mapping(node, "an operation", (*OP_KEYS, *FRAME_KEYS))
         loops, lets, when, inner = self.frame(entries, scope)
         names = outer + tuple(loop.name for loop in loops)
         verbs = [verb for verb in VERBS if verb in entries]
         if "do" in entries:
+            if depth == MAX_DEPTH:
+                raise document.error(
+                    node, f"`do` nested more than {MAX_DEPTH} deep", help="give one `for` several loops"
+                )
             extra = [key for key in entries if key in OP_KEYS and key != "do"]
             if extra:
                 raise document.error(
                     entries[extra[0]], f"`{extra[0]}` beside `do`", help="move it into an item of `do`"
                 )
-            return Item(node, loops, lets, when, self._items(entries["do"], "do", inner, names))
+            return Item(node, loops, lets, when, self._items(entries["do"], "do", inner, names, depth + 1))
         if len(verbs) != 1:
             said = f"both `{verbs[0]}` and `{verbs[1]}`" if verbs else "no verb"
             raise document.error(node, f"an operation with {said}", help=f"give it one of {', '.join(VERBS)}, or `do`")
