@@ -181,9 +181,12 @@ def _check_progress(
                 before[held].append(("raise", rank, i))
     cycle = find_cycle(before)
     if cycle:
+        loop = cycle[:-1]
+        start = loop.index(max(loop))  # a wait, the step at which a user sees it hang
+        story = [*loop[start:], *loop[:start], loop[start]]
         what = "the flattened order of the tile loop" if flattened else "the order of runs"
         raise ScheduleError(
-            f"deadlock in {what}: " + " waits for ".join(_in_words(plan, node) for node in cycle),
+            f"deadlock in {what}: " + " comes after ".join(_in_words(plan, node) for node in story),
             help="emit the loop unflattened" if flattened else "",
         )
 

@@ -1,6 +1,6 @@
 """A small model of launch steps: streams as FIFO agents, one move at a time, data as launch numbers.
 
-Each rank's chunks hold the number of the launch whose data they contain. A kernel or copy of launch n that finds
+Each rank's elements hold the number of the launch whose data they contain. A kernel or copy of launch n that finds
 another number has read stale or overwritten data. Nothing here knows why a step is there. The kernel of an ``idle``
 rank has no tiles: it waits for nothing and reads nothing, but the rank's copies are made all the same.
 """
@@ -10,13 +10,20 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cache
+from itertools import product
 
-from overlap.chunkplan.plan import CommPlan
+from overlap.chunkplan.plan import Chunk, CommPlan
 from overlap.schedule import steps as st
 
 MAIN = None
 Program = Iterator["Callable[[], bool] | None"]
 """A generator of one step's moves: None is one move done, a function is waited for until it returns True."""
+
+
+@cache
+def elements(chunk: Chunk) -> tuple[tuple[int, ...], ...]:
+    return tuple(product(*map(range, chunk.box.lo, chunk.box.hi)))
 
 
 class StaleRead(AssertionError):
@@ -82,7 +89,7 @@ class Model:
         if step.wait_done:
             yield lambda: all(self.done[rank][p] >= n - 1 for p in peers)
         for chunk in self.plan.before[rank]:
-            self.data[rank][chunk] = n
+            self.write(rank, chunk, n)
             yield None
         self.epoch[rank] = n
         yield None
@@ -92,11 +99,13 @@ class Model:
                 yield None
             yield lambda: all(self.ready[rank][p] >= n for p in peers)
 
-    def read(self, rank: int, chunk, n: int) -> int:
-        found = self.data[rank].get(chunk, 0)
-        if found != n:
-            raise StaleRead(f"launch {n} reads {chunk} of launch {found} on rank {rank}")
-        return found
+    def write(self, rank: int, chunk: Chunk, n: int) -> None:
+        self.data[rank].update(dict.fromkeys(elements(chunk), n))
+
+    def read(self, rank: int, chunk: Chunk, n: int) -> None:
+        found = {self.data[rank].get(element, 0) for element in elements(chunk)}
+        if found - {n}:
+            raise StaleRead(f"launch {n} reads {chunk} of launches {found} on rank {rank}")
 
     def kernel(self, rank: int, n: int) -> Program:
         yield None
@@ -118,9 +127,9 @@ class Model:
     def copy(self, n: int, op_id) -> Program:
         op = self.plan.op(op_id)
         yield None
-        value = self.read(op.src_rank, op.src, n)
+        self.read(op.src_rank, op.src, n)
         yield None
-        self.data[op.dst_rank][op.dst] = value
+        self.write(op.dst_rank, op.dst, n)
 
     def raising(self, op_id) -> Program:
         yield None

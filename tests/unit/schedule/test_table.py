@@ -1,0 +1,142 @@
+"""The table's words, read back by a decoder that knows the layout from docs and from nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overlap.errors import ScheduleError
+from overlap.schedule import table
+from overlap.schedule.model import AxisTiles, RankSchedule, Run, Wait
+from overlap.schedule.runs import schedule_rank
+from overlap.schedule.table import done_base, flag_base, state_words, to_words
+
+from .oracle import tiles_of
+from .plans import gather, gemm_axes, reads_a
+
+INT = st.integers(0, 2**31 - 1)
+SMALL = st.integers(1, 5)
+
+
+def decode(words: list[int]) -> dict:
+    """Header, runs, flags and coordinates of version 1."""
+    version, runs, run_base, coordinate_base, flags, axes, tiles, zero = words[:8]
+    assert version == 1 and zero == 0
+    records = [words[run_base + 16 * i : run_base + 16 * (i + 1)] for i in range(runs + 1)]
+
+    def pairs(begin, end):
+        assert 0 <= begin <= end <= len(words)
+        return [tuple(words[i : i + 2]) for i in range(begin, end, 2)]
+
+    return {
+        "flags": flags,
+        "tiles": tiles,
+        "axes": axes,
+        "sentinel": records[-1][0],
+        "runs": [
+            {
+                "first": r[0],
+                "unit": r[1],
+                "waits": pairs(r[2], r[3]),
+                "raises": pairs(r[4], r[5]),
+                "peer": r[6],
+                "origin": tuple(r[8 : 8 + 2 * axes : 2]),
+                "counts": tuple(r[9 : 9 + 2 * axes : 2]),
+            }
+            for r in records[:-1]
+        ],
+        "coordinates": [tuple(words[i : i + axes]) for i in range(coordinate_base, len(words), axes)]
+        if coordinate_base
+        else None,
+    }
+
+
+@st.composite
+def schedules(draw):
+    axes = draw(st.integers(1, 4))
+    flags = st.lists(st.builds(Wait, op=st.just((0, 0)), slot=INT, count=SMALL), max_size=4).map(tuple)
+    runs, first = [], 0
+    for _ in range(draw(st.integers(0, 5))):
+        box = [draw(st.tuples(*[n] * axes)) for n in (st.integers(0, 9), st.integers(1, 3))]
+        peer, unit = draw(st.integers(-1, 7)), draw(st.integers(0, 3))
+        runs.append(Run(first, box[0], box[1], draw(flags), None, unit, peer, draw(flags)))
+        first += runs[-1].tiles
+    coordinates = None
+    if runs and draw(st.booleans()):
+        coordinates = tuple(tile for run in runs for tile in tiles_of(run))
+    world = draw(st.integers(1, 16))
+    grid = tuple(AxisTiles(f"X{i}", draw(st.integers(1, 99)), draw(SMALL)) for i in range(axes))
+    return RankSchedule(0, world, grid, tuple(runs), {}, (), coordinates)
+
+
+@settings(max_examples=200, deadline=None)
+@given(schedules())
+def test_words_hold_the_schedule(schedule):
+    found = decode(to_words(schedule))
+    assert found["runs"] == [
+        {
+            "first": run.first,
+            "unit": run.unit,
+            "waits": [(w.slot, w.count) for w in run.waits],
+            "raises": [(w.slot, w.count) for w in run.raises],
+            "peer": run.peer,
+            "origin": run.origin,
+            "counts": run.counts,
+        }
+        for run in schedule.runs
+    ]
+    assert found["tiles"] == sum(run.tiles for run in schedule.runs) and found["axes"] == len(schedule.axes)
+    assert found["sentinel"] == 2**31 - 1
+    assert found["coordinates"] == (list(schedule.coordinates) if schedule.coordinates else None)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_words_of_a_real_schedule_place_every_tile(mapped):
+    """As a kernel reads them: the run by its first position, then the coordinate inside it or the listed one."""
+    tile_map = (lambda tile, counts: (0, tile)) if mapped else None
+    schedule = schedule_rank(gather((136, 8), 0, 4), reads_a(), gemm_axes(136, 100, 32, 64), 2, tile_map=tile_map)
+    found = decode(to_words(schedule))
+    seen = []
+    for position in range(found["tiles"]):
+        run = max((r for r in found["runs"] if r["first"] <= position), key=lambda r: r["first"])
+        inside = position - run["first"]
+        row, column = divmod(inside, run["counts"][1])
+        place = (run["origin"][0] + row, run["origin"][1] + column)
+        seen.append(found["coordinates"][position] if found["coordinates"] else place)
+    assert (found["coordinates"] is not None) == mapped
+    assert sorted(seen) == [(m, n) for m in range(5) for n in range(2)]
+    assert [r["waits"] for r in found["runs"]] == [[(0, 1)], [(1, 1)], [(2, 1)]]
+
+
+def test_an_empty_schedule_is_a_header_and_a_sentinel():
+    schedule = schedule_rank(gather((0, 8), 0, 4), reads_a(), gemm_axes(0, 8, 4, 4), 2)
+    words = to_words(schedule)
+    assert len(words) == 8 + 16 and decode(words)["tiles"] == 0 and words[8] == table.SENTINEL
+
+
+@pytest.mark.parametrize("world", [1, 2, 5])
+def test_state_words_are_apart_and_all_there(world):
+    """Epoch, counter, spin limit, fault, ready and done of every rank, then flags: one 32-byte sector each."""
+    slots = [table.S_EPOCH, table.S_COUNTER, table.S_SPIN_LIMIT, table.S_FAULT]
+    slots += [table.S_READY + p for p in range(world)]
+    slots += [done_base(world) + p for p in range(world)]
+    slots += [flag_base(world) + f for f in range(3)]
+    assert slots == list(range(4 + 2 * world + 3))
+    assert table.SLOT_WORDS * 8 == 32
+    assert state_words(world, 3) == len(slots) * table.SLOT_WORDS
+    schedule = schedule_rank(gather((0, 8), 0, world), reads_a(), gemm_axes(0, 8, 4, 4), 0)
+    assert decode(to_words(schedule))["flags"] == flag_base(world) * table.SLOT_WORDS
+
+
+def test_what_a_table_cannot_hold_is_refused():
+    five = tuple(AxisTiles(name, 1, 1) for name in "ABCDE")
+    with pytest.raises(ScheduleError, match="5 tile axes; a table holds 4"):
+        to_words(RankSchedule(0, 1, five, (), {}, ()))
+    run = Run(0, (2**31,), (1,))
+    with pytest.raises(ScheduleError, match="32 bits"):
+        to_words(RankSchedule(0, 1, five[:1], (run,), {}, ()))
+    words = to_words(RankSchedule(0, 1, five[:1], (replace(run, origin=(2**31 - 1,)),), {}, ()))
+    assert max(words) == 2**31 - 1
