@@ -2,13 +2,13 @@
 
 A pointer's offset is a sum of ``index * stride``; strides are the parameters that the host passes as ``x.stride(d)``,
 or else what multiplies the lanes of ``tl.arange``. An axis *spans* a dimension only where the index is exactly the
-tile's own interval (``coordinate * BLOCK + lanes``, wrapped or not); anything else counts as reading the whole dimension.
+tile's own interval (``coordinate * BLOCK + lanes``, wrapped or not); anything else reads the whole dimension.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from overlap.errors import PragmaError, SourceSpan
@@ -52,8 +52,8 @@ class AccessContext:
         return tuple(a for a in self.axes if a.block is not None)
 
 
-def pointer_params(kernel: ast.FunctionDef, candidates: Sequence[str]) -> tuple[str, ...]:
-    """Parameters that are never used as a number."""
+def pointer_params(kernel: ast.FunctionDef, candidates: Sequence[str], known: Collection[str]) -> tuple[str, ...]:
+    """Parameters that may be tensors: those a pragma names, and those that are never used as a number."""
     numeric: set[str] = set()
 
     def mark(node: ast.AST) -> None:
@@ -74,7 +74,7 @@ def pointer_params(kernel: ast.FunctionDef, candidates: Sequence[str]) -> tuple[
                 for argument in node.args:
                     for part in ast.walk(argument):
                         mark(part)
-    return tuple(p for p in candidates if p not in numeric)
+    return tuple(p for p in candidates if p in known or p not in numeric)
 
 
 def resolve(context: AccessContext, raw: RawAccess) -> list[Access]:

@@ -54,7 +54,7 @@ def annotate(unit: SourceUnit, kernel: str | None = None) -> ProgramModel:
 
     check_tile_ids(unit, axes, tile_ids, regions, walk)
     count_names = frozenset(name for name, _ in counts)
-    check_placement(unit, regions, params | count_names)
+    check_placement(unit, regions, params | count_names | walk.invariant_names())
     context = SliceContext(unit, source.node, params, local, axes, tile_names, count_names, evaluator)
     slices = [slice_region(context, region) for region in regions]
     check_leaks(context, regions, slices)
@@ -64,7 +64,7 @@ def annotate(unit: SourceUnit, kernel: str | None = None) -> ProgramModel:
     access_context = AccessContext(
         unit,
         axes,
-        tuple(p for p in pointer_params(source.node, [p.name for p in read_params(source.node) if not p.is_constexpr])),
+        pointer_params(source.node, [p.name for p in read_params(source.node) if not p.is_constexpr], declared),
         frozenset(declared),
         declared,
         stride_params(host),

@@ -52,6 +52,7 @@ def check_tile_ids(
                 where=unit.span(line, len(unit.lines[line - 1]) - len(unit.lines[line - 1].lstrip()) + 1, len(name)),
                 help="a tile id is tl.program_id(0), or starts there and advances by a fixed step",
             )
+    _check_tile_loops(unit, axes, walk)
     if tile_ids:
         for region in regions:
             if region.tile_id is None:
@@ -60,6 +61,37 @@ def check_tile_ids(
                     where=region.begin.span,
                     help=f"compute the pids from {', '.join(f'`{t.name}`' for t in tile_ids)}",
                 )
+
+
+def _check_tile_loops(unit: SourceUnit, axes: Sequence[Axis], walk: Walk) -> None:
+    """A tile loop runs over as many tiles as the axes have, where that can be told."""
+    tiles = IndexExpr.constant(1)
+    for axis in axes:
+        if axis.block is not None:
+            tiles *= IndexExpr.of(Atom("param", axis.extent)).cdiv(IndexExpr.of(Atom("param", axis.block)))
+    by_name = {a.name: a for a in axes}
+    for name, (node, bounds) in walk.tile_loops.items():
+        if (
+            len(bounds) < 2
+            or not bounds[1].is_invariant
+            or any(x.kind == "opaque" for f, _ in bounds[1].terms for x in f)
+        ):
+            continue
+        stop = bounds[1].replaced(
+            lambda atom: (
+                IndexExpr.of(Atom("param", by_name[atom.axis].extent)).cdiv(
+                    IndexExpr.of(Atom("param", by_name[atom.axis].block or ""))
+                )
+                if atom.kind == "count" and atom.axis in by_name
+                else None
+            )
+        )
+        if stop != tiles:
+            raise PragmaError(
+                f"the loop over `{name}` runs to {bounds[1]}, but the tile axes have {tiles} tiles",
+                where=unit.span_of(node),
+                help="declare every axis that the tile id numbers",
+            )
 
 
 def _stream_k(unit: SourceUnit, where: ast.stmt | int, why: str) -> UnsupportedError:

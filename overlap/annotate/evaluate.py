@@ -41,6 +41,7 @@ class Walk:
         self.coordinates = coordinates
         self.tile_values: dict[tuple[str, int], Value] = {}
         self.region_values: dict[int, dict[str, Value]] = {}
+        self.tile_loops: dict[str, tuple[ast.For, tuple[IndexExpr, ...]]] = {}
 
     @property
     def env(self) -> dict[str, Value]:
@@ -49,6 +50,10 @@ class Walk:
     @property
     def accesses(self) -> list[RawAccess]:
         return self.evaluator.accesses
+
+    def invariant_names(self) -> frozenset[str]:
+        """Variables that hold one number for a whole launch (call it after the walk)."""
+        return frozenset(n for n, v in self.env.items() if isinstance(v, IndexExpr) and v.terms and v.is_invariant)
 
     def block(self, body: list[ast.stmt]) -> bool:
         """Walks a statement list; True when it always jumps away at its end."""
@@ -122,7 +127,7 @@ class Walk:
             self._bind(node.target, self.evaluator.value(whole), whole)
 
     def _if(self, node: ast.If) -> bool:
-        self.evaluator.value(node.test)
+        test = self.evaluator.value(node.test)
         before = dict(self.env)
         left_jumps = self.block(node.body)
         left = self.evaluator.env
@@ -136,7 +141,7 @@ class Walk:
             return False
         joined = dict(right)
         for name, value in left.items():
-            joined[name] = merge(name, node.lineno, value, right[name]) if name in right else value
+            joined[name] = merge(name, node.lineno, value, right[name], test) if name in right else value
         self.evaluator.env = joined
         return left_jumps and right_jumps
 
@@ -155,6 +160,7 @@ class Walk:
         name = node.target.id if isinstance(node.target, ast.Name) else "iteration"
         atom = Atom("loop", name, line=node.lineno, args=bounds)
         if isinstance(node.target, ast.Name) and node.target.id in self.tile_ids:
+            self.tile_loops[node.target.id] = (node, bounds)
             self._loop(node, node.body, (node.target, start), atom)
         else:
             self._loop(node, node.body, (node.target, start + IndexExpr.of(atom) * step), atom)
@@ -199,7 +205,7 @@ class Walk:
         # Behind the loop a carried variable has gone through any number of iterations, none included.
         for name, value in self.env.items():
             if name in entry and value != entry[name] and name not in self.tile_ids:
-                self.env[name] = merge(name, node.lineno, entry[name], value)
+                self.env[name] = merge(name, node.lineno, entry[name], value, count)
 
 
 def _difference(after: Value, before: Value) -> Value | None:

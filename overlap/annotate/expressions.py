@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from .grid_nd import swizzled
-from .index import Atom, IndexExpr
+from .index import Atom, AtomKind, IndexExpr
 from .names import Names, callee
 from .values import BlockPointer, Descriptor, RawAccess, Sequence, Value, opaque
 
@@ -80,9 +80,8 @@ class Evaluator:
         if isinstance(node, ast.Call):
             return self._call(node)
         if isinstance(node, ast.IfExp):
-            self.value(node.test)
-            a, b = self.value(node.body), self.value(node.orelse)
-            return a if a == b else opaque(ast.unparse(node), line, a, b)
+            test, a, b = self.value(node.test), self.value(node.body), self.value(node.orelse)
+            return a if a == b else opaque(ast.unparse(node), line, a, b, test)
         if isinstance(node, ast.NamedExpr) and isinstance(node.target, ast.Name):
             self.env[node.target.id] = value = self.value(node.value)
             return value
@@ -126,12 +125,13 @@ class Evaluator:
             return args[position] if found is None and position < len(args) else found
 
         first = argument(0, "x", "input", "pointer", "base", "value", "desc")
-        if name == "program_id" or name == "num_programs":
+        if name in ("program_id", "num_programs"):
             axis = argument(0, "axis")
             d = as_expr(axis).as_int() if axis is not None else 0
+            kind: AtomKind = "program_id" if name == "program_id" else "num_programs"
             if d is None:
-                return IndexExpr.of(Atom(name, ast.unparse(node)))
-            return IndexExpr.of(Atom(name, f"{name}({d})", args=(IndexExpr.constant(d),)))
+                return IndexExpr.of(Atom(kind, ast.unparse(node)))
+            return IndexExpr.of(Atom(kind, f"{name}({d})", args=(IndexExpr.constant(d),)))
         if name == "arange" and len(args) == 2:
             start, stop = as_expr(args[0]), as_expr(args[1])
             return start + IndexExpr.of(Atom("lanes", "lanes", (stop - start,)))

@@ -11,7 +11,7 @@ from .discover import KernelSource
 from .expressions import Evaluator
 from .index import Atom, IndexExpr
 from .model import Axis, Param, TileId
-from .names import Names, blocks, parameters, statements
+from .names import Names, blocks, parameters, statements, writes
 from .pragmas import Pragma, nearest
 from .source import SourceUnit
 
@@ -76,9 +76,12 @@ def read_axes(
                 where=pragma.span,
                 help="write the kernel parameter that holds the block size",
             )
+        if pragma.block:
+            _check_unchanged(unit, kernel, names, pragma, (extent, pragma.block))
         assigned = _count(unit, kernel, names, pragma, extent) if pragma.block else None
         if assigned:
             counts[assigned] = pragma.axis
+            _check_once(unit, kernel, pragma, assigned)
         axes[pragma.axis] = Axis(pragma.axis, extent, pragma.block, assigned[0] if assigned else None, pragma.span)
     for name, span in host_axes:
         if name not in axes and name in params:
@@ -110,6 +113,36 @@ def _count(unit: SourceUnit, kernel: KernelSource, names: Names, pragma: Pragma,
                     help=f"correct the pragma on line {pragma.line} or the statement",
                 )
     return found[0] if len(found) == 1 else None
+
+
+def _check_unchanged(
+    unit: SourceUnit, kernel: KernelSource, names: Names, pragma: Pragma, params: tuple[str, str]
+) -> None:
+    """Extent and block keep the value they were passed; ``M = tl.multiple_of(M, 8)`` does, ``M = M // 2`` does not."""
+    for statement in statements(kernel.node):
+        if hasattr(statement, "body"):
+            continue
+        for name in writes(statement) & set(params):
+            value = None
+            if isinstance(statement, ast.Assign) and single_target(statement) is not None:
+                value = Evaluator(names, frozenset(), frozenset(), {}).value(statement.value)
+            if value != _param(name):
+                raise PragmaError(
+                    f"axis {pragma.axis}: the kernel changes `{name}`, so its tiles cannot be counted at launch",
+                    where=unit.span_of(statement),
+                    help="compute the value in the host function and pass it as the parameter",
+                )
+
+
+def _check_once(unit: SourceUnit, kernel: KernelSource, pragma: Pragma, assigned: tuple[str, int]) -> None:
+    name, line = assigned
+    for statement in statements(kernel.node):
+        if name in writes(statement) and not hasattr(statement, "body") and statement.lineno != line:
+            raise PragmaError(
+                f"axis {pragma.axis}: `{name}` counts its tiles on line {line} and is assigned again here",
+                where=unit.span_of(statement),
+                help="use another name for the other value",
+            )
 
 
 def _param(name: str) -> IndexExpr:

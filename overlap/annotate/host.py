@@ -129,7 +129,7 @@ def _check_launches(unit: SourceUnit, kernel: KernelSource, host: HostSource, la
 
 
 def _exclusive(function: ast.FunctionDef, first: Launch, second: Launch) -> bool:
-    """Whether at most one of two launches runs: other branches of one ``if``, or the first branch leaves the function."""
+    """Whether at most one of two launches runs: other branches of one ``if``, or the first one's branch returns."""
     for parent in first.parents:
         if not isinstance(parent, ast.If):
             continue

@@ -8,7 +8,7 @@ with the symbolic coefficient BLOCK_M, and ``(...) % M`` is one atom that still 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -180,6 +180,17 @@ class IndexExpr:
                 return None
             quotient.append((tuple(rest), coefficient // by_coefficient))
         return self._collect(quotient)
+
+    def replaced(self, value_of: Callable[[Atom], IndexExpr | None]) -> IndexExpr:
+        """The expression with factors replaced by what ``value_of`` gives for them (None: keep)."""
+        total = IndexExpr()
+        for factors, coefficient in self.terms:
+            product = IndexExpr.constant(coefficient)
+            for atom in factors:
+                value = value_of(atom)
+                product = product * (IndexExpr.of(atom) if value is None else value)
+            total = total + product
+        return total
 
     def leaves(self) -> Iterator[Atom]:
         """Every name the expression depends on, through all operations (with repeats)."""

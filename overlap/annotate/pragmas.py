@@ -46,8 +46,8 @@ class TensorRef:
 class Pragma:
     """A pragma, parsed.
 
-    ``span`` covers the comment from its ``#``; ``trailing`` says that code stands before it on the line. The other fields
-    by name: ``axis_count``: axis, extent, block, range; ``tile_id``: persistent; ``dispatch``: edge; ``pid_map``: pairs;
+    ``span`` covers the comment from its ``#``; ``trailing`` says that code stands before it on the line. The others by
+    name: ``axis_count``: axis, extent, block, range; ``tile_id``: persistent; ``dispatch``: edge; ``pid_map``: pairs;
     ``tensor``: inputs[0], mode; ``host_entry``: inputs, outputs.
     """
 

@@ -32,11 +32,6 @@ class RegionSource:
     parents: tuple[ast.AST, ...]
     tile_id: str | None
 
-    @property
-    def loop(self) -> ast.For | ast.While | None:
-        """The innermost loop around the region."""
-        return next((p for p in reversed(self.parents) if isinstance(p, (ast.For, ast.While))), None)
-
 
 def read_regions(
     unit: SourceUnit, kernel: KernelSource, axes: Sequence[Axis], tile_ids: Sequence[TileId]

@@ -78,17 +78,16 @@ def opaque(text: str, line: int, *values: Value) -> IndexExpr:
     return IndexExpr.of(Atom("opaque", text if len(text) <= 60 else text[:57] + "...", deps=deps, line=line))
 
 
-def merge(name: str, line: int, a: Value, b: Value) -> Value:
-    """The value of ``name`` behind a branch."""
+def merge(name: str, line: int, a: Value, b: Value, *causes: Value) -> Value:
+    """The value of ``name`` behind a branch; ``causes`` are what decided between ``a`` and ``b``."""
     if a == b:
         return a
     if isinstance(a, Sequence) and isinstance(b, Sequence) and len(a.items) == len(b.items):
         pairs = enumerate(zip(a.items, b.items, strict=True))
-        return Sequence(tuple(merge(f"{name}[{i}]", line, x, y) for i, (x, y) in pairs))
+        return Sequence(tuple(merge(f"{name}[{i}]", line, x, y, *causes) for i, (x, y) in pairs))
     if isinstance(a, BlockPointer) and isinstance(b, BlockPointer) and len(a.offsets) == len(b.offsets):
         if (a.base, a.shape, a.block) == (b.base, b.shape, b.block):
-            offsets = tuple(
-                x if x == y else opaque(name, line, x, y) for x, y in zip(a.offsets, b.offsets, strict=True)
-            )
+            pairs_of = zip(a.offsets, b.offsets, strict=True)
+            offsets = tuple(x if x == y else opaque(name, line, x, y, *causes) for x, y in pairs_of)
             return BlockPointer(a.base, a.shape, offsets, a.block)
-    return opaque(name, line, a, b)
+    return opaque(name, line, a, b, *causes)

@@ -1,6 +1,6 @@
 """The paper's Listing 1 with its elided parts filled in; the pragma lines are the paper's.
 
-The listing fuses the tile loop and the K loop into one; here a loop over the program's tiles stands around a loop over K.
+The listing fuses tile loop and K loop into one; here a loop over the program's tiles stands around a loop over K.
 """
 
 import torch
