@@ -153,7 +153,7 @@ class Document:
         if not isinstance(node, yaml.ScalarNode):
             kind = "list" if isinstance(node, yaml.SequenceNode) else "mapping"
             raise self.error(node, f"{what} is one value, not a {kind}", help="write a single value")
-        if node.tag == _NULL:
+        if node.tag == _NULL and not node.value:
             raise self.error(node, f"{what} has no value", help="write a value, or remove the key")
         return node.value
 

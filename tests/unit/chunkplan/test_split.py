@@ -1,0 +1,113 @@
+"""Splitting transfers: every property is kept, and dependencies stay exact."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overlap.chunkplan.build import build_plan
+from overlap.chunkplan.library import find_template, list_templates
+from overlap.chunkplan.plan import P2P, Chunk, Collective, CommPlan, TensorSpec
+from overlap.chunkplan.region import Box, overlap_of
+from overlap.chunkplan.split import split_plan
+from overlap.chunkplan.verify import verify_plan
+from overlap.errors import PlanError
+
+from .oracle import execute
+
+WHOLE = Chunk("a", Box.whole((6, 4)))
+
+
+def make(name: str, world: int, shape, dim: int, direction: str) -> CommPlan:
+    path, text = find_template(name)
+    return build_plan(text, world=world, tensor=TensorSpec("a", shape), dim=dim, direction=direction, path=path)
+
+
+def plan_of(*lists, world: int = 3) -> CommPlan:
+    return CommPlan("p", world, (TensorSpec("a", (6, 4)),), ((WHOLE,),) * world, ((WHOLE,),) * world, lists)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.sampled_from(list_templates()),
+    st.integers(1, 6),
+    st.tuples(st.integers(0, 12), st.integers(0, 12)),
+    st.integers(0, 1),
+    st.sampled_from(["pull", "push"]),
+    st.integers(1, 5),
+    st.integers(0, 2**32),
+)
+def test_parts_make_up_their_transfer_in_its_place(name, world, shape, dim, direction, parts, seed):
+    plan = make(name, world, shape, dim, direction)
+    cut = split_plan(plan, parts, dim=dim)
+    verify_plan(cut)
+    execute(cut, {"a": np.arange(1.0, 1.0 + np.prod(shape)).reshape(shape)}, seed)
+    for op_id, op in plan.items():
+        rank, index = op_id
+        pieces = cut.ops[rank][index * parts : (index + 1) * parts]
+        assert [piece.src.box for piece in pieces] == op.src.box.split(dim, parts)
+        assert overlap_of([piece.src.box for piece in pieces]) == []
+        for number, piece in enumerate(pieces):
+            assert replace(piece, src=op.src, dst=op.dst, depends=op.depends) == op
+            assert piece.src == piece.dst
+            assert piece.depends == tuple((r, i * parts + number) for r, i in op.depends)
+            assert cut.where((rank, index * parts + number)) == plan.where(op_id)
+    assert (cut.before, cut.after, cut.tensors, cut.name) == (plan.before, plan.after, plan.tensors, plan.name)
+
+
+def test_every_property_of_a_transfer_is_kept():
+    op = P2P("push", 0, 1, WHOLE, Chunk("b", Box((10, 0), (16, 4))), channel=3, reduce="sum", backend="tma")
+    plan = replace(plan_of((op,), (), ()), tensors=(TensorSpec("a", (6, 4)), TensorSpec("b", (20, 4))))
+    first, second, third, fourth = split_plan(plan, 4).ops[0]
+    for piece, lo, hi in ((first, 0, 2), (second, 2, 4), (third, 4, 6), (fourth, 6, 6)):
+        assert (piece.direction, piece.src_rank, piece.dst_rank) == ("push", 0, 1)
+        assert (piece.channel, piece.reduce, piece.backend) == (3, "sum", "tma")
+        assert piece.src.box == Box((lo, 0), (hi, 4)) and piece.dst == Chunk("b", Box((lo + 10, 0), (hi + 10, 4)))
+    assert fourth.src.box.empty
+
+
+def test_a_relay_is_linked_part_by_part_and_anything_else_to_all_parts():
+    first = P2P("pull", 0, 1, WHOLE, WHOLE)
+    relay = P2P("pull", 1, 2, WHOLE, WHOLE, depends=((1, 0),))
+    other = P2P("pull", 0, 2, WHOLE, WHOLE, depends=((1, 0),))
+    half = Chunk("a", Box((0, 0), (3, 4)))
+    partly = P2P("pull", 1, 2, half, half, depends=((1, 0), (2, 0)))
+    cut = split_plan(plan_of((), (first,), (relay, other, partly)), 2)
+    assert [op.depends for op in cut.ops[2]] == [
+        ((1, 0),),
+        ((1, 1),),
+        ((1, 0), (1, 1)),
+        ((1, 0), (1, 1)),
+        ((1, 0), (1, 1), (2, 0), (2, 1)),
+        ((1, 0), (1, 1), (2, 0), (2, 1)),
+    ]
+
+
+def test_collectives_stay_whole():
+    gather = Collective("all_gather", (0, 1), WHOLE, WHOLE)
+    move = P2P("pull", 0, 2, WHOLE, WHOLE, depends=((0, 1),))
+    plan = plan_of((P2P("push", 0, 1, WHOLE, WHOLE), gather), (replace(gather, depends=((0, 0),)),), (move,))
+    cut = split_plan(plan, 3)
+    assert [len(row) for row in cut.ops] == [4, 1, 3]
+    assert cut.ops[1][0].depends == ((0, 0), (0, 1), (0, 2))
+    assert [op.depends for op in cut.ops[2]] == [((0, 3),)] * 3
+
+
+def test_without_a_dimension_the_sharded_one_is_cut():
+    columns = make("all_gather_1d", 3, (6, 9), 1, "pull")
+    assert split_plan(columns, 2) == split_plan(columns, 2, dim=1)
+    rows = make("all_gather_1d", 3, (6, 9), 0, "pull")
+    assert split_plan(rows, 2) == split_plan(rows, 2, dim=0) != split_plan(rows, 2, dim=1)
+
+
+def test_one_part_is_the_plan_itself_and_none_is_refused():
+    plan = make("all_gather_ring", 3, (6, 4), 0, "pull")
+    assert split_plan(plan, 1) is plan
+    with pytest.raises(PlanError, match="a split into 0 parts"):
+        split_plan(plan, 0)
+    with pytest.raises(PlanError, match="no dimension 2 to split along"):
+        split_plan(plan, 2, dim=2)
