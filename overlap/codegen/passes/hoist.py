@@ -10,6 +10,7 @@ from __future__ import annotations
 import libcst as cst
 import libcst.matchers as m
 
+from overlap.annotate.model import ProgramModel
 from overlap.errors import CodegenError, UnsupportedError
 
 from ..context import Context
@@ -19,8 +20,13 @@ _LITERAL = m.Integer() | m.Float() | m.SimpleString() | m.Name("True") | m.Name(
 
 
 def run(module: cst.Module, context: Context) -> cst.Module:
-    path = context.program.kernel.qualname.split(".")
-    host = context.program.host
+    return lift(module, context.program)
+
+
+def lift(module: cst.Module, program: ProgramModel) -> cst.Module:
+    """The module with kernel and host function at its top level."""
+    path = program.kernel.qualname.split(".")
+    host = program.host
     if len(path) == 1:
         find_function(module, path[0])
         return module
@@ -36,7 +42,7 @@ def run(module: cst.Module, context: Context) -> cst.Module:
         for name in _bound(statement):
             local[name] = statement
     if host.name not in local:
-        _hosted_outside(module, host.name, context)
+        _hosted_outside(host.name, program)
         wanted.discard(host.name)
     needed: set[str] = set()
     pending = list(wanted)
@@ -46,7 +52,7 @@ def run(module: cst.Module, context: Context) -> cst.Module:
             continue
         needed.add(name)
         node = local[name]
-        _check_known(name, node, context)
+        _check_known(name, node, program)
         pending += sorted(names_in(node) & set(local))
     lifted: list[cst.BaseStatement] = []
     for parameter in (*outer.params.params, *outer.params.kwonly_params):
@@ -61,9 +67,15 @@ def run(module: cst.Module, context: Context) -> cst.Module:
             blank = [cst.EmptyLine(), cst.EmptyLine()] if isinstance(statement, cst.FunctionDef) else []
             lines = [*blank, *getattr(statement, "leading_lines", ())]
             lifted.append(statement.with_changes(leading_lines=lines))
+    lifted[0] = lifted[0].with_changes(leading_lines=_two_blank(lifted[0]))  # type: ignore[call-arg]
     top = next(i for i, s in enumerate(module.body) if isinstance(s, cst.FunctionDef) and s.name.value == path[0])
     body = list(module.body)
     return module.with_changes(body=[*body[:top], *lifted, *body[top + 1 :]])
+
+
+def _two_blank(statement: cst.BaseStatement) -> list[cst.EmptyLine]:
+    lines = [line for line in getattr(statement, "leading_lines", ()) if line.comment is not None]
+    return [cst.EmptyLine(), cst.EmptyLine(), *lines] if isinstance(statement, cst.FunctionDef) else [cst.EmptyLine(), *lines]
 
 
 def _bound(statement: cst.CSTNode) -> list[str]:
@@ -84,7 +96,7 @@ def _bound(statement: cst.CSTNode) -> list[str]:
     return found
 
 
-def _check_known(name: str, node: cst.CSTNode, context: Context) -> None:
+def _check_known(name: str, node: cst.CSTNode, program: ProgramModel) -> None:
     if isinstance(node, cst.FunctionDef):
         return
     if isinstance(node, cst.Param):
@@ -98,14 +110,14 @@ def _check_known(name: str, node: cst.CSTNode, context: Context) -> None:
         return
     raise UnsupportedError(
         f"the nested kernel or its host function uses `{name}`, which is known only when the enclosing function runs",
-        where=context.program.kernel.span,
+        where=program.kernel.span,
         help=f"pass `{name}` as an argument (constexpr for the kernel), or move both functions to the top level",
     )
 
 
-def _hosted_outside(module: cst.Module, name: str, context: Context) -> None:
+def _hosted_outside(name: str, program: ProgramModel) -> None:
     raise UnsupportedError(
-        f"the host function `{name}` is not in the function that defines `{context.program.kernel.name}`",
-        where=context.program.kernel.span,
+        f"the host function `{name}` is not in the function that defines `{program.kernel.name}`",
+        where=program.kernel.span,
         help="define kernel and host function side by side",
     )

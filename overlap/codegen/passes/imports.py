@@ -7,6 +7,7 @@ import os
 import libcst as cst
 import libcst.matchers as m
 
+from overlap.annotate.model import ProgramModel
 from overlap.errors import UnsupportedError
 
 from ..context import Context
@@ -14,7 +15,7 @@ from ..locate import statements
 
 
 def run(module: cst.Module, context: Context) -> cst.Module:
-    module = module.visit(_Absolute(context))
+    module = absolute(module, context.program)
     added = statements(
         f"import overlap.language as {context.names.language}\nimport overlap.runtime as {context.names.runtime}\n"
     )
@@ -31,20 +32,29 @@ def run(module: cst.Module, context: Context) -> cst.Module:
     return module.with_changes(body=[*body[:at], *added, *body[at:]])
 
 
+def absolute(module: cst.Module, program: ProgramModel) -> cst.Module:
+    """The module with its relative imports made absolute, by the package its file is in.
+
+    Raises:
+        UnsupportedError: a relative import in a file outside any package.
+    """
+    return module.visit(_Absolute(program))
+
+
 class _Absolute(cst.CSTTransformer):
-    def __init__(self, context: Context) -> None:
+    def __init__(self, program: ProgramModel) -> None:
         super().__init__()
-        self.context = context
+        self.program = program
 
     def leave_ImportFrom(self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom) -> cst.ImportFrom:
         level = len(original_node.relative)
         if not level:
             return updated_node
-        package = package_of(self.context.program.path)
+        package = package_of(self.program.path)
         parts = package.split(".") if package else []
         if len(parts) < level:
             raise UnsupportedError(
-                "a relative import outside a package", where=self.context.program.kernel.span,
+                "a relative import outside a package", where=self.program.kernel.span,
                 help="compile the file inside its package, or import by absolute name",
             )
         base = ".".join(parts[: len(parts) - level + 1])

@@ -1,0 +1,37 @@
+"""The original of a generated module, as an importable module: the oracle of every check."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import libcst as cst
+
+from overlap.annotate import SourceUnit, annotate
+
+from .module_io import Header, find_source, load_module
+from .passes import hoist, imports
+
+
+def load_original(header: Header, path: str) -> Callable[..., Any]:
+    """The original host function that the generated module at ``path`` names in its header.
+
+    A host function defined inside another function is lifted to the top level first, as the compiler does.
+
+    Raises:
+        SourceError: the original is gone or has changed.
+    """
+    source = find_source(header, path)
+    if "." not in header.kernel:
+        return getattr(load_module(source), header.host)
+    unit = SourceUnit.from_file(source)
+    program = annotate(unit, header.kernel)
+    module = hoist.lift(cst.parse_module(unit.text.replace("\r\n", "\n")), program)
+    module = imports.absolute(module, program)
+    with tempfile.TemporaryDirectory(prefix="overlap-original-") as folder:
+        lifted = Path(folder) / os.path.basename(source)
+        lifted.write_text(module.code, encoding="utf-8")
+        return getattr(load_module(str(lifted), search=(os.path.dirname(os.path.abspath(source)),)), header.host)
