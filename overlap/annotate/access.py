@@ -98,6 +98,8 @@ def resolve(context: AccessContext, raw: RawAccess) -> list[Access]:
         for d, index in enumerate(groups):
             size = raw.block[d] if raw.block and d < len(raw.block) else None
             axis, wrap, region = _spanning(context, index, size)
+            if declared and axis not in (declared.dims[d], None) and declared.dims[d] != "_":
+                axis, wrap = None, False  # a range axis beside a dimension of its own, such as groups of K
             axes.append(axis)
             wraps.append(wrap)
             regions.append(region)
@@ -265,8 +267,9 @@ def _contradiction(context: AccessContext, raw: RawAccess, param: str, declared:
 
 
 def _range_axis(context: AccessContext, index: IndexExpr) -> str | None:
-    loops = {a for a in index.leaves() if a.kind == "loop"}
-    if len(loops) != 1 or index.depends_on("coord", "data", "tile_id", "program_id"):
+    loops = {a for a in _affine_atoms(index) if a.kind == "loop"}
+    others = {a for a in _affine_atoms(index) if a.kind not in ("loop", "lanes", "param", "count")}
+    if len(loops) != 1 or others:
         return None
     bounds = {leaf.name for leaf in next(iter(loops)).leaves() if leaf.kind == "param"}
     names = [a.name for a in context.axes if a.block is None and a.extent in bounds]

@@ -130,21 +130,14 @@ def _declared(
                     help=f"add: # @overlap.axis_count {dim}=range",
                 )
         declared[ref.name] = Declared(ref.dims, pragma.span)
-    if host:
-        for name, param in host.tensor_params:
-            dims = host.tensor(name).dims
-            mine = declared.get(param)
-            if mine is None:
-                declared[param] = Declared(dims, host.span)
-            elif mine.dims != dims and len(mine.dims) == len(dims) and sorted(mine.dims) == sorted(dims):
-                # A view may be passed transposed; the same argument may not have two orders.
-                if dict(host.kernel_args).get(param) == name:
-                    raise PragmaError(
-                        f"{param}[{','.join(mine.dims)}] is passed `{name}`, which host_entry calls "
-                        f"{name}[{','.join(dims)}]",
-                        where=mine.span,
-                        help=f"correct this pragma or host_entry (line {host.span.line})",
-                    )
+    for param, dims in host.param_dims if host else ():
+        mine = declared.setdefault(param, Declared(dims, host.span))  # type: ignore[union-attr]
+        if mine.dims != dims and "_" not in mine.dims:
+            raise PragmaError(
+                f"tensor {param}[{','.join(mine.dims)}]: host_entry passes it with dimensions [{','.join(dims)}]",
+                where=mine.span,
+                help=f"correct this pragma or host_entry (line {host.span.line})",  # type: ignore[union-attr]
+            )
     return declared
 
 

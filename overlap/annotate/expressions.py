@@ -153,7 +153,8 @@ class Evaluator:
         if "descriptor" in name and ("load" in name or "store" in name or "gather" in name or "scatter" in name):
             offsets = argument(1, "offsets")
             mode = "read" if "load" in name or "gather" in name else "write"
-            return self._access(node, mode, first, offsets if "gather" not in name and "scatter" not in name else None)
+            indexed = "gather" not in name and "scatter" not in name
+            return self._access(node, mode, first, offsets if indexed else None, descriptor=True)
         if name in _READS | _WRITES and first is not None:
             return self._access(node, "read" if name in _READS else "write", first, None)
         if name.startswith("atomic_") and first is not None:
@@ -170,12 +171,11 @@ class Evaluator:
         is_descriptor = isinstance(receiver, Descriptor) or self._is_param(receiver)
         if is_descriptor and name in ("load", "store"):
             offsets = keywords.get("offsets", arguments[0] if arguments else None)
-            return self._access(node, "read" if name == "load" else "write", receiver, offsets)
+            return self._access(node, "read" if name == "load" else "write", receiver, offsets, descriptor=True)
         if is_descriptor and (name in ("gather", "scatter") or name.startswith("atomic_")):
             mode = "read" if name == "gather" else "write" if name == "scatter" else "reduce"
-            return self._access(
-                node, mode, receiver, arguments[0] if name.startswith("atomic_") and arguments else None
-            )
+            offsets = arguments[0] if name.startswith("atomic_") and arguments else None
+            return self._access(node, mode, receiver, offsets, descriptor=True)
         if name in _IDENTITY:
             return receiver
         return opaque(ast.unparse(node), node.lineno, receiver, *arguments, *keywords.values())
@@ -194,13 +194,15 @@ class Evaluator:
         moved = tuple(o + s for o, s in zip(pointer.offsets, steps, strict=True))
         return BlockPointer(pointer.base, pointer.shape, moved, pointer.block)
 
-    def _access(self, node: ast.Call, mode: str, target: Value | None, offsets: Value | None) -> Value:
+    def _access(
+        self, node: ast.Call, mode: str, target: Value | None, offsets: Value | None, *, descriptor: bool = False
+    ) -> Value:
         where = items(offsets) if offsets is not None else None
         if isinstance(target, BlockPointer):
             raw = RawAccess(mode, "block_pointer", target.base, node, target.offsets, target.block, target.shape)  # type: ignore[arg-type]
         elif isinstance(target, Descriptor):
             raw = RawAccess(mode, "device_descriptor", target.base, node, where, target.block, target.shape)  # type: ignore[arg-type]
-        elif where is not None or (isinstance(node.func, ast.Attribute) and self._is_param(target or IndexExpr())):
+        elif descriptor:
             raw = RawAccess(mode, "host_descriptor", as_expr(target or IndexExpr()), node, where)  # type: ignore[arg-type]
         else:
             raw = RawAccess(mode, "pointer", as_expr(target or IndexExpr()), node)  # type: ignore[arg-type]

@@ -11,15 +11,10 @@ from overlap.errors import HostEntryError, UnsupportedError
 from .discover import HostSource, KernelSource
 from .grid import read_params
 from .model import HostEntry, HostTensor
-from .names import FUNCTIONS, Names, blocks, parameters, writes
+from .names import FUNCTIONS, Names, parameters, writes
 from .pragmas import nearest
+from .roots import Roots
 from .source import SourceUnit
-
-_VIEWS = frozenset(
-    "T mT H mH data view view_as reshape contiguous t transpose permute squeeze unsqueeze flatten unflatten expand "
-    "expand_as broadcast_to narrow select detach as_strided movedim swapaxes swapdims chunk to".split()
-)
-_VIEW_FUNCTIONS = frozenset({"TensorDescriptor", "from_tensor", "reinterpret", "make_tensor_descriptor", "as_tensor"})
 
 
 @dataclass(frozen=True)
@@ -89,13 +84,16 @@ def read_host(
                 where=unit.span_of(keyword.value),
                 help="launch with num_ctas=1",
             )
+    roots = Roots(host.node)
+    tensor_params = _tensor_params(unit, host, roots, launch, arguments)
     return HostEntry(
         name=host.node.name,
         params=read_params(host.node),
         inputs=tuple(HostTensor(r.name, r.dims) for r in host.pragma.inputs),
         outputs=tuple(HostTensor(r.name, r.dims) for r in host.pragma.outputs),
         kernel_args=tuple((p, ast.unparse(e)) for p, e in arguments.items()),
-        tensor_params=_tensor_params(unit, host, launch, arguments),
+        tensor_params=tensor_params,
+        param_dims=_param_dims(host, roots, arguments, tensor_params),
         launch_line=launch.lineno,
         span=host.pragma.span,
     )
@@ -180,7 +178,7 @@ def _spread(value: ast.expr, ranks: dict[str, int]) -> list[ast.expr] | None:
 
 
 def _tensor_params(
-    unit: SourceUnit, host: HostSource, launch: ast.Call, arguments: dict[str, ast.expr]
+    unit: SourceUnit, host: HostSource, roots: Roots, launch: ast.Call, arguments: dict[str, ast.expr]
 ) -> tuple[tuple[str, str], ...]:
     """Host tensor to the kernel parameter it is passed as."""
     own = {a.arg for a in parameters(host.node)}
@@ -199,15 +197,9 @@ def _tensor_params(
                 where=host.pragma.span,
                 help="name the variable that is passed to the kernel as its result",
             )
-    roots = _Roots(host.node)
-    passed: dict[str, str] = {}
-    for param, expression in arguments.items():
-        root = roots.of(expression)
-        if root is not None:
-            passed.setdefault(root, param)
     found: list[tuple[str, str]] = []
     for ref in (*host.pragma.inputs, *host.pragma.outputs):
-        taker = passed.get(ref.name) or passed.get(roots.of(ast.Name(ref.name, ast.Load())) or "")
+        taker = next((p for p, e in arguments.items() if _same_tensor(roots, ref.name, e)), None)
         if taker is not None:
             found.append((ref.name, taker))
         elif ref in host.pragma.outputs:
@@ -219,46 +211,25 @@ def _tensor_params(
     return tuple(found)
 
 
-class _Roots:
-    """Which named tensor an expression is, or is a view of."""
+def _same_tensor(roots: Roots, name: str, argument: ast.expr) -> bool:
+    """Whether an argument is the tensor ``name`` or may be a view of it, or both are views of one tensor."""
+    mine = {r for r, _ in roots.of(ast.Name(name, ast.Load()))} | {name}
+    return any(r in mine for r, _ in roots.of(argument))
 
-    def __init__(self, function: ast.FunctionDef) -> None:
-        self._alias: dict[str, str] = {}
-        for _, body in blocks(function):
-            for statement in body:
-                if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-                    self._note(statement.targets[0], statement.value)
-                elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
-                    self._note(statement.target, statement.value)
 
-    def _note(self, target: ast.expr, value: ast.expr) -> None:
-        if isinstance(target, (ast.Tuple, ast.List)) and isinstance(value, (ast.Tuple, ast.List)):
-            for t, v in zip(target.elts, value.elts, strict=False):
-                self._note(t, v)
-        elif isinstance(target, ast.Name):
-            root = self.of(value)
-            if root is not None and root != target.id:
-                self._alias.setdefault(target.id, root)
-
-    def of(self, node: ast.expr) -> str | None:
-        if isinstance(node, ast.Name):
-            return self._alias.get(node.id, node.id)
-        if isinstance(node, ast.Attribute) and node.attr in _VIEWS:
-            return self.of(node.value)
-        if isinstance(node, ast.Subscript):
-            return self.of(node.value) if isinstance(node.value, (ast.Name, ast.Call, ast.Subscript)) else None
-        if isinstance(node, ast.IfExp):
-            a, b = self.of(node.body), self.of(node.orelse)
-            return a if a == b else None
-        if isinstance(node, ast.Call):
-            function = node.func
-            if isinstance(function, ast.Attribute) and function.attr in _VIEWS:
-                return self.of(function.value)
-            name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-            if name in _VIEW_FUNCTIONS:
-                first = node.args[0] if node.args else next((k.value for k in node.keywords if k.arg == "base"), None)
-                return self.of(first) if first is not None else None
-        return None
+def _param_dims(
+    host: HostSource, roots: Roots, arguments: dict[str, ast.expr], tensor_params: tuple[tuple[str, str], ...]
+) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Kernel parameter to the dimensions it is passed with, where the view between keeps or reverses them."""
+    dims = {r.name: r.dims for r in (*host.pragma.inputs, *host.pragma.outputs)}
+    found: list[tuple[str, tuple[str, ...]]] = []
+    for name, param in tensor_params:
+        orders = {order for _, order in roots.of(arguments[param])}
+        if orders == {"same"}:
+            found.append((param, dims[name]))
+        elif orders == {"reversed"}:
+            found.append((param, dims[name][::-1]))
+    return tuple(found)
 
 
 def stride_params(host: HostEntry | None) -> dict[str, tuple[str, int]]:

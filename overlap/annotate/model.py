@@ -163,7 +163,8 @@ class HostEntry:
 
     ``kernel_args`` maps kernel parameter to the host expression passed for it at the launch, as text;
     ``tensor_params`` maps a host tensor's name to the kernel parameter it is passed as (by name through views,
-    ``TensorDescriptor(a, ...)`` and simple assignments).
+    ``TensorDescriptor(a, ...)`` and simple assignments); ``param_dims`` gives the dimensions as that parameter sees
+    them (``b.t()`` is passed with reversed ones), where that can be told.
     """
 
     name: str
@@ -174,6 +175,7 @@ class HostEntry:
     tensor_params: tuple[tuple[str, str], ...]
     launch_line: int
     span: SourceSpan
+    param_dims: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def tensor(self, name: str) -> HostTensor:
         return next(t for t in (*self.inputs, *self.outputs) if t.name == name)

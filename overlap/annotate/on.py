@@ -8,7 +8,6 @@ from typing import Literal
 
 from overlap.errors import OnError, SourceSpan, UnsupportedError
 
-from .access import merged_read
 from .model import HostTensor, ProgramModel
 from .pragmas import nearest
 
@@ -133,10 +132,11 @@ def _gather(text: str, program: ProgramModel, tensor: HostTensor, axis: str, whe
                 where=access.span,
                 help="load it at an index made from the pid_map variables",
             )
-    axes, _ = merged_read(kernel.accesses, param)
     dims = kernel.tensor(param).dims
-    if axis in dims:
-        dim_in_kernel = dims.index(axis)
-        if dim_in_kernel < len(axes) and axes[dim_in_kernel] not in (axis, None):
-            raise OnError(f"{text}: the kernel reads that dimension by axis {axes[dim_in_kernel]}", where=where)
+    if dims != tensor.dims:
+        raise UnsupportedError(
+            f"{text}: the kernel sees {param}[{','.join(dims)}], a view of {tensor.name}[{','.join(tensor.dims)}]",
+            where=where,
+            help="gather a tensor that is passed to the kernel with its own dimensions",
+        )
     return OnSpec(tensor.name, param, dim, axis, "gather")

@@ -8,7 +8,7 @@ counts, so anything whose meaning that would change is refused here.
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from overlap.errors import PragmaError, UnsupportedError
@@ -49,6 +49,8 @@ def slice_region(context: SliceContext, region: RegionSource) -> tuple[SliceStat
             if not hasattr(statement, "body") or _always_writes(statement, writes(statement) & wanted):
                 wanted -= writes(statement)
             wanted |= _inputs(context, statement)
+        elif isinstance(statement, ast.Assign) and writes(statement) == {region.tile_id}:
+            inside.insert(0, statement)  # the tile id's own assignment belongs to the map where it stands inside
     outside = _before(context, region, wanted & context.locals - context.params)
     for statement in (*outside, *inside):
         _check(context, region, statement)
@@ -132,7 +134,7 @@ def _check(context: SliceContext, region: RegionSource, statement: ast.stmt) -> 
     for axis in context.axes:
         if axis.block is None:
             continue
-        for node in ast.walk(statement):
+        for node in _outside_counts(statement, axis.extent, axis.block):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id == axis.extent:
                 raise PragmaError(
                     f"the tile coordinates depend on the extent {axis.extent} itself, not on its number of tiles",
@@ -155,6 +157,8 @@ def _check(context: SliceContext, region: RegionSource, statement: ast.stmt) -> 
                 where=unit.span_of(node),
                 help="this version needs a map computed from the tile id and the tile counts alone",
             )
+        if writes(statement) == {region.tile_id}:
+            continue
         is_grid = called.name in ("program_id", "num_programs")
         if is_grid and region.tile_id is not None:
             raise PragmaError(
@@ -168,6 +172,19 @@ def _check(context: SliceContext, region: RegionSource, statement: ast.stmt) -> 
                 where=unit.span_of(node),
                 help="read tl.program_id in the kernel and pass it to the helper",
             )
+
+
+def _outside_counts(node: ast.AST, extent: str, block: str) -> Iterator[ast.AST]:
+    """Every node but those in ``cdiv(extent, block)`` or ``(extent + block - 1) // block``, which rebasing replaces."""
+    if isinstance(node, ast.Call):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name == "cdiv" and [getattr(a, "id", None) for a in node.args] == [extent, block] and not node.keywords:
+            return
+    if isinstance(node, ast.BinOp) and ast.unparse(node) == f"({extent} + {block} - 1) // {block}":
+        return
+    yield node
+    for child in ast.iter_child_nodes(node):
+        yield from _outside_counts(child, extent, block)
 
 
 def _noun(context: SliceContext, statement: ast.stmt, *, inside: bool) -> SliceStatement:
