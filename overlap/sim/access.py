@@ -170,7 +170,8 @@ class KernelMemory:
             if sem in ("acquire", "acq_rel"):
                 word.acquire(agent, scope)
             self._note(agent, buffer, int(offsets[0]), word.last, sem, scope)
-            if sem in ("release", "acq_rel"):
+            if modifies and sem in ("release", "acq_rel"):
+                # Who reads a value that was there before learns nothing from its being written again.
                 word.release(agent, scope)
                 agent.releases.add(agent.step)
             if modifies:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.driver import driver
 
@@ -25,18 +24,22 @@ _EMPTY = {_aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_li
           _aten.new_empty_strided.default}  # fmt: skip
 
 
-class _OnCpu(TorchFunctionMode):
-    """Host code that names a CUDA device gets the simulated rank's memory."""
+_FACTORIES = (
+    "empty", "empty_like", "empty_strided", "zeros", "zeros_like", "ones", "ones_like", "full", "full_like", "rand", "randn",
+    "randint", "arange", "tensor", "as_tensor", "linspace", "eye",
+)  # fmt: skip
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
+
+def _on_cpu(function: Any) -> Any:
+    """A torch function for which a CUDA device means the simulated rank's memory."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
         if "device" in kwargs and _is_cuda(kwargs["device"]):
             kwargs["device"] = "cpu"
-        if getattr(func, "__name__", "") == "to" and any(_is_cuda(a) for a in args[1:]):
-            args = (args[0], *["cpu" if _is_cuda(a) else a for a in args[1:]])
-        if getattr(func, "__name__", "") == "cuda":
-            return args[0]
-        return func(*args, **kwargs)
+        return function(*["cpu" if _is_cuda(a) else a for a in args], **kwargs)
+
+    call.__name__ = function.__name__
+    return call
 
 
 def _is_cuda(device: Any) -> bool:
@@ -128,6 +131,9 @@ def simulated_device(world: World) -> Iterator[None]:
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
         driver.set_active(_Driver(world))  # type: ignore[arg-type]
         stack.callback(setattr, driver, "_active", before)
-        stack.enter_context(_OnCpu())
+        for name in _FACTORIES:
+            stack.enter_context(mock.patch.object(torch, name, _on_cpu(getattr(torch, name))))
+        stack.enter_context(mock.patch.object(torch.Tensor, "to", _on_cpu(torch.Tensor.to)))
+        stack.enter_context(mock.patch.object(torch.Tensor, "cuda", lambda tensor, *_, **__: tensor))
         stack.enter_context(_Poisoned(world))
         yield

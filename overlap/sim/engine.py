@@ -286,9 +286,10 @@ def _copy_word(
     value = source.view(dtype)[reads // dtype.itemsize]
     world.scheduler.pause()
     agent.tick()
-    word = target.word(int(writes[0]))
-    word.release(agent, "sys", replace=True)
-    word.last = (agent, "release", "sys")
+    if value[0] != target.view(dtype)[writes[0] // dtype.itemsize]:
+        word = target.word(int(writes[0]))
+        word.release(agent, "sys", replace=True)
+        word.last = (agent, "release", "sys")
     access = shadow.access(agent, "copies a word to", NOWHERE, "sys")
     shadow.atomic(target, target.granules(writes, dtype.itemsize), access, modifies=True)
     target.view(dtype)[writes // dtype.itemsize] = value

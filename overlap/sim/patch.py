@@ -16,7 +16,7 @@ from triton.runtime import interpreter as stock
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
-from . import pynames
+from . import pynames, shortcuts
 from .dtypes import numpy_of
 from .interpreter import BUILDER, SEMANTIC
 from .kernel import kernel_function
@@ -98,6 +98,7 @@ def _collect() -> list[tuple[Any, str, Any]]:
         wrapped[id(language.range)] = pynames.Range
         wrapped[id(language.static_range)] = pynames.static_range
         wrapped[id(language.static_assert)] = _static_assert
+    found += shortcuts.operators(lambda name: wrapped.get(id(getattr(tl.tensor, name, None))))
     twins = pynames.libdevice_twins()
     for module, name, twin in twins:
         wrapped[id(getattr(module, name))] = twin

@@ -172,16 +172,24 @@ class Shadow:
         return before.agent.covers(clock, before.step)
 
     def check_early_reads(self) -> None:
-        """Raises UnwrittenFault for the first read of memory that nobody had written.
+        """Raises for the first read of memory that nobody had written.
 
-        Such a read is reported only once the run is over: if the write was to come and nothing orders the two, the
-        fault is a race, found when the write is made.
+        Such a read is reported only once the run is over: mostly the write was to come, so that the fault is a race.
+
+        Raises:
+            RaceFault: the element was written later.
+            UnwrittenFault: it never was.
         """
         for buffer, index, access in self._early:
             more = f" and {len(index) - 1} more elements" if len(index) > 1 else ""
-            raise UnwrittenFault(
-                f"unwritten: {access} {buffer.element(int(index[0]))}{more}, which nobody had written", where=span(access.where)
-            )
+            what = f"{access} {buffer.element(int(index[0]))}{more}"
+            later = self._accesses[int(buffer.writer[index[0]])]
+            if later is not None:
+                raise RaceFault(
+                    f"race: {what} while nothing orders it behind the write that should feed it: {later}",
+                    where=span(access.where) or span(later.where),
+                )
+            raise UnwrittenFault(f"unwritten: {what}, which nobody ever writes", where=span(access.where))
 
     def _race(self, buffer: Buffer, index: np.ndarray, before: Access, access: Access) -> None:
         low, high = int(index.min()), int(index.max())

@@ -1,0 +1,50 @@
+"""The sim tier runs in a process of its own: Triton decides at import whether it interprets."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+os.environ["TRITON_INTERPRET"] = "1"
+sys.path.insert(0, os.path.dirname(__file__))  # test kernels are modules beside the tests
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def on_ranks() -> Callable[..., list[Any]]:
+    """``on_ranks(world, body, **options)`` runs ``body(runtime)`` as the host code of every rank and returns the results."""
+    from overlap.sim import World
+
+    def run(world: int, body: Callable[[Any], Any], **options: Any) -> list[Any]:
+        return World(world, **options).run(lambda group: body(group.overlap_runtime))
+
+    return run
+
+
+@pytest.fixture
+def compiled(repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """``compiled(kernel, edit)`` compiles a template kernel, edits the text of the result and returns its path."""
+    from overlap.annotate.source import SourceUnit
+    from overlap.pipeline import Request, compile_source
+
+    monkeypatch.chdir(repo)
+
+    def compile_to(
+        name: str = "grouped_gemm", *, plan: str = "all_gather_1d", on: str = "a[M]", edits: tuple[tuple[str, str], ...] = ()
+    ) -> Path:
+        path = repo / "templates" / "kernels" / f"{name}.py"
+        request = Request(SourceUnit.from_file(path), plan, on)
+        text = compile_source(request).module.text
+        for old, new in edits:
+            assert text.count(old) == 1, f"{text.count(old)} times in the generated module: {old}"
+            text = text.replace(old, new)
+        out = tmp_path / f"{name}_out.py"
+        out.write_text(text)
+        return out
+
+    return compile_to
