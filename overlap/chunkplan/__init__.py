@@ -1,1 +1,26 @@
-"""What moves: region algebra, plan nouns, the plan language, templates and the plan verifier."""
+"""What moves: region algebra, plan nouns, the plan language, templates and the plan verifier.
+
+    region      Box and its algebra                     order    happens-before, cycles named
+    plan        Chunk, P2P, Collective, CommPlan        verify   ownership, races, coverage
+    library     find_template(name)                     split    cutting transfers into parts
+    build       build_plan(text, ...), load_plan        dump     CommPlan to text; describe for people
+
+A plan file is YAML. Operations are written from the view of one rank, and every rank has them:
+
+    plan: all_gather_ring                               # the plan's name
+    before: shard(rank)                                 # chunks a rank holds before the first operation
+    after: whole                                        # and after the last one
+    ops:
+      - for: step in range(1, world)                    # as in a Python comprehension: more `for`s and `if`s may follow
+        let: {next: (rank + 1) % world}                 # names for integers
+        label: hop
+        move: shard((rank + step) % world)              # or `pull` (from), `push` (to), `local` (into), `collective`
+        from: next
+        to: rank
+        depends: [{on: hop, rank: next, step: step - 1, when: step > 1}]      # or [rank, index], or a label alone
+
+Symbols are `rank world split dim extent`, loop variables, `let` names, and sizes named in `tensors: {x: [M, K]}`.
+Further keys: of an operation `when into do channel reduce backend`; of a plan `world` and `dim` (any other is refused),
+`tensors`, `meta`, and `ranks: {0: {before, after, ops}}` for what single ranks have or do. Chunk words: see `chunkexpr`;
+arithmetic: see `expr`. A `move` becomes a pull or a push as the backend wants.
+"""

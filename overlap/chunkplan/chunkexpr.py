@@ -93,7 +93,7 @@ class _Reader:
             case ast.Name(id=word) | ast.Attribute(attr=word):
                 known = (*WORDS, *self.declared)
                 raise self.snippet.error(part, f"unknown chunk `{word}`", f"{nearest(word, known)}; {_FORMS}")
-        raise self.snippet.error(part, f"`{ast.unparse(part)}` is not a chunk", _FORMS)
+        raise self.snippet.error(part, f"`{self.snippet.shown(part)}` is not a chunk", _FORMS)
 
     def _tensor(self, base: ast.Name) -> str:
         if base.id not in self.declared:
@@ -110,7 +110,7 @@ class _Reader:
                 return GIVEN
             case ast.Attribute(value=ast.Name() as base):
                 return self._tensor(base)
-        raise self.snippet.error(part, f"`{ast.unparse(part)}` is not a chunk", _FORMS)
+        raise self.snippet.error(part, f"`{self.snippet.shown(part)}` is not a chunk", _FORMS)
 
     def _int(self, part: ast.expr) -> IntExpr:
         return compile_int(self.snippet, part, self.scope)
@@ -174,7 +174,7 @@ class _Reader:
         for cut in index.elts if isinstance(index, ast.Tuple) else [index]:
             if not isinstance(cut, ast.Slice):
                 raise self.snippet.error(
-                    cut, f"`{ast.unparse(cut)}` is no interval", "write `lo:hi`, elements lo to hi-1"
+                    cut, f"`{self.snippet.shown(cut)}` is no interval", "write `lo:hi`, elements lo to hi-1"
                 )
             if cut.step is not None:
                 raise self.snippet.error(cut.step, "a chunk's interval has no step", "write `lo:hi`")

@@ -63,7 +63,6 @@ class Snippet:
         raw = document.scalar(node, what)
         text = raw.strip()
         lead = len(raw) - len(raw.lstrip())
-        shown = f"`{text}`" if len(text) <= 80 else f"`{text[:77]}...`"
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Python's own remarks on style, such as `1if`
@@ -74,7 +73,7 @@ class Snippet:
             if "\n" in text:
                 where = document.span(node)
             reason = error.msg.split(";")[0]
-            raise PlanError(f"{what} {shown} cannot be read: {reason}", where=where, help=help) from None
+            raise PlanError(f"{what} `{_short(text)}` cannot be read: {reason}", where=where, help=help) from None
         except (ValueError, RecursionError, MemoryError):
             raise document.error(node, f"{what} cannot be read", help=help) from None
         return cls(document, node, text, tree, lead - len(prefix))
@@ -88,6 +87,15 @@ class Snippet:
 
     def error(self, part: ast.AST, message: str, help: str = "") -> PlanError:
         return PlanError(message, where=self.span(part), help=help)
+
+    @staticmethod
+    def shown(part: ast.AST) -> str:
+        """A part as text for a message, cut short where it is long."""
+        return _short(ast.unparse(part))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 @dataclass(frozen=True)
@@ -177,7 +185,7 @@ def _compile(snippet: Snippet, part: ast.expr, scope: frozenset[str]) -> Closure
             return _call(snippet, part, name, [sub(arg) for arg in args])
         case ast.Call(func=ast.Name(id=name)) if name not in FUNCTIONS:
             raise snippet.error(part, f"unknown function `{name}`", nearest(name, FUNCTIONS))
-    raise snippet.error(part, f"`{ast.unparse(part)}` is not integer arithmetic", f"allowed: {_ALLOWED}")
+    raise snippet.error(part, f"`{snippet.shown(part)}` is not integer arithmetic", f"allowed: {_ALLOWED}")
 
 
 def _binary(
@@ -200,8 +208,8 @@ def _by_zero(snippet: Snippet, divisor: ast.expr, env: Env) -> PlanError:
     values = ", ".join(f"{name} = {env[name]}" for name in names)
     return snippet.error(
         divisor,
-        f"division by zero: `{ast.unparse(divisor)}` is 0" + (f" with {values}" if values else ""),
-        f"guard it, as in `x // max(1, {ast.unparse(divisor)})`, or add a `when`",
+        f"division by zero: `{snippet.shown(divisor)}` is 0" + (f" with {values}" if values else ""),
+        f"guard it, as in `x // max(1, {snippet.shown(divisor)})`, or add a `when`",
     )
 
 

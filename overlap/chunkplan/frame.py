@@ -76,7 +76,7 @@ class FrameReader:
                 case ast.List(elts=elts) | ast.Tuple(elts=elts):
                     parts, is_range = elts, False
                 case _:
-                    raise snippet.error(over, f"cannot loop over `{ast.unparse(over)}`", form)
+                    raise snippet.error(over, f"cannot loop over `{snippet.shown(over)}`", form)
             bounds = tuple(compile_int(snippet, part, scope) for part in parts)
             self.new_name(node, target.id, scope)
             scope = scope | {target.id}

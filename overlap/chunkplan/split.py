@@ -24,7 +24,7 @@ def split_plan(plan: CommPlan, parts: int, *, dim: int | None = None) -> CommPla
         PlanError: ``parts`` is below 1, or a chunk has no such dimension.
     """
     if parts < 1:
-        raise PlanError(f"plan {plan.name}: a split into {parts} parts", help="split is 1 or more")
+        raise PlanError(f"plan {plan.name}: a split into {parts} parts", where=plan.where(), help="split is 1 or more")
     if parts == 1:
         return plan
     first: dict[OpId, int] = {}

@@ -8,6 +8,7 @@ from overlap.chunkplan import library
 from overlap.chunkplan.build import build_plan, load_plan
 from overlap.chunkplan.describe import describe
 from overlap.chunkplan.library import find_template, list_templates
+from overlap.chunkplan.pins import Pins, pins_of
 from overlap.chunkplan.plan import TensorSpec
 from overlap.errors import PlanError
 
@@ -56,6 +57,19 @@ def test_plans_that_are_not_there(tmp_path, name, said, helped):
         find_template(name.format(tmp=tmp_path))
     assert said.format(tmp=tmp_path) in caught.value.message
     assert helped in caught.value.help
+
+
+@pytest.mark.parametrize(
+    ("head", "world", "shape"),
+    [
+        ("", None, None),
+        ("world: 3\ntensors: {x: [M, 64]}\n", 3, (None, 64)),
+        ("tensors: {a: [2 * world, 64], b: [1]}\n", None, (None, 64)),
+        ("tensors: {b: [7], c: [1]}\n", None, None),
+    ],
+)
+def test_what_a_plan_fixes_by_itself(head, world, shape):
+    assert pins_of(f"plan: p\nbefore: whole\nafter: whole\n{head}", "p.yaml", "a") == Pins(world, shape)
 
 
 def test_a_plan_as_text():

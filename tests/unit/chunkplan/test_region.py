@@ -6,7 +6,6 @@ from functools import reduce
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -98,6 +97,8 @@ def test_move_and_split(box, data):
 
 
 def test_shards_follow_torch_chunk():
+    import torch
+
     for extent in range(0, 60):
         for world in range(1, 10):
             chunks = list(torch.arange(extent).chunk(world)) if extent else []
