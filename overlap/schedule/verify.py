@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from overlap.chunkplan.order import HappensBefore, happens_before, name_op
-from overlap.chunkplan.plan import CommPlan
+from overlap.chunkplan.plan import CommPlan, OpId
 from overlap.chunkplan.verify import check_structure
 from overlap.errors import ScheduleError
 
@@ -156,11 +156,15 @@ def _check_waits(
     for i, run in enumerate(schedule.runs):
         waited = [wait.op for wait in run.waits]
         for op in sorted(graph.needed(run.origin, run.counts)):
-            if op not in waited and not (order and any(order.before(op, later) for later in waited)):
+            if op not in waited and not _implied(op, waited, order):
                 raise ScheduleError(
                     f"rank {schedule.rank} run {i} reads {plan.op(op).dst} without a wait for {name_op(plan, op)}",
                     where=plan.where(op),
                 )
+
+
+def _implied(op: OpId, waited: Sequence[OpId], order: HappensBefore | None) -> bool:
+    return order is not None and any(order.before(op, later) for later in waited)
 
 
 def _check_progress(

@@ -51,6 +51,14 @@ def test_an_axis_that_does_not_span_the_chunked_dimension_is_not_narrowed():
     assert [tiles[0].intervals for tiles in graph.arriving.values()] == [(((0, 2),), ((0, 2),))]
 
 
+def test_a_chunk_that_no_tile_reads_has_no_tiles():
+    """An empty chunk, and every chunk of a grid without columns."""
+    graph = dependence_graph(gather((3, 8), 0, 4), reads_a(), gemm_axes(3, 64, 32, 64), 0)
+    assert [len(tiles) for tiles in graph.arriving.values()] == [1, 1, 0]
+    graph = dependence_graph(gather((8, 2), 0, 2), reads_a(), gemm_axes(8, 0, 4, 4), 0)
+    assert graph.arriving == {(0, 0): ()} and [tiles for _, tiles in graph.own] == [()]
+
+
 def test_collective_all_gather_does_not_hold_back_the_own_part():
     """A library's all-gather brings the whole tensor, of which the rank has its own rows already."""
     parts = pieces((8, 2), 0, 4, 1)
