@@ -69,14 +69,11 @@ def runtime_of(group: Any) -> Runtime:
     A simulated group carries its runtime; anything else is a torch process group (or None: the default one).
 
     Raises:
-        MissingDependencyError: torch process groups are not served by this build yet.
+        RuntimeContractError: no process group is initialised.
     """
     carried = getattr(group, "overlap_runtime", None)
     if carried is not None:
         return carried
-    from overlap.errors import UsageError
+    from .cuda import runtime_for_group
 
-    raise UsageError(
-        "a torch process group needs the CUDA runtime, which this version does not have yet",
-        help="run the file with `overlap simulate`",
-    )
+    return runtime_for_group(group)
