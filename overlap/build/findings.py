@@ -254,14 +254,16 @@ def _engines(ours: Facts, theirs: Facts) -> Iterable[Finding]:
 
 def _pipeline(ours: Facts, theirs: Facts) -> Iterable[Finding]:
     mine = {(b.shape, b.dtype): b.depth for b in ours.buffers}
+    kept = True
     for buffer in theirs.buffers:
         depth = mine.get((buffer.shape, buffer.dtype), 0)
         if depth < buffer.depth:
+            kept = False
             yield Finding("same-stages", "error", 0, f"{depth} buffers where the original has {buffer}")
     more = ours.shared_bytes - theirs.shared_bytes
     if more > WAIT_BYTES:
         yield Finding("same-shared-memory", "error", 0, f"{ours.shared_bytes} bytes, {more} more than the original")
-    elif more < 0:
+    elif more < 0 and kept:
         yield Finding(
             "same-shared-memory",
             "note",

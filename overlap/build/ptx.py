@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 _LABEL = re.compile(r"^([$\w]+):")
-_LOC = re.compile(r"^\.loc\s+(\d+)\s+(\d+)\s+\d+(.*)$")
-_INLINED = re.compile(r"inlined_at\s+\d+\s+(\d+)")
+_LOC = re.compile(r"^\.loc\s+(\d+\s+\d+\s+\d+)(.*)$")
+_INLINED = re.compile(r"inlined_at\s+(\d+\s+\d+\s+\d+)")
 _CALLED = re.compile(r"@\[ [^\]:]*:(\d+):\d+")
 _TARGET = re.compile(r"\bbra(?:\.uni)?\s+([$\w]+)")
 
@@ -117,6 +117,7 @@ def parse(text: str) -> Program:
     if start is None:
         raise ValueError("no .entry in this text")
     blocks = [Block()]
+    callers: dict[str, str] = {}
     line_number, index = 0, 0
     for raw in lines[start:]:
         line = raw.strip()
@@ -124,8 +125,7 @@ def parse(text: str) -> Program:
             break
         place = _LOC.match(line)
         if place:
-            outer = _INLINED.findall(place[3]) or _CALLED.findall(place[3])
-            line_number = int(outer[-1]) if outer else int(place[2])
+            line_number = _outermost(place[1], place[2], callers)
             continue
         line = line.split("//")[0].strip()
         label = _LABEL.match(line)
@@ -144,6 +144,24 @@ def parse(text: str) -> Program:
                 blocks.append(Block())
     _connect(blocks)
     return Program(blocks)
+
+
+def _outermost(place: str, rest: str, callers: dict[str, str]) -> int:
+    """The kernel's own line of a ``.loc``: the comment names every caller, ``inlined_at`` only the next one out.
+
+    ``callers`` remembers where each place seen so far was inlined.
+    """
+    called = _CALLED.findall(rest)
+    if called:
+        return int(called[-1])
+    inlined = _INLINED.search(rest)
+    if inlined:
+        callers[place] = inlined[1]
+    else:
+        callers.pop(place, None)
+    for _ in range(len(callers)):
+        place = callers.get(place, place)
+    return int(place.split()[1])
 
 
 def _connect(blocks: list[Block]) -> None:
