@@ -21,6 +21,6 @@ A plan file is YAML. Operations are written from the view of one rank, and every
 
 Symbols are `rank world split dim extent`, loop variables, `let` names, and sizes named in `tensors: {x: [M, K]}`.
 Further keys: of an operation `when into do channel reduce backend`; of a plan `world` and `dim` (any other is refused),
-`tensors`, `meta`, and `ranks: {0: {before, after, ops}}` for what single ranks have or do. Chunk words: see `chunkexpr`;
-arithmetic: see `expr`. A `move` becomes a pull or a push as the backend wants.
+`tensors`, `meta`, and `ranks: {0: {before, after, ops}}` for what single ranks have or do. A `move` becomes a pull or
+a push as the backend wants. Chunk words stand in `chunkexpr`, arithmetic in `expr`.
 """

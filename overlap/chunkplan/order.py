@@ -114,7 +114,7 @@ class HappensBefore:
                 known = clocks[before]
                 if self._lane[before] != self._lane[op_id]:
                     known = list(known)
-                    known[self._lane[before]] = max(known[self._lane[before]], self._position[before] + 1)
+                    known[self._lane[before]] = self._position[before] + 1
                 if clock is nothing:
                     clock = known
                 elif clock is not known:

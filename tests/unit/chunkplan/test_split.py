@@ -89,12 +89,13 @@ def test_a_relay_is_linked_part_by_part_and_anything_else_to_all_parts():
 
 def test_collectives_stay_whole():
     gather = Collective("all_gather", (0, 1), WHOLE, WHOLE)
-    move = P2P("pull", 0, 2, WHOLE, WHOLE, depends=((0, 1),))
-    plan = plan_of((P2P("push", 0, 1, WHOLE, WHOLE), gather), (replace(gather, depends=((0, 0),)),), (move,))
+    move = P2P("pull", 0, 2, WHOLE, WHOLE, depends=((0, 1), (0, 2)))
+    push = P2P("push", 0, 1, WHOLE, WHOLE)
+    plan = plan_of((push, gather, push), (replace(gather, depends=((0, 0),)),), (move,))
     cut = split_plan(plan, 3)
-    assert [len(row) for row in cut.ops] == [4, 1, 3]
+    assert [len(row) for row in cut.ops] == [7, 1, 3]
     assert cut.ops[1][0].depends == ((0, 0), (0, 1), (0, 2))
-    assert [op.depends for op in cut.ops[2]] == [((0, 3),)] * 3
+    assert [op.depends for op in cut.ops[2]] == [((0, 3), (0, 4), (0, 5), (0, 6))] * 3
 
 
 def test_without_a_dimension_the_sharded_one_is_cut():
