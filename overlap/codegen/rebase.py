@@ -57,8 +57,8 @@ class Rebase:
         ids = self.virtual_ids() if self.grid else {0: self.tile}
         return Substitute(self.names, counts, ids, grid_counts)
 
-    def prologue(self) -> list[str]:
-        """Kernel statements before the region."""
+    def prologue(self, used: set[str]) -> list[str]:
+        """Kernel statements before the region, whose rewritten statements use the names ``used``."""
         context, names = self.context, self.context.names
         ol, table = names.language, names.local("table")
         lines = []
@@ -68,11 +68,12 @@ class Rebase:
             lines.append(f"{position} = {ol}.position()")
         lines.append(f"{self.run} = {ol}.find_run({table}, {position})")
         lines.append(f"{self.tile} = {ol}.rebase({table}, {self.run}, {position})")
+        behind = self.virtual_lines(self.tile) + self.moved_lines()
+        used = used.union(*(names_in(cst.parse_module(line)) for line in behind))
         for axis in context.axes:
-            lines.append(f"{self.counts[axis.name]} = {ol}.count({table}, {self.run}, {context.axis_index(axis.name)})")
-        lines += self.virtual_lines(self.tile)
-        lines += self.moved_lines()
-        return lines
+            if self.counts[axis.name] in used:
+                lines.append(f"{self.counts[axis.name]} = {ol}.count({table}, {self.run}, {context.axis_index(axis.name)})")
+        return lines + behind
 
     def virtual_lines(self, position: str) -> list[str]:
         """Program ids inside the run, first grid dimension fastest, as the hardware counts."""

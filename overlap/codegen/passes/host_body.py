@@ -18,7 +18,7 @@ import libcst as cst
 from overlap.errors import CodegenError
 
 from ..context import Context
-from ..locate import find_function, pragma_of
+from ..locate import find_function
 
 
 def run(module: cst.Module, context: Context) -> cst.Module:
@@ -43,10 +43,6 @@ def run(module: cst.Module, context: Context) -> cst.Module:
     changed = changed.with_changes(
         name=cst.Name(context.names.local(f"body_{host.name}")),
         params=params,
-        leading_lines=[line for line in changed.leading_lines if (pragma_of(line) or ("",))[0] != "host_entry"],
-        lines_after_decorators=[
-            line for line in changed.lines_after_decorators if (pragma_of(line) or ("",))[0] != "host_entry"
-        ],
     )
     return module.deep_replace(function, changed)  # type: ignore[return-value]
 

@@ -9,7 +9,7 @@ import libcst as cst
 from overlap.errors import HostEntryError
 
 from ..context import Context
-from ..locate import find_function, statements
+from ..locate import find_function, pragma_of, statements
 from .operator import fitted
 
 ADDED = ("group", "sizes", "out")
@@ -42,16 +42,22 @@ def run(module: cst.Module, context: Context) -> cst.Module:
     text = f"def {host.name}():\n    {doc}\n" + "\n".join(fitted(call)) + "\n"
     (function,) = statements(text)
     assert isinstance(function, cst.FunctionDef)
-    pragma = " ".join(f"{t.name}[{','.join(t.dims)}]" for t in host.inputs)
-    result = " ".join(f"{t.name}[{','.join(t.dims)}]" for t in host.outputs)
+    pragmas = [line for line in (*body.leading_lines, *body.lines_after_decorators) if _is_entry(line)]
+    stripped = body.with_changes(
+        leading_lines=[line for line in body.leading_lines if not _is_entry(line)],
+        lines_after_decorators=[line for line in body.lines_after_decorators if not _is_entry(line)],
+    )
+    module = module.deep_replace(body, stripped)  # type: ignore[assignment]
     function = function.with_changes(
         params=params,
         returns=body.returns,
-        leading_lines=[
-            cst.EmptyLine(), cst.EmptyLine(), cst.EmptyLine(comment=cst.Comment(f"# @overlap.host_entry {pragma} -> {result}")),
-        ],
+        leading_lines=[cst.EmptyLine(), cst.EmptyLine(), *pragmas],
     )
     return _insert(module, _operator_index(module, names.operator), _one_a_line(function))
+
+
+def _is_entry(line: cst.EmptyLine) -> bool:
+    return (pragma_of(line) or ("",))[0] == "host_entry"
 
 
 def _operator_index(module: cst.Module, name: str) -> int:

@@ -10,7 +10,7 @@
 # overlap realization: Realization(backend='copy_engine')
 # overlap regenerate: overlap compile templates/kernels/grouped_gemm.py:matmul_kernel --plan all_gather_1d --on 'a[M]' \
 #     -o tests/golden/hand/grouped_gemm.py
-# overlap check: overlap simulate tests/golden/hand/grouped_gemm.py --world 4 --shape M=128,K=136,N=144
+# overlap check: overlap simulate tests/golden/hand/grouped_gemm.py --world 4 --shape M=200,K=256,N=312
 
 """C = A @ B, one tile a program, masked pointers, grouped order: the classic 1-D grid."""
 
@@ -150,7 +150,7 @@ OL_OPERATOR = ol_rt.Operator(
     kernel=matmul_kernel,
     body=ol_body_matmul,
     tile_map=ol_tile_map,
-    source=ol_rt.Source("templates/kernels/grouped_gemm.py", host_line=66, kernel_line=9),
+    source=ol_rt.Source("templates/kernels/grouped_gemm.py", host_line=64, kernel_line=9),
     plan=OL_PLAN,
     on="a[M]",
     realization=ol_rt.Realization(backend="copy_engine"),
