@@ -141,6 +141,7 @@ class Scheduler:
         self.switches = 0
         self.stopping = False
         self.progress = True
+        self.failed: Fibre | None = None
         self._hub: greenlet.greenlet | None = None
 
     def spawn(self, agent: Agent, body: Callable[[], Any]) -> Fibre:
@@ -198,7 +199,12 @@ class Scheduler:
 
     def _start(self, fibre: Fibre) -> None:
         def main() -> None:
-            fibre.result = fibre.body()
+            try:
+                fibre.result = fibre.body()
+            except Exception:
+                if self.failed is None:
+                    self.failed = fibre
+                raise
             fibre.state = "done"
             self.progress = True
             self.live.pop(fibre.agent.id, None)

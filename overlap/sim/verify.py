@@ -17,6 +17,7 @@ import torch
 
 from overlap import settings
 from overlap.codegen.module_io import find_operator, find_source, load_module, read_header
+from overlap.codegen.original import load_original
 from overlap.errors import MismatchFault, OverlapError, SimFault, SourceError, UnwrittenFault, UsageError
 from overlap.runtime import launch as launch_layer
 from overlap.schedule.steps import Step
@@ -52,6 +53,7 @@ class ModuleCheck:
         except UnicodeDecodeError:
             raise SourceError(f"{path} is not UTF-8 text") from None
         self.original = original or find_source(header, path)
+        self._original_host = None if original else load_original(header, path)
         module = load_module(path)
         self.operator = find_operator(module)
         self.host = getattr(module, self.operator.name)
@@ -65,7 +67,7 @@ class ModuleCheck:
         self.report = SimReport(path, self.original, world, self.sizes, dtype, launches, self.sms, tolerance=self.tolerance)
 
     def _run_original(self) -> list[list[tuple[torch.Tensor, ...]]]:
-        host = getattr(load_module(self.original), self.operator.name)
+        host = self._original_host or getattr(load_module(self.original), self.operator.name)
 
         def body(group: Any) -> list[list[tuple[torch.Tensor, ...]]]:
             results = [[_tensors(host(**call.whole)) for call in ranks] for ranks in self.inputs]
@@ -106,6 +108,8 @@ class ModuleCheck:
                 arguments[name] = memory[name]
             results.append(_tensors(self.host(**arguments, group=group, sizes=self.sizes)))
         runtime.synchronize()
+        runtime.agree("all launches have ended", None)
+        world.shadow.check_early_reads()
         for number, (got, ranks_wanted) in enumerate(zip(results, self.wanted, strict=True)):
             for name, one, other in zip(self.operator.outputs, got, ranks_wanted[runtime.rank], strict=True):
                 self._compare(world, runtime, f"{name} of rank {runtime.rank}, launch {number + 1}", one, other)

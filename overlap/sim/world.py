@@ -22,6 +22,7 @@ from .memory import Buffer, Memory
 from .patch import interpreted
 from .runtime import SimGroup, SimRuntime
 from .shadow import Shadow, span
+from .statewords import StateWords
 
 DEFAULT_SMS = 4
 _generations = itertools.count(1)
@@ -132,7 +133,10 @@ class World:
         if isinstance(value, TensorDescriptor):
             value = value.base
         if isinstance(value, torch.Tensor):
-            self.memory.register(value, rank).describe(value, name)
+            buffer = self.memory.register(value, rank)
+            buffer.describe(value, name)
+            if buffer.label is None and buffer.copies is not None and name.endswith("state") and value.dtype == torch.int64:
+                buffer.label = StateWords(self.runtimes[buffer.rank], value.data_ptr())
         elif isinstance(value, tuple):
             for part in value:
                 self._register(name, part, rank)
@@ -191,7 +195,7 @@ class World:
         return DeadlockFault(f"deadlock: nothing can run: {lines[0]}", where=where, help=help)
 
     def _crash(self, error: Exception) -> KernelCrashFault:
-        fibre = self.scheduler.current
+        fibre = self.scheduler.failed
         name = fibre.agent.name if fibre is not None else "the run"
         where = None
         trace = error.__traceback__

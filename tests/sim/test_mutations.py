@@ -1,0 +1,246 @@
+"""A compiled module with one thing taken away: each must be caught, and the untouched module must pass.
+
+The reference run of each mutation is `test_the_module_as_compiled_passes`.
+"""
+
+import dataclasses
+
+import pytest
+import triton
+import triton.language as tl
+
+import overlap.language as ol
+from overlap.runtime import launch as launch_layer
+from overlap.schedule import steps as st
+from overlap.sim import check_module
+
+SHAPE = {"M": 130, "N": 40, "K": 40}
+SEEDS = range(4)
+
+
+def check(path, world=3, **options):
+    options = {"seeds": SEEDS, "dtype": "fp16", **options}
+    return check_module(str(path), world=world, shape=options.pop("shape", SHAPE), **options)
+
+
+def faults(path, **options):
+    """The kind of fault under every seed, one run a seed; "ok" where there was none."""
+    found = []
+    for seed in options.pop("seeds", SEEDS):
+        report = check(path, seeds=[seed], **options)
+        text = str(report)
+        last = text.splitlines()[-1]
+        assert last == "ok" if report.ok else f"--seed {seed}" in last, text
+        found.append("ok" if report.ok else report.faults[0].kind)
+    return found
+
+
+def without(kind, **fields):
+    """A step filter that drops all steps of a kind (whose fields are as given)."""
+
+    def mutate(rank, steps):
+        kept = tuple(s for s in steps if not (isinstance(s, kind) and all(getattr(s, k) == v for k, v in fields.items())))
+        assert kept != steps, f"no {kind.__name__} to drop"
+        return kept
+
+    return mutate
+
+
+def changed(kind, **fields):
+    """A step filter that changes fields of all steps of a kind."""
+
+    def mutate(rank, steps):
+        return tuple(dataclasses.replace(s, **fields) if isinstance(s, kind) else s for s in steps)
+
+    return mutate
+
+
+PLANS = ["all_gather_1d", "all_gather_1d_push"]
+
+
+@pytest.mark.parametrize("plan", [*PLANS, "all_gather_ring"])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_the_module_as_compiled_passes(compiled, plan, world):
+    report = check(compiled(plan=plan), world=world)
+    assert report.ok, str(report)
+    assert report.largest_difference == 0.0
+    assert str(report).splitlines()[-1] == "ok"
+
+
+# the kernel
+
+
+WAIT = "    ol_seen = ol.wait(ol_table, ol_run, ol_state, ol_epoch)\n"
+AFTER = "    pid_m = ol.after(pid_m, ol_seen)\n"
+STORE = "    tl.store(c_ptrs,"
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_wait_removed(compiled, plan):
+    path = compiled(plan=plan, edits=((WAIT, "    ol_seen = 0\n"),))
+    assert faults(path) == ["race"] * len(SEEDS)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_wait_after_its_loads(compiled, plan):
+    path = compiled(plan=plan, edits=((WAIT + AFTER, ""), (STORE, WAIT + STORE)))
+    assert faults(path) == ["race"] * len(SEEDS)
+
+
+def test_a_wait_inside_the_loop_behind_its_load(compiled):
+    load = "        b = tl.load(b_ptrs"
+    path = compiled(edits=((WAIT + AFTER, ""), (load, "    " + WAIT + load)))
+    assert faults(path) == ["race"] * len(SEEDS)
+
+
+def test_a_stray_write(compiled):
+    path = compiled(edits=(("mask=(offs_m[:, None] < M) & (offs_n[None, :] < N))\n", "mask=(offs_n[None, :] < N))\n"),))
+    report = check(path)
+    assert report.faults[0].kind == "stray access"
+    assert "past the end of c_ptr of rank" in str(report)
+
+
+def test_elements_never_written(compiled):
+    mask = "(offs_m[:, None] < M) & (offs_n[None, :] < N))\n"
+    path = compiled(edits=((mask, mask.replace("< N", "< N - 1")),))
+    report = check(path)
+    assert report.faults[0].kind == "unwritten"
+    assert f"{SHAPE['M']} of {SHAPE['M'] * SHAPE['N']} elements of c of rank" in str(report)
+    assert f"the first is [0, {SHAPE['N'] - 1}]" in str(report)
+
+
+def test_a_wrong_value(compiled):
+    path = compiled(edits=(("tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)", "tl.full((BLOCK_M, BLOCK_N), 1.0, dtype=tl.float32)"),))
+    report = check(path)
+    assert report.faults[0].kind == "mismatch"
+
+
+# the words below it
+
+
+@triton.jit
+def poll_gpu(flag, wanted, state):
+    seen = tl.atomic_add(flag, 0, sem="acquire", scope="gpu")
+    while seen < wanted:
+        seen = tl.atomic_add(flag, 0, sem="acquire", scope="gpu")
+    return seen
+
+
+@triton.jit
+def poll_relaxed(flag, wanted, state):
+    seen = tl.atomic_add(flag, 0, sem="relaxed", scope="sys")
+    while seen < wanted:
+        seen = tl.atomic_add(flag, 0, sem="relaxed", scope="sys")
+    return seen
+
+
+@triton.jit
+def notify_gpu(flag, value):
+    tl.debug_barrier()
+    tl.atomic_xchg(flag, value, sem="release", scope="gpu")
+
+
+@triton.jit
+def notify_relaxed(flag, value):
+    tl.debug_barrier()
+    tl.atomic_xchg(flag, value, sem="relaxed", scope="sys")
+
+
+@pytest.mark.parametrize(
+    ("word", "twin"),
+    [("poll", poll_gpu), ("poll", poll_relaxed), ("notify", notify_gpu), ("notify", notify_relaxed)],
+    ids=["polled at gpu scope", "polled relaxed", "raised at gpu scope", "raised relaxed"],
+)
+def test_weaker_words(compiled, monkeypatch, word, twin):
+    monkeypatch.setattr(ol, word, twin)
+    assert faults(compiled()) == ["race"] * len(SEEDS)
+
+
+# the launch protocol: found in the second and third launch
+
+
+@pytest.mark.parametrize(
+    ("plan", "mutate"),
+    [
+        pytest.param("all_gather_1d", changed(st.Entry, ready=False), id="pull without ready"),
+        pytest.param("all_gather_1d", changed(st.Entry, wait_done=False), id="pull: nobody waits for credits"),
+        pytest.param("all_gather_1d_push", changed(st.Entry, wait_done=False), id="push: nobody waits for credits"),
+        pytest.param("all_gather_1d", without(st.Join), id="pull without join"),
+    ],
+)
+def test_a_step_of_the_protocol_removed(compiled, plan, mutate):
+    found = faults(compiled(plan=plan), mutate_steps=mutate)
+    assert found == ["race"] * len(SEEDS)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_credits_never_given(compiled, plan):
+    """The next launch's entry waits for them for ever, and the report names the word."""
+    report = check(compiled(plan=plan), mutate_steps=without(st.Credit))
+    assert report.faults[0].kind == "deadlock"
+    assert "done credit of rank" in str(report)
+
+
+def test_a_flag_never_raised(compiled):
+    report = check(compiled(), mutate_steps=without(st.Raise))
+    assert report.faults[0].kind == "deadlock"
+    text = str(report)
+    assert "flag 0" in text and "_out.py:" in text and "saw 0" in text
+
+
+def test_a_flag_raised_before_its_copy(compiled):
+    def mutate(rank, steps):
+        steps = list(steps)
+        for i, (first, second) in enumerate(zip(steps, steps[1:], strict=False)):
+            if isinstance(first, st.Copy) and isinstance(second, st.Raise):
+                steps[i], steps[i + 1] = second, first
+        return tuple(steps)
+
+    assert faults(compiled(), mutate_steps=mutate) == ["race"] * len(SEEDS)
+
+
+def test_a_side_stream_that_does_not_wait_for_the_entry(compiled, monkeypatch):
+    from overlap.sim.runtime import SimRuntime
+
+    monkeypatch.setattr(SimRuntime, "fork", lambda self, lane: self._stream(f"lane {lane}"))
+    assert faults(compiled()) == ["race"] * len(SEEDS)
+
+
+def test_a_cycle_between_the_ranks_lanes(compiled):
+    """Every rank's first copy waits for another rank's copy to have landed."""
+
+    def mutate(rank, steps):
+        first = next(i for i, step in enumerate(steps) if isinstance(step, st.Copy))
+        other = (rank + 1) % 3
+        return (*steps[:first], st.Await(steps[first].lane, (other, 0), other), *steps[first:])
+
+    report = check(compiled(), mutate_steps=mutate)
+    assert report.faults[0].kind == "deadlock"
+    assert sum("of wait_kernel waits for" in line for line in str(report).splitlines()) >= 3
+
+
+def test_a_chunk_that_ends_one_row_early(compiled, monkeypatch):
+    whole = launch_layer._view
+
+    def short(tensor, chunk):
+        view = whole(tensor, chunk)
+        return view[:-1]
+
+    monkeypatch.setattr(launch_layer, "_view", short)
+    for kind in faults(compiled()):
+        assert kind in ("unwritten", "race")
+
+
+def test_a_chunk_edge_rounded_down_to_a_block(compiled, monkeypatch):
+    """The tile rows behind the last edge wait for the chunk before it only."""
+    from overlap.runtime import instance
+
+    whole = instance.to_words
+
+    def fewer(schedule):
+        *others, last = schedule.runs
+        assert last.waits != others[0].waits
+        return whole(dataclasses.replace(schedule, runs=(*others, dataclasses.replace(last, waits=others[0].waits))))
+
+    monkeypatch.setattr(instance, "to_words", fewer)
+    assert faults(compiled()) == ["race"] * len(SEEDS)
