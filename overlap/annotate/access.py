@@ -41,6 +41,7 @@ class AccessContext:
     """
 
     unit: SourceUnit
+    params: tuple[str, ...]
     axes: tuple[Axis, ...]
     pointers: tuple[str, ...]
     known: frozenset[str]
@@ -191,10 +192,11 @@ def _split(
     return sorted(indices.items(), key=lambda pair: (pair[0] == one, _order(context, pair[0])))
 
 
-def _order(context: AccessContext, stride: IndexExpr) -> tuple[int, str]:
+def _order(context: AccessContext, stride: IndexExpr) -> tuple[int, int]:
+    """Dimensions the host gives, else the order of the stride parameters."""
     names = [leaf.name for leaf in stride.leaves()]
     known = [context.strides[n][1] for n in names if n in context.strides]
-    return (known[0] if known else 99, str(stride))
+    return (known[0] if known else 99, min((context.params.index(n) for n in names if n in context.params), default=0))
 
 
 def _place(

@@ -63,6 +63,7 @@ def annotate(unit: SourceUnit, kernel: str | None = None) -> ProgramModel:
     declared = _declared(unit, source, axes, host)
     access_context = AccessContext(
         unit,
+        tuple(p.name for p in read_params(source.node)),
         axes,
         pointer_params(source.node, [p.name for p in read_params(source.node) if not p.is_constexpr], declared),
         frozenset(declared),

@@ -38,6 +38,9 @@ def check_tile_ids(
         tile = next(t for t in tile_ids if t.name == name)
         if hit := {leaf.name for leaf in leaves(value)} & set(inner):
             raise _stream_k(unit, line, f"tile id `{name}` depends on {min(hit)}")
+        quotient = value.as_atom() if isinstance(value, IndexExpr) else None
+        if quotient is not None and quotient.kind == "floordiv":
+            raise _stream_k(unit, line, f"tile id `{name}` is a quotient, {value}")
         start = IndexExpr.of(Atom("tile_id", name))
         program = IndexExpr.of(Atom("program_id", "program_id(0)", args=(IndexExpr(),)))
         if not isinstance(value, IndexExpr):

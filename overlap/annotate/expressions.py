@@ -207,7 +207,8 @@ class Evaluator:
         else:
             raw = RawAccess(mode, "pointer", as_expr(target or IndexExpr()), node)  # type: ignore[arg-type]
         self.accesses.append(raw)
-        return IndexExpr.of(Atom("data", ast.unparse(node)[:60], line=node.lineno))
+        deps = frozenset(leaf for e in (raw.base, *(raw.offsets or ())) for leaf in e.leaves())
+        return IndexExpr.of(Atom("data", ast.unparse(node)[:60], deps=deps, line=node.lineno))
 
     def _other(self, node: ast.Call, name: str, values: list[Value]) -> Value:
         """A function that is not modelled. A helper may load through the pointers it is given."""

@@ -37,8 +37,8 @@ class Atom:
     """An indivisible factor.
 
     ``name`` is how it prints; ``args`` are the operands of mod, floordiv and cdiv, the size of lanes, a loop's start,
-    stop and step; ``deps`` the leaf atoms an opaque value was computed from; ``line`` tells opaque values and loops
-    apart; ``axis`` and ``region`` belong to counts and coordinates.
+    stop and step; ``deps`` the leaf atoms that an opaque or loaded value comes from; ``line`` tells opaque values and
+    loops apart; ``axis`` and ``region`` belong to counts and coordinates.
     """
 
     kind: AtomKind
@@ -72,6 +72,7 @@ class Atom:
             yield from self.deps
         else:
             yield self
+            yield from self.deps
             for arg in self.args:
                 yield from arg.leaves()
 

@@ -1,7 +1,7 @@
 """GEMM kernels of public packages, copied with nothing changed but pragma comment lines put in.
 
-Each copy keeps the package's own kernel and its own host function. The tables below say which comment goes above or below
-which line; a pattern that does not match exactly one line is an error, so a new release cannot pass unnoticed.
+Each copy keeps the package's own kernel and its own host function. The tables below say which comment goes above or
+below which line; a pattern that does not match exactly one line is an error, so a new release cannot pass unnoticed.
 
 torchao 0.18.0, int8_mm.py: 1-D grouped grid, wrapped rows, K descends, below autotune and heuristics.
     int8 A[M,K] and B[K,N], float row_scale[M] and col_scale[N]; the result has the scales' dtype.

@@ -1,0 +1,95 @@
+"""`--on`: names of tensors and axes, kinds, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from overlap.annotate import OnSpec, parse_on
+from overlap.errors import OnError, UnsupportedError
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("a[M]", OnSpec("a", "a_ptr", 0, "M", "gather")),
+        (" a [ M ] ", OnSpec("a", "a_ptr", 0, "M", "gather")),
+        ("a_ptr[M]", OnSpec("a", "a_ptr", 0, "M", "gather")),
+        ("b[N]", OnSpec("b", "b_ptr", 1, "N", "gather")),
+        ("b_ptr[N]", OnSpec("b", "b_ptr", 1, "N", "gather")),
+    ],
+)
+def test_gathers(model, text, spec):
+    assert parse_on(text, model()) == spec
+    assert str(spec) in ("a[M]", "b[N]")
+
+
+def test_parameter_names_without_their_ending(model, grouped):
+    text = grouped.replace("def matmul(a, b)", "def matmul(left, right)").replace("a[M,K] b[K,N]", "left[M,K] right[K,N]")
+    text = text.replace("M, K = a.shape", "M, K = left.shape\n    a, b = left, right")
+    program = model(text=text)
+    assert parse_on("a[M]", program) == parse_on("left[M]", program) == OnSpec("left", "a_ptr", 0, "M", "gather")
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "help_text"),
+    [
+        ("d[M]", "no tensor `d`", "the tensors are a, b, c"),
+        ("a_pt[M]", "no tensor `a_pt`; did you mean `a_ptr`?", "a, b, c"),
+        ("a[N]", "`a` has no axis N", "a[M,K]"),
+        ("c[K]", "`c` has no axis K", "c[M,N]"),
+        ("a[m]", "`a` has no axis m", "M, K"),
+        ("a[]", "`a` is an input", "a[M]"),
+        ("a[K:N]", "`a` has no axis N", "M, K"),
+        ("a", "cannot read `a`", "TENSOR[AXIS]"),
+        ("a[M,K]", "cannot read `a[M,K]`", "TENSOR[AXIS]"),
+        ("a[:M]", "cannot read `a[:M]`", "TENSOR[AXIS]"),
+        ("", "cannot read ``", "TENSOR[AXIS]"),
+    ],
+)
+def test_errors(model, text, message, help_text):
+    with pytest.raises(OnError) as caught:
+        parse_on(text, model())
+    assert message in caught.value.message and help_text in caught.value.help
+    if "cannot read" not in message:
+        assert caught.value.where.text.startswith("# @overlap.host_entry")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("c[M]", "c[M] is a reduce-scatter"),
+        ("c[]", "c[] is an all-reduce"),
+        ("a[K:M]", "a[K:M] is an all-to-all"),
+        ("a[K]", "K is a range axis"),
+    ],
+)
+def test_unsupported_by_name(model, text, name):
+    with pytest.raises(UnsupportedError) as caught:
+        parse_on(text, model())
+    assert name in caught.value.message and caught.value.where is not None and caught.value.help
+
+
+def test_without_a_host_entry(model):
+    program = model(("# @overlap.host_entry a[M,K] b[K,N] -> c[M,N]\n", ""))
+    with pytest.raises(OnError, match="has no host entry") as caught:
+        parse_on("a[M]", program)
+    assert caught.value.where == program.kernel.span
+
+
+def test_a_load_that_cannot_wait(model):
+    program = model(("    acc = tl.zeros", "    first = tl.load(a_ptr)\n    acc = tl.zeros"))
+    with pytest.raises(UnsupportedError, match="does not depend on the tile coordinates") as caught:
+        parse_on("a[M]", program)
+    assert "first = tl.load(a_ptr)" in caught.value.where.text
+
+
+def test_a_transposed_view(model, grouped):
+    text = grouped.replace("a[M,K] b[K,N]", "a[M,K] w[N,K]").replace("def matmul(a, b):", "def matmul(a, w):\n    b = w.t()")
+    with pytest.raises(UnsupportedError, match=r"the kernel sees b_ptr\[K,N\], a view of w\[N,K\]"):
+        parse_on("w[N]", model(text=text))
+
+
+def test_a_tensor_that_is_not_passed_or_not_read(model):
+    program = model(("def matmul(a, b):", "def matmul(a, b, s):"), ("b[K,N] ->", "b[K,N] s[M] ->"))
+    with pytest.raises(OnError, match="`s` is not passed to the kernel"):
+        parse_on("s[M]", program)
