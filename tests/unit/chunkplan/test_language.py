@@ -129,6 +129,13 @@ def test_loop_bodies_run_in_order_and_loops_may_depend_on_the_rank():
     assert plan.ops[0] == ()
 
 
+def test_lists_follow_the_loops_first_and_the_ranks_second():
+    """Operations that several ranks put into one list come step by step, not rank by rank."""
+    text = "  - {for: 's in (2, 1)', move: shard(rank), from: rank, to: (rank + s) % world}\n"
+    assert [op.src_rank for op in ops(text, direction="pull").ops[0]] == [2, 3]
+    assert [op.src_rank for op in ops(text, direction="pull").ops[1]] == [3, 0]
+
+
 def test_dependencies_by_label_index_and_condition():
     plan = ops(
         """
@@ -215,7 +222,12 @@ ops:
     verify_plan(plan)
     assert [op.src_rank for op in plan.ops[0]] == [1, 2, 3, 1, 2, 3]
     assert {op.src.box.shape for op in plan.ops[0]} == {(1, 6)}
-    assert len(build(text.replace("parts", "x"), split=1).ops[0]) == 3
+    assert len(build(text, split=1).ops[0]) == 3
+    halves = ops(
+        "  - {pull: 'shard(0, 0)', from: 0, when: rank > 0}\n  - {pull: 'shard(0, 1)', from: 0, when: rank > 0}\n",
+        split=2,
+    )
+    assert [op.src.box.lo[0] for op in halves.ops[1]] == [0, 1]
 
 
 def test_a_plan_takes_the_name_of_its_tensor():

@@ -43,7 +43,7 @@ def test_these_are_the_templates():
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("direction", ["pull", "push"])
 def test_every_size_world_and_split_verifies(name, direction):
-    for world, extent, split in product(range(1, 9), (*range(0, 10), 17, 31, 32, 40), range(1, 5)):
+    for world, extent, split in product(range(1, 9), (0, 1, 2, 3, 5, 8, 17, 31, 40), range(1, 5)):
         plan = make(name, world, (extent,), 0, split, direction)
         verify_plan(plan)
         assert sum(map(len, plan.ops)) == world * (world - 1) * split

@@ -237,6 +237,14 @@ def test_reductions_into_one_box_commute():
     assert "overwrites" in refusal(with_op(summed(2), (1, 0), reduce=None)).message
 
 
+def test_a_sum_needs_something_to_add_to():
+    plan = summed(3)
+    nothing = replace(plan, before=((), *plan.before[1:]), after=((),) * 3)
+    assert (
+        "rank 1 operation 0 (push c[0:8, 0:2] (sum) to rank 0) reads c[0:8, 0:2] on rank 0" in refusal(nothing).message
+    )
+
+
 def test_a_partial_result_is_not_read_while_it_grows():
     whole = rows(0, 8, "c")
     plan = also(summed(3), 1, P2P("pull", 0, 1, whole, whole, reduce="sum", channel=1))
