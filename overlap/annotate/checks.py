@@ -31,6 +31,10 @@ def check_tile_ids(
     """
     inner = {a.extent: a.name for a in axes if a.block is None}
     for region in regions:
+        if region.index not in walk.region_values:
+            raise PragmaError(
+                "the dispatch region is never reached", where=region.begin.span, help="remove the return above"
+            )
         for variable, value in walk.region_values[region.index].items():
             if hit := {leaf.name for leaf in leaves(value)} & set(inner):
                 raise _stream_k(unit, region.body[-1], f"`{variable}` depends on {min(hit)}")

@@ -20,7 +20,11 @@ def reads(program, param="a_ptr"):
 EXACT = {
     "as written": (A, A),
     "casts": (A, "    pa = a_ptr + rm[:, None].to(tl.int64) * sam + tl.cast(rk, tl.int64)[None, :] * sak\n"),
-    "hints": (A, "    rm2 = tl.max_contiguous(tl.multiple_of(rm, BM), BM)\n    pa = a_ptr + rm2[:, None] * sam + rk[None, :] * sak\n"),
+    "hints": (
+        A,
+        "    rm2 = tl.max_contiguous(tl.multiple_of(rm, BM), BM)\n"
+        "    pa = a_ptr + rm2[:, None] * sam + rk[None, :] * sak\n",
+    ),
     "stride first": (A, "    pa = a_ptr + sam * rm[:, None] + sak * rk[None, :]\n"),
     "base per tile": (A, "    pa = a_ptr + pid_m * BM * sam + tl.arange(0, BM)[:, None] * sam + rk[None, :] * sak\n"),
     "expand_dims": (A, "    pa = a_ptr + tl.expand_dims(rm, 1) * sam + tl.expand_dims(rk, 0) * sak\n"),
@@ -29,22 +33,38 @@ EXACT = {
     "recomputed in the loop": (LOAD, "tl.load(a_ptr + rm[:, None] * sam + (k * BK + rk)[None, :] * sak)"),
     "annotated assignment": (A, "    pa: tl.tensor = a_ptr + rm[:, None] * sam + rk[None, :] * sak\n"),
     "walrus": (A, "    tl.static_assert((q := BK) > 0)\n    pa = a_ptr + rm[:, None] * sam + rk[None, :] * sak\n"),
-}  # fmt: skip
+}
 
 WHOLE = {
     "shifted": (A, "    pa = a_ptr + (rm[:, None] + 1) * sam + rk[None, :] * sak\n", (None, "K")),
     "strided twice": (A, "    pa = a_ptr + 2 * rm[:, None] * sam + rk[None, :] * sak\n", (None, "K")),
-    "other block": (A, "    r2 = pid_m * BN + tl.arange(0, BM)\n    pa = a_ptr + r2[:, None] * sam + rk[None, :] * sak\n", (None, "K")),
-    "other width": (A, "    r2 = pid_m * BM + tl.arange(0, BN)\n    pa = a_ptr + r2[:, None] * sam + rk[None, :] * sak\n", (None, "K")),
+    "other block": (
+        A,
+        "    r2 = pid_m * BN + tl.arange(0, BM)\n    pa = a_ptr + r2[:, None] * sam + rk[None, :] * sak\n",
+        (None, "K"),
+    ),
+    "other width": (
+        A,
+        "    r2 = pid_m * BM + tl.arange(0, BN)\n    pa = a_ptr + r2[:, None] * sam + rk[None, :] * sak\n",
+        (None, "K"),
+    ),
     "divided": (A, "    pa = a_ptr + (rm // 2)[:, None] * sam + rk[None, :] * sak\n", (None, "K")),
     "mod of another extent": (A, "    pa = a_ptr + (rm % N)[:, None] * sam + rk[None, :] * sak\n", (None, "K")),
     "wrapped and shifted": (A, "    pa = a_ptr + (rm % M + 1)[:, None] * sam + rk[None, :] * sak\n", (None, "K")),
-    "gathered rows": (A, "    ids = tl.load(c_ptr + rm)\n    pa = a_ptr + ids[:, None] * sam + rk[None, :] * sak\n", (None, "K")),
+    "gathered rows": (
+        A,
+        "    ids = tl.load(c_ptr + rm)\n    pa = a_ptr + ids[:, None] * sam + rk[None, :] * sak\n",
+        (None, "K"),
+    ),
     "unknown function": (A, "    pa = a_ptr + hash_of(rm)[:, None] * sam + rk[None, :] * sak\n", (None, "K")),
-    "next block": ("pa += BK * sak", "pa = a_ptr + rm[:, None] * sam + ((k + 1) * BK + rk)[None, :] * sak", (None, None)),
+    "next block": (
+        "pa += BK * sak",
+        "pa = a_ptr + rm[:, None] * sam + ((k + 1) * BK + rk)[None, :] * sak",
+        (None, None),
+    ),
     "advance by data": ("pa += BK * sak", "pa += tl.load(c_ptr + rm) * sak", (None, None)),
     "advance by the coordinate": ("pa += BK * sak", "pa += pid_m * sak", (None, None)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -110,7 +130,9 @@ def test_extents_as_strides(model, grouped):
 
 def test_transposed_host_tensor(model, grouped):
     """`w.t()` reaches the kernel with reversed dimensions."""
-    text = grouped.replace("a[M,K] b[K,N]", "a[M,K] w[N,K]").replace("def matmul(a, b):", "def matmul(a, w):\n    b = w.t()")
+    text = grouped.replace("a[M,K] b[K,N]", "a[M,K] w[N,K]").replace(
+        "def matmul(a, b):", "def matmul(a, w):\n    b = w.t()"
+    )
     program = model(text=text)
     assert program.host.tensor_params == (("a", "a_ptr"), ("w", "b_ptr"), ("c", "c_ptr"))
     assert program.host.param_dims[1] == ("b_ptr", ("K", "N"))
@@ -118,9 +140,7 @@ def test_transposed_host_tensor(model, grouped):
 
 
 def test_block_pointers(model):
-    new = (
-        "    pa = tl.make_block_ptr(a_ptr, (M, K), (sam, sak), (pid_m * BM, 0), (BM, BK), (1, 0))\n"
-    )  # fmt: skip
+    new = "    pa = tl.make_block_ptr(a_ptr, (M, K), (sam, sak), (pid_m * BM, 0), (BM, BK), (1, 0))\n"
     for advance in ("pa = tl.advance(pa, (0, BK))", "pa = pa.advance([0, BK])"):
         program = model((A, new), (LOAD, "tl.load(pa, boundary_check=(0, 1))"), ("pa += BK * sak", advance))
         (access,) = [a for a in program.kernel.accesses if a.tensor == "a_ptr"]

@@ -104,7 +104,9 @@ def test_axes_of_the_host_entry_need_no_pragma(model):
     assert accesses(kernel, "a_ptr") == {("read", ("M", "K"), (False, False))}
 
 
-@pytest.mark.parametrize("count", ["(M + BM - 1) // BM", "triton.cdiv(M, BM)", "tl.cdiv(M, BM).to(tl.int32)", "cdiv(M, BM)"])
+@pytest.mark.parametrize(
+    "count", ["(M + BM - 1) // BM", "triton.cdiv(M, BM)", "tl.cdiv(M, BM).to(tl.int32)", "cdiv(M, BM)"]
+)
 def test_spellings_of_the_count(model, count):
     kernel = model(("tl.cdiv(M, BM)", count), ("import torch\n", "import torch\nfrom triton import cdiv\n")).kernel
     assert kernel.axis("M").count_name == "rows"
@@ -114,7 +116,10 @@ def test_axis_count_anywhere(model):
     moved = model(
         ("    # @overlap.axis_count M block=BM\n", ""),
         ("    # @overlap.axis_count N block=BN\n", ""),
-        ("    rm = pid_m", "    # @overlap.axis_count M block=BM\n    # @overlap.axis_count N block=BN\n    rm = pid_m"),
+        (
+            "    rm = pid_m",
+            "    # @overlap.axis_count M block=BM\n    # @overlap.axis_count N block=BN\n    rm = pid_m",
+        ),
     ).kernel
     assert {(a.name, a.count_name) for a in moved.axes} == {("M", "rows"), ("N", "cols"), ("K", None)}
 
@@ -127,7 +132,9 @@ def test_counts_written_out_in_the_map(model):
 
 
 def test_extent_of_another_parameter(model, grouped):
-    text = grouped.replace("axis_count M block", "axis_count M=height block").replace("M, N, K, sam", "height, N, K, sam")
+    text = grouped.replace("axis_count M block", "axis_count M=height block").replace(
+        "M, N, K, sam", "height, N, K, sam"
+    )
     text = text.replace("tl.cdiv(M, BM)", "tl.cdiv(height, BM)").replace("rm[:, None] < M", "rm[:, None] < height")
     axis = annotate(SourceUnit.from_text(text)).kernel.axis("M")
     assert (axis.extent, axis.count_name) == ("height", "rows")
@@ -154,7 +161,10 @@ def test_decorators(model, head):
 
 
 def test_jitted_by_a_call(model):
-    assert model(("@triton.jit\n", ""), ("# @overlap.host", "gemm = triton.jit(gemm)\n\n\n# @overlap.host")).kernel.name == "gemm"
+    assert (
+        model(("@triton.jit\n", ""), ("# @overlap.host", "gemm = triton.jit(gemm)\n\n\n# @overlap.host")).kernel.name
+        == "gemm"
+    )
 
 
 @pytest.mark.parametrize(
@@ -174,7 +184,10 @@ def test_language_aliases(model, grouped, line, alias):
 
 def test_bare_language_names(model):
     kernel = model(
-        ("import triton.language as tl", "import triton.language as tl\nfrom triton.language import load, program_id as which"),
+        (
+            "import triton.language as tl",
+            "import triton.language as tl\nfrom triton.language import load, program_id as which",
+        ),
         ("tl.program_id(axis=0)", "which(0)"),
         ("tl.load(pa", "load(pa"),
     ).kernel
@@ -196,10 +209,20 @@ def test_persistent_forms(model, grouped):
     inner = "\n".join("    " + line for line in body.splitlines())
     start = "    # @overlap.tile_id\n    pid = tl.program_id(axis=0)\n"
     for loop, form in (
-        ("    # @overlap.tile_id persistent\n    for pid in tl.range(tl.program_id(0), rows * cols, G, flatten=True):\n", "persistent_for"),
-        ("    # @overlap.tile_id\n    for pid in range(tl.program_id(0), (cols * rows), tl.num_programs(0)):\n", "persistent_for"),
-        ("    # @overlap.tile_id persistent\n    pid = tl.program_id(0)\n    while pid < rows * cols:\n", "persistent_assign"),
-    ):  # fmt: skip
+        (
+            "    # @overlap.tile_id persistent\n"
+            "    for pid in tl.range(tl.program_id(0), rows * cols, G, flatten=True):\n",
+            "persistent_for",
+        ),
+        (
+            "    # @overlap.tile_id\n    for pid in range(tl.program_id(0), (cols * rows), tl.num_programs(0)):\n",
+            "persistent_for",
+        ),
+        (
+            "    # @overlap.tile_id persistent\n    pid = tl.program_id(0)\n    while pid < rows * cols:\n",
+            "persistent_assign",
+        ),
+    ):
         advance = "\n        pid += G" if "while" in loop else ""
         kernel = model((start, ""), (body, loop + inner + advance)).kernel
         assert [(t.name, t.form) for t in kernel.tile_ids] == [("pid", form)]
@@ -226,7 +249,9 @@ def test_branch_in_the_region(model):
 
 
 def test_conditional_value_before_the_region(model):
-    (region,) = model(("    width = G * cols\n", "    width = G * cols\n    if G == 1:\n        width = cols\n")).kernel.regions
+    (region,) = model(
+        ("    width = G * cols\n", "    width = G * cols\n    if G == 1:\n        width = cols\n")
+    ).kernel.regions
     assert [s.text for s in region.slice if not s.inside] == ["width = G * cols", "if G == 1:\n    width = cols"]
 
 
@@ -258,4 +283,6 @@ def test_describe(model):
         "  b is passed as b_ptr",
         "  c is passed as c_ptr",
     ]
-    assert "host: no host_entry" in describe(model(("# @overlap.host_entry a[M,K] b[K,N] -> c[M,N]\n", ""), ("K=range", "K=range")))
+    assert "host: no host_entry" in describe(
+        model(("# @overlap.host_entry a[M,K] b[K,N] -> c[M,N]\n", ""), ("K=range", "K=range"))
+    )

@@ -24,7 +24,9 @@ def test_gathers(model, text, spec):
 
 
 def test_parameter_names_without_their_ending(model, grouped):
-    text = grouped.replace("def matmul(a, b)", "def matmul(left, right)").replace("a[M,K] b[K,N]", "left[M,K] right[K,N]")
+    text = grouped.replace("def matmul(a, b)", "def matmul(left, right)").replace(
+        "a[M,K] b[K,N]", "left[M,K] right[K,N]"
+    )
     text = text.replace("M, K = a.shape", "M, K = left.shape\n    a, b = left, right")
     program = model(text=text)
     assert parse_on("a[M]", program) == parse_on("left[M]", program) == OnSpec("left", "a_ptr", 0, "M", "gather")
@@ -84,7 +86,9 @@ def test_a_load_that_cannot_wait(model):
 
 
 def test_a_transposed_view(model, grouped):
-    text = grouped.replace("a[M,K] b[K,N]", "a[M,K] w[N,K]").replace("def matmul(a, b):", "def matmul(a, w):\n    b = w.t()")
+    text = grouped.replace("a[M,K] b[K,N]", "a[M,K] w[N,K]").replace(
+        "def matmul(a, b):", "def matmul(a, w):\n    b = w.t()"
+    )
     with pytest.raises(UnsupportedError, match=r"the kernel sees b_ptr\[K,N\], a view of w\[N,K\]"):
         parse_on("w[N]", model(text=text))
 

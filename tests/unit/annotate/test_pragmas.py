@@ -1,5 +1,7 @@
 """Pragma comments are found wherever Python lets a comment stand."""
 
+# ruff: noqa: E501  (tables of edits, one a line)
+
 from __future__ import annotations
 
 import pytest
@@ -52,7 +54,9 @@ def f(
 
 
 def test_both_spellings_and_spacing():
-    text = "#   @overlap.axis_count   M   block = BM\n# @sy.axis_count M block=BM\n# @overlap . axis_count M, block=BM\n"
+    text = (
+        "#   @overlap.axis_count   M   block = BM\n# @sy.axis_count M block=BM\n# @overlap . axis_count M, block=BM\n"
+    )
     assert {(p.axis, p.block) for p in find_pragmas(SourceUnit.from_text(text))} == {("M", "BM")}
 
 
@@ -71,7 +75,8 @@ def test_host_entry():
 
 
 @pytest.mark.parametrize(
-    "text", ["# overlap.dispatch begin", "# see @overlap for more", "# @overlapping.thing x", "# @param tile_id", "# @sync"]
+    "text",
+    ["# overlap.dispatch begin", "# see @overlap for more", "# @overlapping.thing x", "# @param tile_id", "# @sync"],
 )
 def test_prose_is_left_alone(text):
     assert find_pragmas(SourceUnit.from_text(text + "\n")) == ()

@@ -1,5 +1,7 @@
 """Kernels of public packages: only comments are added, and they are understood."""
 
+# ruff: noqa: E501  (tables of edits, one a line)
+
 from __future__ import annotations
 
 import re
@@ -77,7 +79,7 @@ def test_a_changed_release_is_noticed(public, tmp_path):
         ),
     ],
     ids=["split-K", "stream-K"],
-)  # fmt: skip
+)
 def test_refused_by_name(public, package, relative, kernel, edits, message):
     text = public.package_file(package, relative).read_text()
     for old, new in edits.items():

@@ -83,6 +83,7 @@ REGIONS = {
     "count of another block": (("rows = tl.cdiv(M, BM)", "rows = tl.cdiv(M, BN)"), "rows = ", "axis M has extent M and block BM, but `rows` is cdiv(M, BN)", "line 11"),
     "count assigned again": (("    width =", "    rows = rows + 1\n    width ="), "rows = rows + 1", "assigned again", "another name"),
     "extent changed": (("    width =", "    M = M // 2\n    width ="), "M = M // 2", "the kernel changes `M`", "host function"),
+    "region behind a return": ((BEGIN, "    return\n" + BEGIN), "dispatch begin", "never reached", "return"),
     "no tile id at all": (("    # @overlap.tile_id\n", ""), "pid_map", "cannot tell which grid dimension", "tile_id"),
 }  # fmt: skip
 

@@ -40,7 +40,9 @@ def test_every_form_gives_the_same_model(tmp_path, grouped, edit, form):
     if form == "no final newline":
         text = grouped.rstrip("\n")
     if form == "two statements a line":
-        text = edit(grouped, ("    rm = pid_m * BM + tl.arange(0, BM)\n    rn", "    rm = pid_m * BM + tl.arange(0, BM); rn"))
+        text = edit(
+            grouped, ("    rm = pid_m * BM + tl.arange(0, BM)\n    rn", "    rm = pid_m * BM + tl.arange(0, BM); rn")
+        )
     path = tmp_path / "gemm.py"
     path.write_bytes(text.encode(encode))
     unit = SourceUnit.from_file(path)
@@ -120,7 +122,8 @@ def test_source_that_nobody_kept():
 
 
 def test_text_of_a_statement_is_dedented_without_comments():
-    text = "def f():\n    if x:  # why\n        y = (1 +  # one\n             2)\n        # alone\n    else:\n        y = 3\n"
+    body = "    if x:  # why\n        y = (1 +  # one\n             2)\n        # alone\n    else:\n        y = 3\n"
+    text = f"def f():\n{body}"
     unit = SourceUnit.from_text(text)
     branch = unit.tree.body[0].body[0]
     assert unit.text_of(branch) == "if x:\n    y = (1 +\n         2)\nelse:\n    y = 3"
