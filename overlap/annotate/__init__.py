@@ -9,7 +9,18 @@ from .access import merged_read
 from .build import annotate
 from .checks import returns_after_dispatch
 from .describe import describe
+from .kernel_entry import kernel_entry, read_strides
 from .on import OnSpec, parse_on
 from .source import SourceUnit
 
-__all__ = ["OnSpec", "SourceUnit", "annotate", "describe", "merged_read", "parse_on", "returns_after_dispatch"]
+__all__ = [
+    "OnSpec",
+    "SourceUnit",
+    "annotate",
+    "describe",
+    "kernel_entry",
+    "merged_read",
+    "parse_on",
+    "read_strides",
+    "returns_after_dispatch",
+]

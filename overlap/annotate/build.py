@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from overlap.errors import PragmaError
@@ -22,6 +23,7 @@ from .pragmas import nearest
 from .regions import check_placement, read_regions
 from .slice import SliceContext, check_leaks, slice_region
 from .source import SourceUnit
+from .strides import strides_of
 from .values import RawAccess
 
 
@@ -148,7 +150,8 @@ def _accesses(
     accesses: list[Access] = []
     for raw in raws:
         check_taint(unit, raw, raws, axes)
-        accesses += resolve(context, raw)
+        strides = strides_of(context, raw)
+        accesses += [replace(a, strides=s) for a, s in zip(resolve(context, raw), strides, strict=True)]
     return tuple(accesses)
 
 

@@ -227,7 +227,7 @@ def _is_step(step: Value) -> bool:
 def _advanced(entry: Value, step: Value, count: IndexExpr) -> Value:
     if isinstance(entry, BlockPointer) and isinstance(step, Sequence):
         moved = tuple(o + as_expr(s) * count for o, s in zip(entry.offsets, step.items, strict=True))
-        return BlockPointer(entry.base, entry.shape, moved, entry.block)
+        return BlockPointer(entry.base, entry.shape, moved, entry.block, entry.strides)
     if isinstance(entry, IndexExpr) and isinstance(step, IndexExpr):
         return entry + step * count
     return entry

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .grid_nd import swizzled
 from .index import Atom, AtomKind, IndexExpr
@@ -140,13 +140,15 @@ class Evaluator:
         if name == "cdiv" and len(args) == 2:
             return as_expr(args[0]).cdiv(as_expr(args[1]))
         if name in ("make_tensor_descriptor", "_experimental_make_tensor_descriptor") and first is not None:
-            shape, block = argument(1, "shape"), argument(3, "block_shape")
+            shape, strides, block = argument(1, "shape"), argument(2, "strides"), argument(3, "block_shape")
             if shape is not None and block is not None:
-                return Descriptor(as_expr(first), items(shape), items(block))
+                return Descriptor(as_expr(first), items(shape), items(block), items(strides) if strides else ())
         if name == "make_block_ptr" and first is not None:
-            shape, offsets, block = argument(1, "shape"), argument(3, "offsets"), argument(4, "block_shape")
+            shape, strides = argument(1, "shape"), argument(2, "strides")
+            offsets, block = argument(3, "offsets"), argument(4, "block_shape")
             if shape is not None and offsets is not None and block is not None:
-                return BlockPointer(as_expr(first), items(shape), items(offsets), items(block))
+                given = items(strides) if strides else ()
+                return BlockPointer(as_expr(first), items(shape), items(offsets), items(block), given)
         if name == "advance" and isinstance(first, BlockPointer):
             moves = argument(1, "offsets")
             return self._advance(first, moves) if moves is not None else first
@@ -188,11 +190,10 @@ class Evaluator:
     def _advance(pointer: BlockPointer, moves: Value) -> BlockPointer:
         steps = items(moves)
         if len(steps) != len(pointer.offsets):
-            return BlockPointer(
-                pointer.base, pointer.shape, tuple(opaque("advance", 0, o) for o in pointer.offsets), pointer.block
-            )
+            lost = tuple(opaque("advance", 0, o) for o in pointer.offsets)
+            return BlockPointer(pointer.base, pointer.shape, lost, pointer.block, pointer.strides)
         moved = tuple(o + s for o, s in zip(pointer.offsets, steps, strict=True))
-        return BlockPointer(pointer.base, pointer.shape, moved, pointer.block)
+        return BlockPointer(pointer.base, pointer.shape, moved, pointer.block, pointer.strides)
 
     def _access(
         self, node: ast.Call, mode: str, target: Value | None, offsets: Value | None, *, descriptor: bool = False
@@ -200,8 +201,10 @@ class Evaluator:
         where = items(offsets) if offsets is not None else None
         if isinstance(target, BlockPointer):
             raw = RawAccess(mode, "block_pointer", target.base, node, target.offsets, target.block, target.shape)  # type: ignore[arg-type]
+            raw = replace(raw, strides=target.strides)
         elif isinstance(target, Descriptor):
             raw = RawAccess(mode, "device_descriptor", target.base, node, where, target.block, target.shape)  # type: ignore[arg-type]
+            raw = replace(raw, strides=target.strides)
         elif descriptor:
             raw = RawAccess(mode, "host_descriptor", as_expr(target or IndexExpr()), node, where)  # type: ignore[arg-type]
         else:

@@ -99,6 +99,7 @@ class Access:
     ``offsets`` has one symbolic index expression a dimension (its first element's index); ``axes[d]`` is the
     axis, tile or range, that spans dimension d (None: the whole dimension or unknown). ``wraps[d]``: the index
     is taken modulo the extent. ``region`` is the dispatch region whose coordinates it uses (None: none).
+    ``strides[d]`` is the dimension's stride as text over kernel parameters (``stride_am``, ``1``; None: unknown).
     """
 
     tensor: str
@@ -109,6 +110,7 @@ class Access:
     wraps: tuple[bool, ...]
     region: int | None
     span: SourceSpan
+    strides: tuple[str | None, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ class Descriptor:
     base: IndexExpr
     shape: tuple[IndexExpr, ...]
     block: tuple[IndexExpr, ...]
+    strides: tuple[IndexExpr, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class BlockPointer:
     shape: tuple[IndexExpr, ...]
     offsets: tuple[IndexExpr, ...]
     block: tuple[IndexExpr, ...]
+    strides: tuple[IndexExpr, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,9 @@ Value = IndexExpr | Descriptor | BlockPointer | Sequence
 class RawAccess:
     """A load or store as evaluated.
 
-    ``base`` is the pointer (or descriptor parameter) with its whole offset; ``offsets``, ``block`` and ``shape`` are
-    set where the access itself gives them a dimension (descriptors, block pointers). ``escapes`` marks a pointer that
-    is handed to a helper.
+    ``base`` is the pointer (or descriptor parameter) with its whole offset; ``offsets``, ``block``, ``shape`` and
+    ``strides`` are set where the access itself gives them a dimension (descriptors, block pointers). ``escapes`` marks
+    a pointer that is handed to a helper.
     """
 
     mode: Literal["read", "write", "reduce"]
@@ -59,6 +61,7 @@ class RawAccess:
     block: tuple[IndexExpr, ...] | None = None
     shape: tuple[IndexExpr, ...] | None = None
     escapes: bool = False
+    strides: tuple[IndexExpr, ...] | None = None
 
 
 def leaves(value: Value) -> frozenset[Atom]:
@@ -89,5 +92,5 @@ def merge(name: str, line: int, a: Value, b: Value, *causes: Value) -> Value:
         if (a.base, a.shape, a.block) == (b.base, b.shape, b.block):
             pairs_of = zip(a.offsets, b.offsets, strict=True)
             offsets = tuple(x if x == y else opaque(name, line, x, y, *causes) for x, y in pairs_of)
-            return BlockPointer(a.base, a.shape, offsets, a.block)
+            return BlockPointer(a.base, a.shape, offsets, a.block, a.strides)
     return opaque(name, line, a, b, *causes)
