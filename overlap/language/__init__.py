@@ -40,20 +40,27 @@ def now(state):
 def poll(flag, wanted, state):
     """Polls an int64 ``flag`` until it is at least ``wanted``; returns the value seen.
 
-    With a spin limit in ``state`` (0: none) it gives up after that many polls, records slot, wanted and seen
-    value for the host and returns what it saw, so that the grid drains.
+    With a spin limit in ``state`` (0: none) it gives up after that many polls and returns what it saw, so that the
+    grid drains. The first poll of a launch to give up writes the record that ``state`` points to (layout:
+    `overlap.runtime.faults`) and lowers the limit to one, so that no later poll waits as long again.
     """
     seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
-    limit = tl.load(state + _SPIN_LIMIT)
+    limit = tl.atomic_add(state + _SPIN_LIMIT, 0, sem="relaxed", scope="gpu")
     spins = limit * 0
     while (seen < wanted) & ((limit == 0) | (spins < limit)):
         seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
         spins += 1
-    if seen < wanted:
-        tl.store(state + _FAULT + 1, flag.to(tl.int64))
-        tl.store(state + _FAULT + 2, wanted)
-        tl.store(state + _FAULT + 3, seen)
-        tl.atomic_xchg(state + _FAULT, 1, sem="release", scope="gpu")
+    late = seen < wanted
+    earlier = tl.atomic_xchg(state + _FAULT, 1, mask=late, sem="relaxed", scope="gpu")
+    first = late & (earlier == 0)
+    record = tl.load(state + _FAULT + 1).to(tl.pointer_type(tl.int64))
+    launched = tl.load(state + _FAULT + 2)
+    tl.store(record, 1, mask=first)
+    tl.store(record + 1, flag.to(tl.int64), mask=first)
+    tl.store(record + 2, wanted, mask=first)
+    tl.store(record + 3, seen, mask=first)
+    tl.store(record + 4, launched, mask=first)
+    tl.atomic_xchg(state + _SPIN_LIMIT, 1, mask=late, sem="relaxed", scope="gpu")
     return seen
 
 
@@ -100,15 +107,19 @@ def place(table, run, tile, axis: tl.constexpr, pid):
 
 @triton.jit
 def wait(table, run, state, epoch):
-    """Polls every flag of the run; returns the smallest value seen, an int64 scalar."""
+    """Polls every flag of the run; returns the smallest value seen, an int64 scalar.
+
+    A ``while``, because a second ``for`` beside the K loop keeps Triton from flattening a tile loop that asks for it.
+    """
     flags = state + tl.load(table + _H_FLAG_BASE)
-    begin = tl.load(table + run + _R_WAIT_BEGIN)
+    i = tl.load(table + run + _R_WAIT_BEGIN)
     end = tl.load(table + run + _R_WAIT_END)
     seen = epoch
-    for i in range(begin, end, 2):
+    while i < end:
         slot = tl.load(table + i)
         wanted = epoch * tl.load(table + i + 1)
         seen = tl.minimum(seen, poll(flags + slot * _SLOT_WORDS, wanted, state))
+        i += 2
     return seen
 
 
