@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from overlap.codegen.module_io import find_operator, find_source, load_module, read_header
+from overlap.codegen.module_io import Header, find_operator, find_source, load_module, read_header
+from overlap.codegen.original import load_original
 from overlap.errors import OverlapError, SourceSpan, UnsupportedError, UsageError
 from overlap.language.words import WORDS
 
@@ -71,7 +72,7 @@ def build_module(
     Raises:
         UsageError: unknown target, dtype or axis.
         SourceError: the file is not a generated module.
-        UnsupportedError: the kernel uses NVIDIA words and the target is AMD.
+        UnsupportedError: the kernel uses words that the target has no instruction for.
         CodegenError: Triton does not compile the kernel.
     """
     chosen = parse_target(target)
@@ -88,13 +89,9 @@ def build_module(
     made = compile_kernel(bound.kernel, bound.arguments, chosen, bound.options)
     theirs = None
     if source is not None:
-        kernel = _original_kernel(source, header.kernel)
-        if kernel is None:
-            missing = f"`{header.kernel}` cannot be reached from {source}"
-        else:
-            arguments = {n: v for n, v in bound.arguments.items() if n not in operator.ours}
-            theirs = compile_kernel(kernel, arguments, chosen, bound.options)
-    guarded = {operator.params[read.tensor] for read in operator.reads} if _waits(bound.kernel) else set()
+        arguments = {name: value for name, value in bound.arguments.items() if name not in operator.ours}
+        theirs = compile_kernel(_original_kernel(header, path), arguments, chosen, bound.options)
+    guarded = {operator.params[read.tensor] for read in operator.reads}
     found = check(made, guarded=guarded, original=theirs, flags=operator.ours[1])
     if theirs is None:
         found.append(Finding("same-stages", "note", 0, f"not compared with the original: {missing}"))
@@ -102,14 +99,14 @@ def build_module(
     return BuildResult(made, facts(made), facts(theirs) if theirs else None, tuple(found), tuple(written))
 
 
-def _header(path: str) -> Any:
+def _header(path: str) -> Header:
     if not os.path.isfile(path):
         raise UsageError(f"no such file: {path}")
     text = Path(path).read_text(encoding="utf-8")
     return read_header(text, path)
 
 
-def _source(header: Any, path: str) -> tuple[str | None, str]:
+def _source(header: Header, path: str) -> tuple[str | None, str]:
     """Path of the original, or None and why it cannot be used."""
     try:
         return find_source(header, path), ""
@@ -125,23 +122,18 @@ def _sizes(operator: Any, shape: Mapping[str, int]) -> dict[str, int]:
     return {axis: shape.get(axis, DEFAULT_EXTENT) for axis in axes}
 
 
-def _original_kernel(source: str, qualname: str) -> Any:
-    """The original's innermost jitted function; None when it is made inside a function."""
-    value: Any = load_module(source)
-    for part in qualname.split("."):
-        value = getattr(value, part, None)
-    while value is not None and not isinstance(getattr(value, "fn", None), FunctionType):
-        value = getattr(value, "fn", None)
+def _original_kernel(header: Header, path: str) -> Any:
+    """The original's innermost jitted function, below autotune, heuristics and other decorators."""
+    host = inspect.unwrap(load_original(header, path))
+    value: Any = host.__globals__[header.kernel.split(".")[-1]]
+    while not isinstance(value.fn, FunctionType):
+        value = value.fn
     return value
 
 
-def _waits(kernel: Any) -> bool:
-    """Whether the kernel was made to wait; a module of one rank need not."""
-    return "ol_state" in kernel.arg_names
-
-
 def _refuse_foreign_words(kernel: Any, target: Target, path: str) -> None:
-    if target.nvidia:
+    """Words written in NVIDIA assembly are about the asynchronous proxy, which came with sm_90."""
+    if target.has_tma:
         return
     lines, first = inspect.getsourcelines(kernel.fn)
     for number, line in enumerate(lines, first):
@@ -149,7 +141,7 @@ def _refuse_foreign_words(kernel: Any, target: Target, path: str) -> None:
             if word.nvidia and f"ol.{word.name}(" in line:
                 col = line.index(f"ol.{word.name}(") + 1
                 raise UnsupportedError(
-                    f"`ol.{word.name}` is NVIDIA assembly; {target.name} has no such instruction",
+                    f"`ol.{word.name}` is assembly for sm_90 and later; {target.name} has no such instruction",
                     where=SourceSpan(path, number, col, line.rstrip("\n"), len(word.name) + 3),
                     help="build for sm_90, or use a kernel that loads by pointers",
                 )

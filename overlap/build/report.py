@@ -13,11 +13,13 @@ _ROWS = (
     ("shared memory, bytes", "shared_bytes"),
     ("pipeline stages", "stages"),
     ("matrix instructions", "matrix_instructions"),
+    ("warps", "num_warps"),
+)
+_NVIDIA_ROWS = (
     ("of these wgmma", "wgmma"),
     ("TMA loads", "tma_loads"),
     ("TMA stores", "tma_stores"),
     ("cp.async", "async_copies"),
-    ("warps", "num_warps"),
 )
 
 
@@ -26,7 +28,7 @@ def build_report(facts: Facts, findings: Sequence[Finding], original: Facts | No
     columns = [facts] if original is None else [facts, original]
     head = ["", facts.target] if original is None else ["", facts.target, "original"]
     rows = [head]
-    for title, name in _ROWS:
+    for title, name in (*_ROWS, *(_NVIDIA_ROWS if facts.target.startswith("sm_") else ())):
         values = [getattr(column, name) for column in columns]
         rows.append([title, *("unknown" if v is None else str(v) for v in values)])
     rows.append(["buffers", *(", ".join(map(str, column.buffers)) or "none" for column in columns)])
