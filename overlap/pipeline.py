@@ -28,7 +28,7 @@ from overlap.chunkplan.pins import pins_of
 from overlap.chunkplan.plan import CommPlan, TensorSpec
 from overlap.chunkplan.verify import verify_plan
 from overlap.codegen import GeneratedModule, generate
-from overlap.errors import HostEntryError, UsageError
+from overlap.errors import HostEntryError, OverlapError, UsageError
 from overlap.schedule.depgraph import check_covered
 from overlap.schedule.describe import describe as describe_schedule
 from overlap.schedule.model import AxisTiles, RankSchedule, TensorRead
@@ -84,13 +84,16 @@ def compile_source(request: Request) -> Compilation:
             where=program.kernel.span,
             help="put above the function that launches it: # @overlap.host_entry a[M,K] b[K,N] -> c[M,N]",
         )
-    on = parse_on(request.on, program)
-    dump("on", repr(on))
-    plan_path, plan_text = find_template(request.plan)
-    dump("plan", plan_text)
     realization = realize(request, program)
     dump("realization", repr(realization))
-    probe(request, program, on, plan_path, plan_text, realization)
+    try:
+        on = parse_on(request.on, program)
+        dump("on", repr(on))
+        plan_path, plan_text = find_template(request.plan)
+        dump("plan", plan_text)
+        probe(request, program, on, plan_path, plan_text, realization)
+    except OverlapError as error:
+        raise error.at(program.host.span) from None
     module = generate(
         request.unit.text,
         program,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import sys
 
 import click
 
-from overlap.errors import OverlapError
+from overlap.errors import OverlapError, SourceSpan, UsageError
 from overlap.version import __version__
 
 from . import build, check, compile, explain, simulate, verify
@@ -29,18 +31,30 @@ for module in (compile, simulate, verify, check, explain, build):
     cli.add_command(module.command)
 
 
+def on_command_line(words: list[str], message: str) -> SourceSpan:
+    """The command line as a place, for mistakes that are in no file: the caret stands under the word that the message quotes."""
+    line = shlex.join(["overlap", *words])
+    quoted = re.findall(r"[`'\"]([^`'\"]+)[`'\"]", message)
+    for word in words:
+        if any(q == word or q in re.split(r"[=,:\[\]]", word) for q in quoted):
+            shown = shlex.quote(word)
+            return SourceSpan("<command-line>", 1, line.index(shown) + 1, line, len(shown))
+    return SourceSpan("<command-line>", 1, 1, line, len(line))
+
+
 def main(args: list[str] | None = None) -> None:
     """Entry point of ``overlap`` and ``python -m overlap``; never returns, never prints a traceback for bad input."""
+    words = list(sys.argv[1:] if args is None else args)
     try:
-        code = cli.main(args, prog_name="overlap", standalone_mode=False) or 0
+        code = cli.main(words, prog_name="overlap", standalone_mode=False) or 0
     except OverlapError as error:
-        click.echo(error.render(), err=True)
+        click.echo(error.at(on_command_line(words, error.message)).render(), err=True)
         code = error.exit_code
     except click.ClickException as error:
-        click.echo(f"overlap: {error.format_message()}", err=True)
+        usage = error.ctx.get_usage() if isinstance(error, click.UsageError) and error.ctx is not None else ""
+        message = error.format_message()
+        click.echo(UsageError(message, where=on_command_line(words, message), help=usage).render(), err=True)
         code = 2
-        if isinstance(error, click.UsageError) and error.ctx is not None:
-            click.echo(error.ctx.get_usage(), err=True)
     except (click.Abort, KeyboardInterrupt):
         click.echo("overlap: interrupted", err=True)
         code = 2

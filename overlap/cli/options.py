@@ -90,7 +90,7 @@ def request_of(
     if not os.path.exists(path) and ":" in path:
         path, kernel = path.rsplit(":", 1)
     if not os.path.isfile(path):
-        raise SourceError(f"no such file: {path}", help="overlap compile FILE.py[:kernel] ...")
+        raise SourceError(f"no such file: `{path}`", help="overlap compile FILE.py[:kernel] ...")
     values: dict[str, str] = {}
     for pair in settings:
         key, equals, value = pair.partition("=")

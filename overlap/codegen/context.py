@@ -61,7 +61,9 @@ class Names:
 class Context:
     """The frozen inputs of a compilation, as passes see them.
 
-    ``plan_text`` is embedded in the module; ``plan_name``, ``source_path``, ``command`` and ``check`` stand in its header.
+    ``plan_text`` is embedded in the module under ``plan_name``; ``source_path`` and ``host_line`` (first line of
+    the host function, its decorators included) say where the original is. ``layout`` is given for kernels that are launched
+    directly: the stride of every dimension of the communicated tensor, as text over kernel parameters.
     """
 
     program: ProgramModel
@@ -72,8 +74,8 @@ class Context:
     plan_text: str
     world: int | None
     source_path: str
-    command: str
-    check: str
+    host_line: int
+    layout: tuple[str | None, ...] | None = None
 
     @property
     def axes(self) -> tuple[Axis, ...]:

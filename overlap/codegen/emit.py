@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -64,8 +65,7 @@ def generate(
         plan_text=plan_text,
         world=world,
         source_path=source_path,
-        command=regenerate,
-        check=check,
+        host_line=_first_line(text, program),
     )
     module = cst.parse_module(text.replace("\r\n", "\n"))
     for name, run in PASSES:
@@ -86,8 +86,25 @@ def generate(
         check=check,
     )
     result = header.text() + "\n" + module.code.lstrip("\n")
+    check_python(result)
+    return GeneratedModule(header, result)
+
+
+def check_python(text: str) -> None:
+    """Raises CodegenError where a generated module is not valid Python."""
     try:
-        compile(result, "<generated>", "exec")
+        compile(text, "<generated>", "exec")
     except SyntaxError as error:
         raise CodegenError(f"the generated module is not valid Python, line {error.lineno}: {error.msg}") from error
-    return GeneratedModule(header, result)
+
+
+def _first_line(text: str, program: ProgramModel) -> int:
+    """Line where the host function begins in the user's file, its decorators included."""
+    host = program.host
+    assert host is not None
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef) and node.name == host.name:
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            if first <= host.launch_line <= (node.end_lineno or first):
+                return first
+    raise CodegenError(f"no host function `{host.name}` around line {host.launch_line}")

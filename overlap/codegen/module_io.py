@@ -112,7 +112,7 @@ def load_module(path: str, *, search: tuple[str, ...] = ()) -> ModuleType:
         KernelCrashFault: it raises while it is imported.
     """
     if not os.path.isfile(path):
-        raise SourceError(f"no such file: {path}")
+        raise SourceError(f"no such file: `{path}`")
     absolute = os.path.abspath(path)
     name = "overlap_loaded_" + hashlib.sha256(absolute.encode()).hexdigest()[:12] + f"_{len(sys.modules)}"
     spec = importlib.util.spec_from_file_location(name, absolute)

@@ -15,13 +15,13 @@ from .dispatch import ASYNC_KINDS
 def run(module: cst.Module, context: Context) -> cst.Module:
     names, host = context.names, context.program.host
     assert host is not None
-    body = names.local(f"body_{host.name}")
+    above = [context.program.kernel.name, names.local("tile_map"), names.local(f"body_{host.name}")]
     added = statements(f'{names.plan} = """\\\n{_escape(context.plan_text)}"""\n')
     added[0] = added[0].with_changes(leading_lines=[cst.EmptyLine(), cst.EmptyLine()])
     added += [
         s.with_changes(leading_lines=[cst.EmptyLine()]) for s in statements("\n".join(operator_lines(context)) + "\n")
     ]
-    return insert_behind(module, [context.program.kernel.name, names.local("tile_map"), body], added)
+    return insert_behind(module, above, added)
 
 
 def operator_lines(context: Context) -> list[str]:
@@ -36,11 +36,12 @@ def operator_lines(context: Context) -> list[str]:
 
     field("name", repr_(host.name))
     field("kernel", program.kernel.name)
-    field("body", names.local(f"body_{host.name}"))
+    direct = context.layout is not None
+    field("body", "None" if direct else names.local(f"body_{host.name}"))
     field("tile_map", names.local("tile_map"))
     field(
         "source",
-        f"{rt}.Source({repr_(context.source_path)}, host_line={host.span.line}, kernel_line={program.kernel.span.line})",
+        f"{rt}.Source({repr_(context.source_path)}, host_line={context.host_line}, kernel_line={program.kernel.span.line})",
     )
     field("plan", names.plan)
     field("on", repr_(f"{context.on.tensor}[{context.on.axis}]"))
@@ -58,6 +59,9 @@ def operator_lines(context: Context) -> list[str]:
     for axes, wraps in _reads(context):
         lines.append(f"        {rt}.Read({repr_(context.on.tensor)}, axes={_tuple(axes)}, wraps={_tuple(wraps)}),")
     lines.append("    ),")
+    if context.layout is not None:
+        field("extents", _mapping({a.name: a.extent for a in program.kernel.axes}))
+        field("layout", _tuple(context.layout))
     descriptors = {a.tensor: a.span.line for a in program.kernel.accesses if a.kind in ASYNC_KINDS}
     if descriptors:
         field("descriptors", "{" + ", ".join(f"{repr_(k)}: {v}" for k, v in descriptors.items()) + "}")

@@ -134,7 +134,7 @@ OL_OPERATOR = ol_rt.Operator(
     kernel=matmul_kernel,
     body=ol_body_matmul,
     tile_map=ol_tile_map,
-    source=ol_rt.Source("templates/kernels/gemm_2d.py", host_line=52, kernel_line=9),
+    source=ol_rt.Source("templates/kernels/gemm_2d.py", host_line=53, kernel_line=9),
     plan=OL_PLAN,
     on="b[N]",
     realization=ol_rt.Realization(backend="copy_engine"),

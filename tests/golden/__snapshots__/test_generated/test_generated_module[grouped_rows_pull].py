@@ -148,7 +148,7 @@ OL_OPERATOR = ol_rt.Operator(
     kernel=matmul_kernel,
     body=ol_body_matmul,
     tile_map=ol_tile_map,
-    source=ol_rt.Source("templates/kernels/grouped_gemm.py", host_line=64, kernel_line=9),
+    source=ol_rt.Source("templates/kernels/grouped_gemm.py", host_line=65, kernel_line=9),
     plan=OL_PLAN,
     on="a[M]",
     realization=ol_rt.Realization(backend="copy_engine", split=2),

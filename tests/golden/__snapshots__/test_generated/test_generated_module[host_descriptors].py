@@ -105,7 +105,7 @@ OL_OPERATOR = ol_rt.Operator(
     kernel=gemm_tma,
     body=ol_body_matmul,
     tile_map=ol_tile_map,
-    source=ol_rt.Source("tests/kernels/host_descriptors.py", host_line=41, kernel_line=17),
+    source=ol_rt.Source("tests/kernels/host_descriptors.py", host_line=42, kernel_line=17),
     plan=OL_PLAN,
     on="a[M]",
     realization=ol_rt.Realization(backend="copy_engine"),

@@ -156,7 +156,7 @@ OL_OPERATOR = ol_rt.Operator(
     kernel=kernel_gemm,
     body=ol_body_gemm,
     tile_map=ol_tile_map,
-    source=ol_rt.Source("tests/kernels/listing1.py", host_line=73, kernel_line=23),
+    source=ol_rt.Source("tests/kernels/listing1.py", host_line=74, kernel_line=23),
     plan=OL_PLAN,
     on="a[M]",
     realization=ol_rt.Realization(backend="copy_engine"),

@@ -104,7 +104,7 @@ OL1_OPERATOR = ol1_rt.Operator(
     kernel=kernel,
     body=ol1_body_linear,
     tile_map=ol1_tile_map,
-    source=ol1_rt.Source("tests/kernels/nested_alias.py", host_line=34, kernel_line=11),
+    source=ol1_rt.Source("tests/kernels/nested_alias.py", host_line=35, kernel_line=11),
     plan=OL1_PLAN,
     on="x[M]",
     realization=ol1_rt.Realization(backend="copy_engine"),

@@ -128,7 +128,7 @@ OL_OPERATOR = ol_rt.Operator(
     kernel=gemm_persistent,
     body=ol_body_matmul,
     tile_map=ol_tile_map,
-    source=ol_rt.Source("tests/kernels/persistent_epilogue_tile.py", host_line=54, kernel_line=18),
+    source=ol_rt.Source("tests/kernels/persistent_epilogue_tile.py", host_line=55, kernel_line=18),
     plan=OL_PLAN,
     on="a[M]",
     realization=ol_rt.Realization(backend="copy_engine"),

@@ -114,7 +114,7 @@ OL_OPERATOR = ol_rt.Operator(
     kernel=gemm_wrapped,
     body=ol_body_matmul,
     tile_map=ol_tile_map,
-    source=ol_rt.Source("tests/kernels/wrapped_rows.py", host_line=45, kernel_line=9),
+    source=ol_rt.Source("tests/kernels/wrapped_rows.py", host_line=46, kernel_line=9),
     plan=OL_PLAN,
     on="a[M]",
     realization=ol_rt.Realization(backend="copy_engine", meta=(("BM", 64),)),

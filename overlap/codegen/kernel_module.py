@@ -1,0 +1,88 @@
+"""The module of a kernel that is launched directly: the rewritten kernel and its operator, no host function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import libcst as cst
+
+from overlap.annotate import read_strides
+from overlap.annotate.model import ProgramModel
+from overlap.annotate.on import OnSpec
+from overlap.backends.base import Realization
+
+from .context import Context, Names
+from .emit import GeneratedModule, check_python
+from .module_io import Header
+from .passes import dispatch, imports, kernel_signature, operator, tile_map, unused
+from .passes.extract import extract
+
+PASSES = (
+    ("imports", imports.run),
+    ("kernel_signature", kernel_signature.run),
+    ("dispatch", dispatch.run),
+    ("unused", unused.run),
+    ("tile_map", tile_map.run),
+    ("operator", operator.run),
+)
+
+
+def generate_kernel(
+    text: str,
+    program: ProgramModel,
+    on: OnSpec,
+    *,
+    decorators: int,
+    plan_name: str,
+    plan_text: str,
+    realization: Realization,
+    world: int | None,
+    source_path: str,
+    sha256: str,
+    watch: Callable[[str, str], None] | None = None,
+) -> GeneratedModule:
+    """Writes the distributed module of an annotated kernel that its callers launch themselves.
+
+    Args:
+        text: the user's module, whole.
+        program: its model, the kernel being its own host entry (`overlap.annotate.kernel_entry`).
+        decorators: how many of the kernel's innermost decorators the new kernel keeps.
+        on, plan_name, plan_text, realization, world, source_path, sha256, watch: as for `generate`.
+
+    Raises:
+        CodegenError: a pass found nothing to rewrite.
+        UnsupportedError: something this version does not compile, with its line.
+    """
+    kernel = program.kernel
+    context = Context(
+        program=program,
+        on=on,
+        names=Names.avoiding(text),
+        realization=realization,
+        plan_name=plan_name,
+        plan_text=plan_text,
+        world=world,
+        source_path=source_path,
+        host_line=kernel.span.line,
+        layout=read_strides(program, on.param),
+    )
+    module = extract(cst.parse_module(text.replace("\r\n", "\n")), kernel.qualname, decorators)
+    for name, run in PASSES:
+        module = run(module, context)
+        if watch is not None:
+            watch(name, module.code)
+    header = Header(
+        source=source_path,
+        kernel=kernel.qualname,
+        host="none: the kernel is launched directly, and names this file does not define come from where it was decorated",
+        sha256=sha256,
+        plan=plan_name,
+        on=f"{on.tensor}[{on.axis}]",
+        world="any" if world is None else str(world),
+        realization=repr(realization),
+        regenerate="call the decorated kernel",
+        check="call the decorated kernel with a simulated group (overlap.sim.World)",
+    )
+    result = header.text() + "\n" + module.code.lstrip("\n")
+    check_python(result)
+    return GeneratedModule(header, result)

@@ -1,0 +1,226 @@
+"""Bad input through the command line: exit code 2, ``PATH:LINE:COL: message`` first, a caret, what to write instead.
+
+What is found only while ranks run is in tests/sim.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from overlap.cli import main
+
+FIRST = re.compile(r"^(?P<path>[^\s:]+):(?P<line>\d+):(?P<col>\d+): \S.*$")
+KERNEL = "templates/kernels/grouped_gemm.py"
+COMPILE = ["--plan", "all_gather_1d", "--on", "a[M]", "-o", "-"]
+
+
+@dataclass
+class Result:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def cli(tmp_path, monkeypatch, capsys):
+    """Runs the program in this process, as ``python -m overlap`` would."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> Result:
+        with pytest.raises(SystemExit) as ended:
+            main(list(words))
+        said = capsys.readouterr()
+        return Result(int(ended.value.code or 0), said.out, said.err)
+
+    return run
+
+
+@pytest.fixture
+def process(repo, tmp_path):
+    """Runs it in a process of its own, for commands that decide whether Triton interprets."""
+
+    def run(*words: str):
+        environment = {"PYTHONPATH": str(repo), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+        command = [sys.executable, "-m", "overlap", *words]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+
+    return run
+
+
+def refused(result, path: str, line: int | None, *words: str):
+    """The error is for a person: place, caret, what is wrong, what to write."""
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
+    lines = result.stderr.splitlines()
+    match = FIRST.match(lines[0])
+    assert match, lines[0]
+    assert match["path"] == path
+    if line is not None:
+        assert int(match["line"]) == line
+    assert len(lines) < 3 or set(lines[2].strip()) == {"^"}, result.stderr
+    for word in words:
+        assert word in result.stderr, result.stderr
+
+
+def edited(repo, tmp_path, *edits: tuple[str, str]) -> str:
+    text = (repo / KERNEL).read_text()
+    for old, new in edits:
+        assert old in text, old
+        text = text.replace(old, new, 1)
+    (tmp_path / "user.py").write_text(text)
+    return text
+
+
+def line_of(text: str, part: str) -> int:
+    return next(n for n, line in enumerate(text.splitlines(), 1) if part in line)
+
+
+EDITS = {
+    "misspelt pragma": ("# @overlap.dispatch begin", "# @overlap.dispach begin", ["dispatch"]),
+    "misspelt key": ("axis_count M block=BLOCK_M", "axis_count M blok=BLOCK_M", ["block"]),
+    "unclosed": ("    # @overlap.dispatch end\n", "", ["dispatch end"]),
+    "undeclared axis": ("pid_map M=pid_m N=pid_n", "pid_map M=pid_m Q=pid_n", ["Q"]),
+    "nested": ("# @overlap.pid_map", "# @overlap.dispatch begin\n    # @overlap.pid_map", ["begin"]),
+    "tile id in an address": ("offs_k = tl.arange(0, BLOCK_K)", "offs_k = tl.arange(0, BLOCK_K) + pid", ["pid"]),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_edited_kernels(cli, repo, tmp_path, name):
+    old, new, words = EDITS[name]
+    edited(repo, tmp_path, (old, new))
+    refused(cli("compile", "user.py", *COMPILE), "user.py", None, *words)
+
+
+def test_syntax_error(cli, repo, tmp_path):
+    text = edited(repo, tmp_path, ("def matmul(a, b):", "def matmul(a, b)"))
+    refused(cli("compile", "user.py", *COMPILE), "user.py", line_of(text, "def matmul("), "syntax error")
+
+
+def test_two_launches(cli, repo, tmp_path):
+    text = (repo / KERNEL).read_text()
+    start, end = text.index("    matmul_kernel[grid]("), text.index("    return c")
+    text = text[:end] + text[start:end] + text[end:]
+    (tmp_path / "user.py").write_text(text)
+    second = [n for n, line in enumerate(text.splitlines(), 1) if "matmul_kernel[grid](" in line][1]
+    refused(cli("compile", "user.py", *COMPILE), "user.py", second, "launched twice")
+
+
+@pytest.mark.parametrize(
+    "on,words",
+    [
+        ("q[M]", ["no tensor `q`", "a, b, c"]),
+        ("a[Q]", ["no axis Q", "M, K"]),
+        ("a", ["a[M]"]),
+        ("a[K]", ["range axis"]),
+        ("c[M]", ["reduce-scatter"]),
+        ("c[]", ["all-reduce"]),
+        ("a[K:M]", ["all-to-all"]),
+    ],
+)
+def test_on(cli, repo, tmp_path, on, words):
+    text = edited(repo, tmp_path)
+    result = cli("compile", "user.py", "--plan", "all_gather_1d", "--on", on, "-o", "-")
+    refused(result, "user.py", line_of(text, "host_entry"), *words)
+
+
+def test_unknown_plan(cli, repo, tmp_path):
+    text = edited(repo, tmp_path)
+    result = cli("compile", "user.py", "--plan", "all_gather_2d", "--on", "a[M]", "-o", "-")
+    refused(result, "user.py", line_of(text, "host_entry"), "all_gather_2d", "did you mean `all_gather_1d`")
+    refused(cli("check", "all_gather_2d", "--world", "2", "--shape", "M=4"), "<command-line>", 1, "all_gather_1d")
+
+
+OPS = "ops:\n  - for: step in range({first}, world)\n    pull: shard((rank + step) % world)\n    from: (rank + step) % world\n"
+
+
+def test_plan_for_another_world(cli, repo, tmp_path):
+    edited(repo, tmp_path)
+    (tmp_path / "four.yaml").write_text("plan: four\nworld: 4\nbefore: shard(rank)\nafter: whole\n" + OPS.format(first=1))
+    arguments = ["--plan", "four.yaml", "--on", "a[M]", "-o", "-"]
+    refused(cli("compile", "user.py", *arguments, "--world", "3"), "four.yaml", 2, "world of 4, not 3")
+    assert cli("compile", "user.py", *arguments, "--world", "4").returncode == 0
+    assert cli("compile", "user.py", *arguments).returncode == 0
+
+
+def test_plan_that_does_not_cover(cli, repo, tmp_path):
+    edited(repo, tmp_path)
+    (tmp_path / "gap.yaml").write_text("plan: gap\nbefore: shard(rank)\nafter: shard(rank)\n" + OPS.format(first=2))
+    result = cli("compile", "user.py", "--plan", "gap.yaml", "--on", "a[M]", "-o", "-")
+    refused(result, "gap.yaml", 1, "never brings", "tile")
+
+
+@pytest.mark.parametrize(
+    "words,part",
+    [
+        (["compile", "gone.py", *COMPILE], "gone.py"),
+        (["compile", "user.py", *COMPILE, "--set", "splt=2"], "did you mean 'split'"),
+        (["compile", "user.py", *COMPILE, "--set", "split=two"], "integer"),
+        (["compile", "user.py", *COMPILE, "--set", "split=0"], "at least 1"),
+        (["compile", "user.py", *COMPILE, "--set", "comm_sms=4"], "comm_sms must be 0"),
+        (["compile", "user.py", *COMPILE, "--set", "split"], "KEY=VALUE"),
+        (["compile", "user.py", *COMPILE, "--backend", "copy_engin"], "did you mean 'copy_engine'"),
+        (["compile", "user.py", *COMPILE, "--world", "0"], "--world"),
+        (["check", "all_gather_1d", "--world", "3", "--shape", "M"], "AXIS=SIZE"),
+        (["check", "all_gather_1d", "--world", "3", "--shape", "M=4", "--on", "x[Q]"], "--on x[Q]"),
+        (["bogus"], "bogus"),
+        (["compile", "user.py", "--on", "a[M]", "-o", "-"], "--plan"),
+        (["explain", "user.py", "--plan", "all_gather_1d", "--on", "a[M]", "--world", "2", "--rank", "2"], "ranks 0 to 1"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_usage(cli, repo, tmp_path, words, part):
+    edited(repo, tmp_path)
+    refused(cli(*words), "<command-line>", 1, part)
+
+
+def test_shape_without_an_axis(cli, repo, tmp_path):
+    text = edited(repo, tmp_path)
+    result = cli("explain", "user.py", "--plan", "all_gather_1d", "--on", "a[M]", "--shape", "M=64,N=64")
+    refused(result, "user.py", line_of(text, "host_entry"), "no size for axis K")
+
+
+@pytest.mark.parametrize("command", ["simulate", "build"])
+def test_not_a_generated_module(process, repo, tmp_path, command):
+    edited(repo, tmp_path)
+    more = ["--world", "2", "--shape", "M=4,N=4,K=4"] if command == "simulate" else ["--target", "sm_90"]
+    refused(process(command, "user.py", *more), "user.py", 1, "not a module generated by overlap")
+
+
+@pytest.mark.parametrize("command", ["simulate", "verify", "build"])
+def test_missing_torch_and_triton(repo, tmp_path, command):
+    """Where the packages are not installed the command says so; compile, check and explain work."""
+    edited(repo, tmp_path)
+    hide = (
+        "import sys\n"
+        "class Hidden:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('torch', 'triton'):\n"
+        "            raise ModuleNotFoundError(name)\n"
+        "import importlib.util as u\n"
+        "real = u.find_spec\n"
+        "u.find_spec = lambda n, *a: None if n in ('torch', 'triton') else real(n, *a)\n"
+        "sys.meta_path.insert(0, Hidden())\n"
+        "from overlap.cli import main\n"
+        "main(sys.argv[1:])\n"
+    )
+    words = {
+        "simulate": ["simulate", "out.py", "--world", "2", "--shape", "M=4,N=4,K=4"],
+        "verify": ["verify", "user.py", "--plan", "all_gather_1d", "--on", "a[M]", "--shape", "M=4,N=4,K=4"],
+        "build": ["build", "out.py", "--target", "sm_90"],
+    }[command]
+
+    def run(*arguments: str):
+        return subprocess.run(
+            [sys.executable, "-c", hide, *arguments], capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(repo)}
+        )
+
+    assert run("compile", "user.py", "--plan", "all_gather_1d", "--on", "a[M]", "-o", "out.py").returncode == 0
+    assert run("check", "all_gather_1d", "--world", "2", "--shape", "M=4").returncode == 0
+    result = run(*words)
+    refused(result, "<command-line>", 1, "torch and triton", "not installed")
