@@ -68,6 +68,26 @@ class KernelMemory:
 
     # plain accesses
 
+    def load_one(self, address: int, dtype: np.dtype) -> np.ndarray:
+        """The element at ``address``, as an array of one: the usual way to read tables and flags, so a short one."""
+        fibre = self._scheduler.current
+        buffer = self._memory.at(address)
+        itemsize = dtype.itemsize
+        if buffer is None or buffer.itemsize != itemsize or address + itemsize > buffer.end or address % itemsize:
+            return self.load(np.array([address], np.uint64), None, None, dtype)
+        offset = address - buffer.start
+        if buffer.copies is not None:
+            self._scheduler.pause()
+        access = self._shadow.access(fibre.agent, "reads", where_in_kernel(fibre))
+        self._shadow.read_one(buffer, offset >> buffer.shift, access)
+        place = offset // itemsize
+        view = buffer.view(dtype)
+        value = view[place : place + 1].copy()
+        if buffer.copies is not None and self._repeats(fibre, buffer, offset, value[0]) > LOAD_REPEATS:
+            self._sleep(fibre)
+            value = view[place : place + 1].copy()
+        return value
+
     def load(self, ptrs: np.ndarray, mask: np.ndarray | None, other: np.ndarray | None, dtype: np.dtype, *, tma: bool = False) -> np.ndarray:
         """The elements at ``ptrs``; ``other`` (default 0) where masked off. ``tma`` loads go through the async proxy."""
         result = np.zeros(ptrs.shape, dtype) if other is None else np.array(np.broadcast_to(other, ptrs.shape), dtype)

@@ -99,6 +99,8 @@ def _collect() -> list[tuple[Any, str, Any]]:
         wrapped[id(language.static_range)] = pynames.static_range
         wrapped[id(language.static_assert)] = _static_assert
     found += shortcuts.operators(lambda name: wrapped.get(id(getattr(tl.tensor, name, None))))
+    load = wrapped[id(tl.load)] = shortcuts.quick_load(wrapped[id(tl.load)])
+    found += [(language, "load", load) for language in (tl, tl.core)]
     twins = pynames.libdevice_twins()
     for module, name, twin in twins:
         wrapped[id(getattr(module, name))] = twin

@@ -82,6 +82,16 @@ class Shadow:
         distinct, inverse = np.unique(sets, return_inverse=True)
         buffer.readers[index] = np.array([self._with(int(s), access) for s in distinct], np.int32)[inverse]
 
+    def read_one(self, buffer: Buffer, index: int, access: Access) -> None:
+        """`read` of one element through the generic proxy."""
+        if int(buffer.writer[index]) not in access.agent.known:
+            self.read(buffer, np.array([index]), access)
+            return
+        before = int(buffer.readers[index])
+        grown = self._with(before, access)
+        if grown != before:
+            buffer.readers[index] = grown
+
     def write(self, buffer: Buffer, index: np.ndarray, access: Access) -> None:
         """A write of elements."""
         agent = access.agent

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import triton.language as tl
 
-from .interpreter import Handle
+from .dtypes import convert, numpy_of
+from .interpreter import BUILDER, Handle
 
 _shapes: dict[tuple[int, ...], tuple[Any, Any]] = {}
 _types: dict[tuple[str, tuple[int, ...]], Any] = {}
@@ -146,12 +147,65 @@ def _quick(name: str, slow: Callable[..., Any], reflected: bool) -> Callable[...
     return call
 
 
+def quick_load(slow: Callable[..., Any]) -> Callable[..., Any]:
+    """``tl.load`` of one unmasked scalar without Triton's checks; ``slow`` is the interpreted one."""
+
+    def load(pointer: Any, mask: Any = None, other: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if mask is None and other is None and type(pointer) is tl.tensor:
+            kind = pointer.type
+            if type(kind) is tl.pointer_type and pointer.handle.data.size == 1:
+                element = kind.element_ty
+                dtype = _SCALARS.get(element.name)
+                if dtype is not None:
+                    return make(BUILDER.world.kernel_memory.load_one(int(pointer.handle.data.reshape(-1)[0]), dtype), element, False)
+        return slow(pointer, mask, other, *args, **kwargs)
+
+    return load
+
+
+_NUMBERS = {
+    kind.name: kind
+    for kind in (tl.int8, tl.int16, tl.int32, tl.int64, tl.uint8, tl.uint32, tl.float16, tl.bfloat16, tl.float32, tl.float64)
+}
+
+
+def quick_to(slow: Callable[..., Any]) -> Callable[..., Any]:
+    """``x.to(dtype)`` between numbers."""
+
+    def to(self: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
+        if not args and not kwargs and type(dtype) is tl.dtype and dtype.name in _NUMBERS and self.dtype.name in _NUMBERS:
+            return make(convert(self.handle.data, numpy_of(dtype)), dtype, self.type.is_block())
+        return slow(self, dtype, *args, **kwargs)
+
+    return to
+
+
+def quick_index(slow: Callable[..., Any]) -> Callable[..., Any]:
+    """``x[:, None]`` and its like."""
+    whole = slice(None)
+
+    def index(self: Any, places: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(places) is tuple and self.type.is_block() and all(p is None or p == whole for p in places):
+            if sum(p is not None for p in places) == self.handle.data.ndim:
+                return make(self.handle.data[places], self.dtype, True)
+        return slow(self, places, *args, **kwargs)
+
+    return index
+
+
+_SCALARS = {kind.name: numpy_of(kind) for kind in (tl.int32, tl.int64, tl.float32)}
+
+
 def operators(slow: Callable[[str], Callable[..., Any] | None]) -> list[tuple[Any, str, Any]]:
     """(class, attribute, quick operator); ``slow(attribute)`` is the interpreted operator of Triton."""
     found: list[tuple[Any, str, Any]] = [
         (tl.tensor, "__init__", tensor_init),
         (tl.block_type, "__init__", block_init),
     ]
+    for attribute, quick in (("to", quick_to), ("__getitem__", quick_index)):
+        original = slow(attribute)
+        if original is not None:
+            found.append((tl.tensor, attribute, quick(original)))
     for name in _ARITHMETIC:
         forms = [(f"__{name}__", False)] + ([(f"__r{name}__", True)] if name in _REFLECTED else [])
         for attribute, reflected in forms:
