@@ -12,6 +12,7 @@ from overlap.errors import PragmaError, UnsupportedError
 
 from .discover import KernelSource
 from .evaluate import Walk
+from .grid import read_params
 from .index import Atom, IndexExpr
 from .model import Axis, HostEntry, TileId
 from .names import Names, writes
@@ -199,7 +200,7 @@ def check_launch_options(unit: SourceUnit, kernel: KernelSource, names: Names, h
     Raises:
         UnsupportedError: ``warp_specialize=True`` in a loop, ``num_ctas`` above 1 in a configuration.
     """
-    passed = dict(host.kernel_args) if host else {}
+    passed = {p.name: p.default for p in read_params(kernel.node)} | (dict(host.kernel_args) if host else {})
     for node in ast.walk(kernel.node):
         if isinstance(node, ast.keyword) and node.arg == "warp_specialize":
             value = node.value

@@ -80,6 +80,7 @@ def choose(unit: SourceUnit, found: Discovery, kernel: str | None) -> KernelSour
     """
     candidates = {k.qualname: k for k in found.kernels}
     if kernel is not None:
+        kernel = kernel.replace(".<locals>", "")  # as `__qualname__` spells it
         matching = [k for q, k in candidates.items() if kernel in (q, k.node.name)]
         if len(matching) == 1:
             return matching[0]

@@ -26,8 +26,8 @@ def strides_of(context: AccessContext, raw: RawAccess) -> list[tuple[str | None,
             given = raw.strides or ()
             found.append(tuple(_text(context, given[d]) if d < len(given) else None for d in range(len(groups))))
         else:
-            rank = len(context.declared[param].dims) if param in context.declared else None
-            pairs = _split(context, param, offset, rank) or []
+            declared = context.declared.get(param)
+            pairs = _split(context, param, offset, len(declared.dims) if declared else None) or []
             found.append(tuple(_text(context, next((s for s, i in pairs if i == index), None)) for index in groups))
     return found
 

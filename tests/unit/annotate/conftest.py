@@ -82,6 +82,17 @@ def grouped() -> str:
 
 
 @pytest.fixture
+def persistent() -> str:
+    """The same GEMM as a persistent loop over tiles."""
+    head, tail = GROUPED.split("    # @overlap.dispatch begin\n")
+    body, host = tail.split("\n\n\n# @overlap.host_entry")
+    inner = "".join(f"    {line}\n" for line in ("    # @overlap.dispatch begin\n" + body).splitlines())
+    head = edited(head, ("    # @overlap.tile_id\n    pid = tl.program_id(axis=0)\n", "    start = tl.program_id(0)\n"))
+    loop = "    # @overlap.tile_id persistent\n    for pid in tl.range(start, rows * cols, G):\n"
+    return f"{head}{loop}{inner}\n\n# @overlap.host_entry{host}"
+
+
+@pytest.fixture
 def edit() -> Callable[..., str]:
     return edited
 

@@ -80,6 +80,18 @@ def test_whole(model, name):
     assert {a.region for a in program.kernel.accesses if a.tensor == "a_ptr"} == {0}
 
 
+def test_growing_steps_are_no_steps(model):
+    """A pointer that moves by a variable that moves itself."""
+    program = model(("    for k in", "    hop = BK\n    for k in"), ("pa += BK * sak", "pa += hop * sak\n        hop += BK"))
+    assert reads(program) == ((None, None), (False, False))
+
+
+def test_values_of_a_branch_that_returns_are_gone(model):
+    early = "    shift = 0\n    if G > 9:\n        shift = pid\n        return\n    pc = c_ptr + shift + rm"
+    kernel = model(("    pc = c_ptr + rm", early)).kernel
+    assert [a.axes for a in kernel.accesses if a.tensor == "c_ptr"] == [("M", "N")]
+
+
 def test_wrapped(model):
     program = model((A, "    pa = a_ptr + (rm % M)[:, None] * sam + rk[None, :] * sak\n"))
     assert reads(program) == (("M", "K"), (True, False))

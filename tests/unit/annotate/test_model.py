@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlap.annotate import SourceUnit, annotate, describe
+from overlap.annotate import SourceUnit, annotate, describe, returns_after_dispatch
 from overlap.annotate.model import Param
 
 GEMMS = {
@@ -253,6 +253,43 @@ def test_conditional_value_before_the_region(model):
         ("    width = G * cols\n", "    width = G * cols\n    if G == 1:\n        width = cols\n")
     ).kernel.regions
     assert [s.text for s in region.slice if not s.inside] == ["width = G * cols", "if G == 1:\n    width = cols"]
+
+
+def test_value_in_two_steps(model):
+    (region,) = model(("    width = G * cols\n", "    width = G\n    width *= cols\n")).kernel.regions
+    assert [s.text for s in region.slice if not s.inside] == ["width = G", "width *= cols"]
+    assert region.slice[1].reads == ("width", "cols") and region.slice[1].targets == ("width",)
+
+
+def test_two_regions_that_reuse_names(repo):
+    text = (
+        (repo / "tests/kernels/persistent_epilogue_tile.py")
+        .read_text()
+        .replace("out_m", "pid_m")
+        .replace("out_n", "pid_n")
+    )
+    kernel = annotate(SourceUnit.from_text(text)).kernel
+    assert {(a.mode, a.region, a.axes[0]) for a in kernel.accesses if a.tensor != "b_ptr"} == {
+        ("read", 0, "M"),
+        ("write", 1, "M"),
+    }
+
+
+def test_returns_after_the_region(model, persistent):
+    unit = SourceUnit.from_text(persistent)
+    region = annotate(unit).kernel.regions[0]
+    assert returns_after_dispatch(unit, "gemm", region.end_line) == ()
+    leaving = SourceUnit.from_text(
+        persistent.replace("        rm = pid_m", "        if pid_m > 3:\n            return\n        rm = pid_m")
+    )
+    assert returns_after_dispatch(leaving, "gemm", region.end_line) == (region.end_line + 2,)
+
+
+def test_qualname_with_locals(grouped):
+    head, rest = grouped.split("@triton.jit")
+    indented = "\n".join("    " + line for line in ("@triton.jit" + rest).splitlines())
+    unit = SourceUnit.from_text(f"{head}def outer():\n{indented}\n")
+    assert annotate(unit, "outer.<locals>.gemm").kernel.qualname == "outer.gemm"
 
 
 def test_overwritten_value_is_not_in_the_slice(model):
