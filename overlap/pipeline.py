@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from overlap import settings
-from overlap.annotate import annotate, describe as describe_model, parse_on
+from overlap.annotate import annotate, describe as describe_model, kernel_entry, parse_on
 from overlap.annotate.model import Axis, ProgramModel
 from overlap.annotate.on import OnSpec
 from overlap.annotate.source import SourceUnit
@@ -27,7 +27,7 @@ from overlap.chunkplan.library import find_template
 from overlap.chunkplan.pins import pins_of
 from overlap.chunkplan.plan import CommPlan, TensorSpec
 from overlap.chunkplan.verify import verify_plan
-from overlap.codegen import GeneratedModule, generate
+from overlap.codegen import GeneratedModule, generate, generate_kernel
 from overlap.errors import HostEntryError, OverlapError, UsageError
 from overlap.schedule.depgraph import check_covered
 from overlap.schedule.describe import describe as describe_schedule
@@ -106,6 +106,46 @@ def compile_source(request: Request) -> Compilation:
         sha256=request.unit.sha256,
         regenerate=regenerate_command(request, program),
         check=check_command(request, program),
+        watch=dump,
+    )
+    dump("module", module.text)
+    return Compilation(request, program, on, plan_path, plan_text, realization, module)
+
+
+def compile_kernel(request: Request, decorators: int) -> Compilation:
+    """`compile_source` for a kernel that its callers launch directly: names in ``on`` are kernel parameters.
+
+    Args:
+        decorators: how many of the kernel's innermost decorators the new kernel keeps.
+
+    Raises:
+        OverlapError: any stage refuses; the message names the user's file and line.
+    """
+    dump = _Dump(request.unit.path)
+    dump("source", request.unit.text)
+    program = kernel_entry(annotate(request.unit, request.kernel))
+    dump("model", describe_model(program))
+    realization = realize(request, program)
+    dump("realization", repr(realization))
+    try:
+        on = parse_on(request.on, program)
+        dump("on", repr(on))
+        plan_path, plan_text = find_template(request.plan)
+        dump("plan", plan_text)
+        probe(request, program, on, plan_path, plan_text, realization)
+    except OverlapError as error:
+        raise error.at(program.kernel.span) from None
+    module = generate_kernel(
+        request.unit.text,
+        program,
+        on,
+        decorators=decorators,
+        plan_name=request.plan,
+        plan_text=plan_text,
+        realization=realization,
+        world=request.world,
+        source_path=shown_path(request.unit.path),
+        sha256=request.unit.sha256,
         watch=dump,
     )
     dump("module", module.text)

@@ -1,5 +1,6 @@
 """Source in, source out: libcst passes that write the distributed kernel. Neither torch nor triton is imported here."""
 
 from .emit import GeneratedModule, generate
+from .kernel_module import generate_kernel
 
-__all__ = ["GeneratedModule", "generate"]
+__all__ = ["GeneratedModule", "generate", "generate_kernel"]

@@ -102,14 +102,21 @@ def _plain(value: Any) -> Any:
     return getattr(value, "value", value)
 
 
-def instance_for(operator: Operator, runtime: Runtime, shape: tuple[int, ...], shard: torch.Tensor) -> Instance:
+def instance_for(
+    operator: Operator,
+    runtime: Runtime,
+    shape: tuple[int, ...],
+    shard: torch.Tensor,
+    order: tuple[int, ...] | None = None,
+) -> Instance:
     """The instance for a call; the first call of a shape makes it, collectively.
 
-    The gathered buffer keeps the shards' memory order (a transposed shard gives a transposed buffer). Ranks whose
-    shard is too small to show an order follow the lowest rank whose shard shows one.
+    The gathered buffer has its dimensions in memory ``order``, outermost first. Without one it keeps the shards'
+    (a transposed shard gives a transposed buffer), and ranks whose shard is too small to show an order follow the
+    lowest rank whose shard shows one.
     """
-    order = tuple(sorted(range(shard.dim()), key=lambda d: (-shard.stride(d), d)))
-    clear = shard.numel() > 0 and all(n > 1 for n in shard.shape)
+    clear = order is not None or (shard.numel() > 0 and all(n > 1 for n in shard.shape))
+    order = order or tuple(sorted(range(shard.dim()), key=lambda d: (-shard.stride(d), d)))
     cache = _instances(runtime)
     key = (id(operator), shape, shard.dtype, order)
     if key not in cache:

@@ -27,13 +27,22 @@ ENTRY_BLOCK = 4096
 ENTRY_WARPS = 8
 
 
-def launch(operator: Operator, instance: Instance, shard: torch.Tensor, bound: Bound, grid: tuple[int, int, int]) -> None:
+def launch(
+    operator: Operator,
+    instance: Instance,
+    shard: torch.Tensor,
+    bound: Bound,
+    grid: tuple[int, int, int],
+    behind: Callable[[], None] | None = None,
+) -> None:
     """Enqueues one launch of ``operator`` on this rank: entry, copies, flags, kernel, credits, join.
 
     Args:
         shard: this rank's piece of the communicated tensor.
         bound: the intercepted launch; its arguments already name the gathered buffer.
         grid: its grid.
+        behind: enqueues more work that reads the gathered buffer, on the main stream behind the kernel and all
+            copies, and ahead of the credits that let peers overwrite it.
 
     Raises:
         RuntimeContractError: the grid does not enumerate the kernel's tiles.
@@ -65,10 +74,15 @@ def launch(operator: Operator, instance: Instance, shard: torch.Tensor, bound: B
                         arguments = {**bound.arguments, operator.ours[0]: table, operator.ours[1]: instance.state}
                         runtime.launch(bound.kernel, grid, (), {**arguments, **bound.options}, main)
                 case st.Credit(peer, lane):
+                    if lane is None and behind is not None:
+                        behind()
+                        behind = None
                     _credit(instance, peer, main if lane is None else lanes[lane])
                 case st.Join(lane):
                     open_lanes.discard(lane)
                     runtime.join(lanes[lane])
+        if behind is not None:
+            behind()
     except BaseException:
         for lane in sorted(open_lanes):
             runtime.join(lanes[lane])

@@ -52,7 +52,7 @@ class Operator:
     Args:
         name: the host function's name.
         kernel: the rewritten kernel, under the user's decorators.
-        body: the user's host function with a first parameter for the call.
+        body: the user's host function with a first parameter for the call; None where the kernel is launched directly.
         tile_map: position and counts to coordinates, evaluated on the host; keyword-only parameters are kernel arguments.
         source: the original.
         plan: the plan as YAML text.
@@ -65,11 +65,13 @@ class Operator:
         descriptors: kernel parameters read through TMA descriptors, with the original's line.
         world: the world the module is pinned to, or None.
         ours: names of the two parameters added to the kernel.
+        extents: axis to the kernel parameter that holds its extent (kernels launched directly).
+        layout: stride of every dimension of the communicated tensor, as text over kernel parameters; None where unknown.
     """
 
     name: str
     kernel: Any
-    body: Callable[..., Any]
+    body: Any
     tile_map: Callable[..., Any]
     source: Source
     plan: str
@@ -83,6 +85,8 @@ class Operator:
     descriptors: dict[str, int] = field(default_factory=dict)
     world: int | None = None
     ours: tuple[str, str] = OURS
+    extents: dict[str, str] = field(default_factory=dict)
+    layout: tuple[str | None, ...] = ()
 
     @cached_property
     def tensor(self) -> str:
