@@ -82,7 +82,9 @@ def test_whole(model, name):
 
 def test_growing_steps_are_no_steps(model):
     """A pointer that moves by a variable that moves itself."""
-    program = model(("    for k in", "    hop = BK\n    for k in"), ("pa += BK * sak", "pa += hop * sak\n        hop += BK"))
+    program = model(
+        ("    for k in", "    hop = BK\n    for k in"), ("pa += BK * sak", "pa += hop * sak\n        hop += BK")
+    )
     assert reads(program) == ((None, None), (False, False))
 
 
