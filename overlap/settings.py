@@ -1,7 +1,7 @@
 """One typed registry of settings: a keyword beats the environment, the environment beats the default.
 
-    settings.get("deadline_s")                    # OVERLAP_DEADLINE_S, else 30.0
-    settings.get("deadline_s", keyword=deadline)  # deadline unless it is None
+    settings.get("sim_sms")               # OVERLAP_SIM_SMS, else 4
+    settings.get("sim_sms", keyword=sms)  # sms, unless it is None
 
 The environment is read at every call, never cached. docs/settings.md is `table()`; a test keeps them equal.
 """
@@ -34,7 +34,7 @@ class Setting:
     """
 
     name: str
-    kind: type
+    kind: type[Any]
     default: Any
     doc: str
     choices: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ class Setting:
             value = Path(value)
         if self.kind is float and type(value) is int:
             value = float(value)
-        if not isinstance(value, self.kind) or (self.kind is not bool and isinstance(value, bool)):
+        if type(value) is bool and self.kind is not bool or not isinstance(value, self.kind):
             raise ValueError(value)
         if self.choices and value not in self.choices:
             raise ValueError(value)
@@ -87,22 +87,7 @@ SETTINGS: dict[str, Setting] = {
     setting.name: setting
     for setting in (
         Setting("dump_dir", Path, None, "Folder that receives each stage's result as a text file; unset: none."),
-        Setting(
-            "deadline_s",
-            float,
-            30.0,
-            "Seconds a wait may last before every rank raises, naming what it waited for; 0: for ever.",
-            minimum=0,
-        ),
         Setting("sim_sms", int, 4, "Multiprocessors of a simulated rank: as many programs run at a time.", minimum=1),
-        Setting("progress", bool, True, "Progress lines on stderr while a command works."),
-        Setting(
-            "log_level",
-            str,
-            "warning",
-            "What the `overlap` logger lets through.",
-            choices=("debug", "info", "warning", "error"),
-        ),
     )
 }
 
@@ -136,17 +121,6 @@ def get(name: str, keyword: Any = None) -> Any:
         raise UsageError(
             f"{setting.variable}={text!r} is not allowed", help=f"{setting.variable} is {setting.allowed}"
         ) from None
-
-
-def unknown_variables() -> list[str]:
-    """Variables of the environment that look like settings and are none, each with the nearest name."""
-    known = {setting.variable for setting in SETTINGS.values()} | {"OVERLAP_SWEEP"}
-    found = []
-    for variable in sorted(os.environ):
-        if variable.startswith(PREFIX) and variable not in known:
-            near = get_close_matches(variable, known, n=1)
-            found.append(f"{variable} (did you mean {near[0]}?)" if near else variable)
-    return found
 
 
 def table() -> str:

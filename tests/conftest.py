@@ -34,7 +34,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if exitstatus == 0 and any(counts.values()):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         reporter.write_line("", bold=True)
-        reporter.write_line(f"not allowed here: {', '.join(f'{n} {word}' for word, n in counts.items() if n)}", red=True)
+        reporter.write_line(
+            f"not allowed here: {', '.join(f'{n} {word}' for word, n in counts.items() if n)}", red=True
+        )
 
 
 @pytest.fixture(scope="session")

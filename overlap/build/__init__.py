@@ -1,11 +1,11 @@
 """What a generated module compiles to, without a GPU: artifacts, facts and findings.
 
-    module.py    a generated file, its launch and its original
-    artifact.py  one kernel for one target, registers, stages, instruction counts
-    ttir.py dataflow.py ptx.py   readers of what Triton emitted
-    findings.py  the memory model's rules, checked
-    report.py    all of it as text
-    compat.py    what differs between Triton versions
+module.py    a generated file, its launch and its original
+artifact.py  one kernel for one target, registers, stages, instruction counts
+ttir.py dataflow.py ptx.py   readers of what Triton emitted
+findings.py  the memory model's rules, checked
+report.py    all of it as text
+compat.py    what differs between Triton versions
 """
 
 from .artifact import Artifact, Buffer, Facts, compile_kernel, facts

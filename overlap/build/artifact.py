@@ -1,7 +1,7 @@
 """One kernel compiled for one target, and what can be read off it.
 
-    kernel + bound arguments + options --specialise--> TTIR -> TTGIR -> LLIR -> PTX -> cubin
-                                                                               amdgcn -> hsaco
+kernel + bound arguments + options --specialise--> TTIR -> TTGIR -> LLIR -> PTX -> cubin
+                                                                           amdgcn -> hsaco
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from .target import Target
 
 @dataclass(frozen=True)
 class Artifact:
-    """A compiled kernel. ``stages`` maps ``ttir``, ``ttgir``, ``llir``, ``ptx`` / ``amdgcn`` to text; ``binary`` is cubin or hsaco."""
+    """A compiled kernel.
+
+    ``stages`` maps ``ttir``, ``ttgir``, ``llir`` and ``ptx`` or ``amdgcn`` to text; ``binary`` is a cubin or hsaco.
+    """
 
     name: str
     target: Target

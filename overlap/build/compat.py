@@ -32,8 +32,8 @@ def specialise(
 ) -> tuple[ASTSource, dict[str, Any]]:
     """Source and options of the kernel that a launch with these arguments would compile.
 
-    Integers equal to one become constants, multiples of 16 an attribute, tensors are typed by dtype and aligned by address
-    (a meta tensor's is 0), host-made descriptors by their block.
+    Integers equal to one become constants, multiples of 16 an attribute; tensors are typed by dtype and aligned by
+    address (a meta tensor's is 0), host-made descriptors typed by their block.
 
     Raises:
         UsageError: arguments or options that the kernel or the target does not take.

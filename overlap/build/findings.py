@@ -149,7 +149,9 @@ def _waits_feed_loads(kernel: _Kernel, artifact: Artifact) -> Iterable[Finding]:
         elif artifact.target.has_tma and load.name.startswith("tt.descriptor"):
             fences = [op for op in made_of if "fence.proxy.async" in op.text]
             if not any(ops_of(backward_slice(fence.operands)) & set(kernel.waits) for fence in fences):
-                yield Finding("proxy-fence", "error", load.line, f"TMA load of {names} without a proxy fence behind its wait")
+                yield Finding(
+                    "proxy-fence", "error", load.line, f"TMA load of {names} without a proxy fence behind its wait"
+                )
     for wait in kernel.waits:
         if kernel.loads and wait not in used:
             yield Finding("wait-used", "error", wait.line, "what this wait returned is not used")
@@ -164,10 +166,16 @@ def _signals(kernel: _Kernel) -> Iterable[Finding]:
             yield Finding("system-scope", "error", op.line, f"a flag is {what} at {scope} scope; other ranks need sys")
         if semantics not in (("acquire", "acq_rel") if poll else ("release", "acq_rel")):
             wanted = "acquire" if poll else "release"
-            yield Finding("acquire-release", "error", op.line, f"a flag is {what} with {semantics}, not {wanted} semantics")
+            yield Finding(
+                "acquire-release", "error", op.line, f"a flag is {what} with {semantics}, not {wanted} semantics"
+            )
     for op in kernel.function.ops("tt.load", "tt.store"):
         if kernel.flags in kernel.tensors(op) and kernel.is_flag(op):
-            how = "polled by a plain load: the compiler may read it once" if op.name == "tt.load" else "raised by a plain store"
+            how = (
+                "polled by a plain load: the compiler may read it once"
+                if op.name == "tt.load"
+                else "raised by a plain store"
+            )
             yield Finding("acquire-release", "error", op.line, f"a flag is {how}")
 
 
@@ -192,12 +200,15 @@ def _machine_code(kernel: _Kernel, program: ptx.Program) -> Iterable[Finding]:
                 "barrier-before-release",
                 "error",
                 instruction.line,
-                f"no barrier between the store of line {store.line} and this release: one thread raises while others store",
+                f"no barrier between the store of line {store.line} and this release: one thread raises, others store",
             )
         tma = program.meets_before(instruction, _stores_by_tma, _drains)
         if tma is not None:
             yield Finding(
-                "store-drained", "error", instruction.line, f"the TMA store of line {tma.line} may land after this release"
+                "store-drained",
+                "error",
+                instruction.line,
+                f"the TMA store of line {tma.line} may land after this release",
             )
     lines = {load.line for load in kernel.loads} - {0}
     for load in program.instructions:
@@ -216,8 +227,12 @@ def _synchronises(i: ptx.Instruction) -> bool:
 
 def _stores_by_tma(i: ptx.Instruction) -> bool:
     words = i.words
-    return words[0] == "cp" and "bulk" in words and "global" in words and words.index("global") < len(words) - 1 and (
-        words[words.index("global") + 1].startswith("shared")
+    return (
+        words[0] == "cp"
+        and "bulk" in words
+        and "global" in words
+        and words.index("global") < len(words) - 1
+        and (words[words.index("global") + 1].startswith("shared"))
     )
 
 
@@ -268,7 +283,7 @@ def _pipeline(ours: Facts, theirs: Facts) -> Iterable[Finding]:
             "same-shared-memory",
             "note",
             0,
-            f"{ours.shared_bytes} bytes, {-more} fewer than the original: its epilogue no longer overlaps the next tile",
+            f"{ours.shared_bytes} bytes, {-more} fewer than the original: the epilogue does not overlap the next tile",
         )
 
 

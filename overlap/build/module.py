@@ -1,6 +1,6 @@
 """`build_module`: a generated file, its kernel compiled and checked without a GPU, the original beside it.
 
-    OUT.py -> operator -> launch of its host body on meta tensors -> specialised kernel -> machine code -> findings
+OUT.py -> operator -> launch of its host body on meta tensors -> specialised kernel -> machine code -> findings
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Program:
     def meets_before(
         self, start: Instruction, bad: Callable[[Instruction], bool], good: Callable[[Instruction], bool]
     ) -> Instruction | None:
-        """Walking back from ``start`` along every path: the first ``bad`` instruction met before a ``good`` one, or None."""
+        """Back from ``start`` along every path: the first ``bad`` instruction met before a ``good`` one, or None."""
         home = self.block_of(start)
         before = [i for i in self.blocks[home].instructions if i.index < start.index]
         todo = [(home, before)]
@@ -181,7 +181,7 @@ def _connect(blocks: list[Block]) -> None:
 
 
 def _definition(blocks: list[Block], label: str, near: int) -> int | None:
-    """Block that defines ``label``; of several (labels inside inline assembly), the nearest that does not come later."""
+    """Block that defines ``label``; of several (labels inside inline assembly), the nearest that is not later."""
     places = [n for n, block in enumerate(blocks) if label in block.labels]
     earlier = [n for n in places if n <= near]
     return earlier[-1] if len(places) > 1 and earlier else places[0] if places else None

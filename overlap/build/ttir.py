@@ -3,9 +3,9 @@
 Triton's Python bindings show neither attributes nor inline assembly on every version, so the printed form is read:
 one operation a line, regions in braces, SSA names scoped by region (sibling regions reuse names).
 
-    %seen = scf.for %i = %lb to %ub step %c2 iter_args(%s = %epoch) -> (i64) : i32 {   values: %seen, %i, %s
+    %seen = scf.for %i = %lb to %ub step %c2 iter_args(%s = %epoch) -> (i64) : i32 {  values: %seen, %i, %s
       %x = tt.atomic_rmw add, acquire, sys, %p, %c0, %true : ...
-      scf.yield %x : i64                                                                %seen and %s come from %epoch, %x
+      scf.yield %x : i64                                                               %seen and %s come from %epoch, %x
     }
 """
 

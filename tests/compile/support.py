@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +35,19 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "persistent": (
         dict(a_ptr=meta(4096, 4096), b_ptr=meta(4096, 4096), c_ptr=meta(4096, 4096), M=4096, N=4096, K=4096)
-        | dict(BM=128, BN=128, BK=64, SMS=132, FLAT=False),
+        | dict(BLOCK=128, SMS=132, FLAT=False),
         dict(num_warps=8, num_stages=3),
     ),
 }
 """Arguments and launch options of the kernels in each file of broken/."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def _module(name: str) -> Any:
     return load_module(str(HERE / "broken" / f"{name}.py"))
 
 
-@lru_cache(maxsize=None)
+@cache
 def compiled(file: str, kernel: str, target: str = "sm_90", options: tuple[tuple[str, Any], ...] = ()) -> Artifact:
     """A kernel of broken/FILE.py; ``options`` override its arguments and launch options."""
     function = getattr(_module(file), kernel)

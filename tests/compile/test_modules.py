@@ -81,7 +81,9 @@ def test_columns_of_b_are_guarded_too(generated):
     assert lost(result) == []
 
 
-@pytest.mark.parametrize("shape", [{"M": 1000, "N": 130, "K": 96}, {"M": 1, "N": 1, "K": 16}, {"M": 3, "N": 17, "K": 130}])
+@pytest.mark.parametrize(
+    "shape", [{"M": 1000, "N": 130, "K": 96}, {"M": 1, "N": 1, "K": 16}, {"M": 3, "N": 17, "K": 130}]
+)
 def test_ragged_sizes_are_specialised_and_keep_their_waits(generated, shape):
     """Other sizes give other divisibility and constants, so other machine code."""
     result = build_module(generated("templates/kernels/grouped_gemm.py", "a[M]"), target="sm_90", shape=shape)
@@ -117,7 +119,7 @@ def test_a_module_whose_original_is_gone_is_still_checked(generated, tmp_path):
 
 
 def test_the_entry_kernel_obeys_the_rules():
-    """It stages the shard, publishes the epoch and raises `ready` at every peer: barrier, system scope, acquire and release."""
+    """It stages the shard, publishes the epoch and raises `ready` at every peer."""
     arguments = {"src": meta(1000, 96), "dst": meta(1000, 96), "state": state(), "peers": meta(4, dtype=torch.int64)}
     arguments |= {"rank": 1, "world": 4, "programs": 8, "n0": 1, "n1": 1, "n2": 1000, "n3": 96}
     arguments |= {name: 96 for name in ("s0", "s1", "s2", "d0", "d1", "d2")} | {"s3": 1, "d3": 1}
@@ -159,7 +161,16 @@ def test_a_kernel_that_triton_refuses_is_an_error_and_no_traceback(generated, tm
 
 def test_the_command_writes_every_stage_and_ends_with_ok(generated, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["build", generated("templates/kernels/grouped_gemm.py", "a[M]"), "--target", "sm_90", "-o", str(tmp_path / "out")])
+        main(
+            [
+                "build",
+                generated("templates/kernels/grouped_gemm.py", "a[M]"),
+                "--target",
+                "sm_90",
+                "-o",
+                str(tmp_path / "out"),
+            ]
+        )
     assert ended.value.code == 0
     out = capsys.readouterr().out
     assert out.rstrip().endswith("ok")

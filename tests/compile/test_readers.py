@@ -9,7 +9,7 @@ TTIR = """\
 #loc1 = loc("kernel.py":7:9)
 #loc2 = loc("words.py":40:4)
 module {
-  tt.func public @kernel(%p: !tt.ptr<f32> {tt.divisibility = 16 : i32} loc("p"(#loc)), %n: i32 loc("n"(#loc)), %desc: !tt.tensordesc<tensor<16x32xbf16>> loc("d"(#loc)), %desc_0: i64 loc("d"(#loc))) attributes {noinline = false} {
+  tt.func public @kernel(PARAMETERS) attributes {noinline = false} {
     %c0 = arith.constant 0 : i32 loc(#loc3)
     %c1 = arith.constant 1 : i32 loc(#loc)
     %x:2 = scf.while (%a = %c0, %b = %c1) : (i32, i32) -> (i32, i32) {
@@ -43,7 +43,11 @@ module {
 } loc(#loc)
 #loc3 = loc(callsite(#loc2 at #loc4))
 #loc4 = loc("seen"(#loc1))
-"""
+""".replace(
+    "PARAMETERS",
+    '%p: !tt.ptr<f32> {tt.divisibility = 16 : i32} loc("p"(#loc)), %n: i32 loc("n"(#loc)), '
+    '%desc: !tt.tensordesc<tensor<16x32xbf16>> loc("d"(#loc)), %desc_0: i64 loc("d"(#loc))',
+)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import os
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -47,9 +48,19 @@ def test_importing_overlap_loads_neither_torch_nor_triton():
 
 
 def test_the_command_starts_without_torch_and_triton():
-    program = BLOCKED.split("module =")[0] + "sys.argv = ['overlap', '--help']\nimport runpy\nrunpy.run_module('overlap', run_name='__main__')"
-    done = python("-c", program + "\n")
+    run = "import runpy\nsys.argv = ['overlap', '--help']\nrunpy.run_module('overlap', run_name='__main__')\n"
+    done = python("-c", BLOCKED.split("module =")[0] + run)
     assert done.returncode == 0, done.stderr
+    assert "simulate" in done.stdout
+
+
+def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
+    """import-linter on the package below ``root``, by that folder's pyproject.toml."""
+    command = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
+    env = {**os.environ, "PYTHONPATH": str(root)}
+    return subprocess.run(
+        [sys.executable, "-c", command], cwd=root, env=env, capture_output=True, text=True, check=False
+    )
 
 
 def test_every_room_is_listed_in_the_layers(repo):
@@ -62,9 +73,7 @@ def test_every_room_is_listed_in_the_layers(repo):
 
 def test_imports_run_one_way(repo):
     """The contracts of pyproject.toml: layers, the compiler half, codegen and the device words."""
-    env = {**os.environ, "PYTHONPATH": str(repo)}
-    command = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
-    done = subprocess.run([sys.executable, "-c", command], cwd=repo, env=env, capture_output=True, text=True, check=False)
+    done = lint_imports(repo)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " kept, 0 broken" in done.stdout
 
@@ -78,9 +87,7 @@ def test_a_wrong_import_is_found(repo, tmp_path):
     (tmp_path / "pyproject.toml").write_text((repo / "pyproject.toml").read_text())
     (tmp_path / "overlap/chunkplan/wrong.py").write_text("import overlap.schedule\n")
     (tmp_path / "overlap/codegen/wrong.py").write_text("def f():\n    import torch\n")
-    command = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
-    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    done = lint_imports(tmp_path)
     assert done.returncode == 1
     assert "overlap.chunkplan.wrong -> overlap.schedule" in done.stdout
     assert "overlap.codegen.wrong -> torch" in done.stdout

@@ -14,168 +14,200 @@ def wait_for(ol_state, pid_m, epoch):
 
 
 @triton.jit
-def original(a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SMS: tl.constexpr, FLAT: tl.constexpr):  # fmt: skip
-    a_desc = tl.make_tensor_descriptor(a_ptr, [M, K], [K, 1], [BM, BK])
-    b_desc = tl.make_tensor_descriptor(b_ptr, [N, K], [K, 1], [BN, BK])
-    c_desc = tl.make_tensor_descriptor(c_ptr, [M, N], [N, 1], [BM, BN])
-    npn = tl.cdiv(N, BN)
-    for tile in tl.range(tl.program_id(0), tl.cdiv(M, BM) * npn, SMS, flatten=FLAT):
+def original(a_ptr, b_ptr, c_ptr, M, N, K, BLOCK: tl.constexpr, SMS: tl.constexpr, FLAT: tl.constexpr):
+    a_desc = tl.make_tensor_descriptor(a_ptr, [M, K], [K, 1], [BLOCK, BLOCK // 2])
+    b_desc = tl.make_tensor_descriptor(b_ptr, [N, K], [K, 1], [BLOCK, BLOCK // 2])
+    c_desc = tl.make_tensor_descriptor(c_ptr, [M, N], [N, 1], [BLOCK, BLOCK])
+    npn = tl.cdiv(N, BLOCK)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(M, BLOCK) * npn, SMS, flatten=FLAT):
         pid_m, pid_n = tile // npn, tile % npn
-        acc = tl.zeros((BM, BN), dtype=tl.float32)
-        for k in range(tl.cdiv(K, BK)):
-            acc = tl.dot(a_desc.load([pid_m * BM, k * BK]), b_desc.load([pid_n * BN, k * BK]).T, acc)
-        c_desc.store([pid_m * BM, pid_n * BN], acc.to(c_ptr.dtype.element_ty))
+        acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+        for k in range(tl.cdiv(K, BLOCK // 2)):
+            acc = tl.dot(
+                a_desc.load([pid_m * BLOCK, k * (BLOCK // 2)]), b_desc.load([pid_n * BLOCK, k * (BLOCK // 2)]).T, acc
+            )
+        c_desc.store([pid_m * BLOCK, pid_n * BLOCK], acc.to(c_ptr.dtype.element_ty))
 
 
 @triton.jit
-def correct(a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SMS: tl.constexpr, FLAT: tl.constexpr, ol_state):  # fmt: skip
+def correct(a_ptr, b_ptr, c_ptr, M, N, K, BLOCK: tl.constexpr, SMS: tl.constexpr, FLAT: tl.constexpr, ol_state):
     epoch = ol.now(ol_state)
-    a_desc = tl.make_tensor_descriptor(a_ptr, [M, K], [K, 1], [BM, BK])
-    b_desc = tl.make_tensor_descriptor(b_ptr, [N, K], [K, 1], [BN, BK])
-    c_desc = tl.make_tensor_descriptor(c_ptr, [M, N], [N, 1], [BM, BN])
-    npn = tl.cdiv(N, BN)
-    for tile in tl.range(tl.program_id(0), tl.cdiv(M, BM) * npn, SMS, flatten=FLAT):
+    a_desc = tl.make_tensor_descriptor(a_ptr, [M, K], [K, 1], [BLOCK, BLOCK // 2])
+    b_desc = tl.make_tensor_descriptor(b_ptr, [N, K], [K, 1], [BLOCK, BLOCK // 2])
+    c_desc = tl.make_tensor_descriptor(c_ptr, [M, N], [N, 1], [BLOCK, BLOCK])
+    npn = tl.cdiv(N, BLOCK)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(M, BLOCK) * npn, SMS, flatten=FLAT):
         pid_m, pid_n = tile // npn, tile % npn
         pid_m = ol.after_async(pid_m, wait_for(ol_state, pid_m, epoch))
-        acc = tl.zeros((BM, BN), dtype=tl.float32)
-        for k in range(tl.cdiv(K, BK)):
-            acc = tl.dot(a_desc.load([pid_m * BM, k * BK]), b_desc.load([pid_n * BN, k * BK]).T, acc)
-        c_desc.store([pid_m * BM, pid_n * BN], acc.to(c_ptr.dtype.element_ty))
+        acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+        for k in range(tl.cdiv(K, BLOCK // 2)):
+            acc = tl.dot(
+                a_desc.load([pid_m * BLOCK, k * (BLOCK // 2)]), b_desc.load([pid_n * BLOCK, k * (BLOCK // 2)]).T, acc
+            )
+        c_desc.store([pid_m * BLOCK, pid_n * BLOCK], acc.to(c_ptr.dtype.element_ty))
 
 
 @triton.jit
-def no_proxy_fence(a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SMS: tl.constexpr, FLAT: tl.constexpr, ol_state):  # fmt: skip
+def no_proxy_fence(a_ptr, b_ptr, c_ptr, M, N, K, BLOCK: tl.constexpr, SMS: tl.constexpr, FLAT: tl.constexpr, ol_state):
     epoch = ol.now(ol_state)
-    a_desc = tl.make_tensor_descriptor(a_ptr, [M, K], [K, 1], [BM, BK])
-    b_desc = tl.make_tensor_descriptor(b_ptr, [N, K], [K, 1], [BN, BK])
-    c_desc = tl.make_tensor_descriptor(c_ptr, [M, N], [N, 1], [BM, BN])
-    npn = tl.cdiv(N, BN)
-    for tile in tl.range(tl.program_id(0), tl.cdiv(M, BM) * npn, SMS, flatten=FLAT):
+    a_desc = tl.make_tensor_descriptor(a_ptr, [M, K], [K, 1], [BLOCK, BLOCK // 2])
+    b_desc = tl.make_tensor_descriptor(b_ptr, [N, K], [K, 1], [BLOCK, BLOCK // 2])
+    c_desc = tl.make_tensor_descriptor(c_ptr, [M, N], [N, 1], [BLOCK, BLOCK])
+    npn = tl.cdiv(N, BLOCK)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(M, BLOCK) * npn, SMS, flatten=FLAT):
         pid_m, pid_n = tile // npn, tile % npn
         pid_m = ol.after(pid_m, wait_for(ol_state, pid_m, epoch))
-        acc = tl.zeros((BM, BN), dtype=tl.float32)
-        for k in range(tl.cdiv(K, BK)):
-            acc = tl.dot(a_desc.load([pid_m * BM, k * BK]), b_desc.load([pid_n * BN, k * BK]).T, acc)
-        c_desc.store([pid_m * BM, pid_n * BN], acc.to(c_ptr.dtype.element_ty))
+        acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+        for k in range(tl.cdiv(K, BLOCK // 2)):
+            acc = tl.dot(
+                a_desc.load([pid_m * BLOCK, k * (BLOCK // 2)]), b_desc.load([pid_n * BLOCK, k * (BLOCK // 2)]).T, acc
+            )
+        c_desc.store([pid_m * BLOCK, pid_n * BLOCK], acc.to(c_ptr.dtype.element_ty))
 
 
 @triton.jit
-def fence_before_the_wait(a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SMS: tl.constexpr, FLAT: tl.constexpr, ol_state):  # fmt: skip
+def fence_before_the_wait(
+    a_ptr, b_ptr, c_ptr, M, N, K, BLOCK: tl.constexpr, SMS: tl.constexpr, FLAT: tl.constexpr, ol_state
+):
     epoch = ol.now(ol_state)
-    a_desc = tl.make_tensor_descriptor(a_ptr, [M, K], [K, 1], [BM, BK])
-    b_desc = tl.make_tensor_descriptor(b_ptr, [N, K], [K, 1], [BN, BK])
-    c_desc = tl.make_tensor_descriptor(c_ptr, [M, N], [N, 1], [BM, BN])
-    npn = tl.cdiv(N, BN)
-    for tile in tl.range(tl.program_id(0), tl.cdiv(M, BM) * npn, SMS, flatten=FLAT):
+    a_desc = tl.make_tensor_descriptor(a_ptr, [M, K], [K, 1], [BLOCK, BLOCK // 2])
+    b_desc = tl.make_tensor_descriptor(b_ptr, [N, K], [K, 1], [BLOCK, BLOCK // 2])
+    c_desc = tl.make_tensor_descriptor(c_ptr, [M, N], [N, 1], [BLOCK, BLOCK])
+    npn = tl.cdiv(N, BLOCK)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(M, BLOCK) * npn, SMS, flatten=FLAT):
         pid_m, pid_n = tile // npn, tile % npn
         pid_m = ol.after_async(pid_m, epoch)
         pid_m = ol.after(pid_m, wait_for(ol_state, pid_m, epoch))
-        acc = tl.zeros((BM, BN), dtype=tl.float32)
-        for k in range(tl.cdiv(K, BK)):
-            acc = tl.dot(a_desc.load([pid_m * BM, k * BK]), b_desc.load([pid_n * BN, k * BK]).T, acc)
-        c_desc.store([pid_m * BM, pid_n * BN], acc.to(c_ptr.dtype.element_ty))
+        acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+        for k in range(tl.cdiv(K, BLOCK // 2)):
+            acc = tl.dot(
+                a_desc.load([pid_m * BLOCK, k * (BLOCK // 2)]), b_desc.load([pid_n * BLOCK, k * (BLOCK // 2)]).T, acc
+            )
+        c_desc.store([pid_m * BLOCK, pid_n * BLOCK], acc.to(c_ptr.dtype.element_ty))
 
 
 @triton.jit
-def value_not_used(a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SMS: tl.constexpr, FLAT: tl.constexpr, ol_state):  # fmt: skip
+def value_not_used(a_ptr, b_ptr, c_ptr, M, N, K, BLOCK: tl.constexpr, SMS: tl.constexpr, FLAT: tl.constexpr, ol_state):
     epoch = ol.now(ol_state)
-    a_desc = tl.make_tensor_descriptor(a_ptr, [M, K], [K, 1], [BM, BK])
-    b_desc = tl.make_tensor_descriptor(b_ptr, [N, K], [K, 1], [BN, BK])
-    c_desc = tl.make_tensor_descriptor(c_ptr, [M, N], [N, 1], [BM, BN])
-    npn = tl.cdiv(N, BN)
-    for tile in tl.range(tl.program_id(0), tl.cdiv(M, BM) * npn, SMS, flatten=FLAT):
+    a_desc = tl.make_tensor_descriptor(a_ptr, [M, K], [K, 1], [BLOCK, BLOCK // 2])
+    b_desc = tl.make_tensor_descriptor(b_ptr, [N, K], [K, 1], [BLOCK, BLOCK // 2])
+    c_desc = tl.make_tensor_descriptor(c_ptr, [M, N], [N, 1], [BLOCK, BLOCK])
+    npn = tl.cdiv(N, BLOCK)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(M, BLOCK) * npn, SMS, flatten=FLAT):
         pid_m, pid_n = tile // npn, tile % npn
         if pid_m != 0:
             wait_for(ol_state, pid_m, epoch)
-        acc = tl.zeros((BM, BN), dtype=tl.float32)
-        for k in range(tl.cdiv(K, BK)):
-            acc = tl.dot(a_desc.load([pid_m * BM, k * BK]), b_desc.load([pid_n * BN, k * BK]).T, acc)
-        c_desc.store([pid_m * BM, pid_n * BN], acc.to(c_ptr.dtype.element_ty))
+        acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+        for k in range(tl.cdiv(K, BLOCK // 2)):
+            acc = tl.dot(
+                a_desc.load([pid_m * BLOCK, k * (BLOCK // 2)]), b_desc.load([pid_n * BLOCK, k * (BLOCK // 2)]).T, acc
+            )
+        c_desc.store([pid_m * BLOCK, pid_n * BLOCK], acc.to(c_ptr.dtype.element_ty))
 
 
 @triton.jit
-def value_of_the_tile_before(a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SMS: tl.constexpr, FLAT: tl.constexpr, ol_state):  # fmt: skip
+def value_of_the_tile_before(
+    a_ptr, b_ptr, c_ptr, M, N, K, BLOCK: tl.constexpr, SMS: tl.constexpr, FLAT: tl.constexpr, ol_state
+):
     epoch = ol.now(ol_state)
-    a_desc = tl.make_tensor_descriptor(a_ptr, [M, K], [K, 1], [BM, BK])
-    b_desc = tl.make_tensor_descriptor(b_ptr, [N, K], [K, 1], [BN, BK])
-    c_desc = tl.make_tensor_descriptor(c_ptr, [M, N], [N, 1], [BM, BN])
-    npn = tl.cdiv(N, BN)
+    a_desc = tl.make_tensor_descriptor(a_ptr, [M, K], [K, 1], [BLOCK, BLOCK // 2])
+    b_desc = tl.make_tensor_descriptor(b_ptr, [N, K], [K, 1], [BLOCK, BLOCK // 2])
+    c_desc = tl.make_tensor_descriptor(c_ptr, [M, N], [N, 1], [BLOCK, BLOCK])
+    npn = tl.cdiv(N, BLOCK)
     seen = epoch
-    for tile in tl.range(tl.program_id(0), tl.cdiv(M, BM) * npn, SMS, flatten=FLAT):
+    for tile in tl.range(tl.program_id(0), tl.cdiv(M, BLOCK) * npn, SMS, flatten=FLAT):
         pid_m, pid_n = tile // npn, tile % npn
         last = seen
         seen = wait_for(ol_state, pid_m, epoch)
         pid_m = ol.after_async(pid_m, last)
-        acc = tl.zeros((BM, BN), dtype=tl.float32)
-        for k in range(tl.cdiv(K, BK)):
-            acc = tl.dot(a_desc.load([pid_m * BM, k * BK]), b_desc.load([pid_n * BN, k * BK]).T, acc)
-        c_desc.store([pid_m * BM, pid_n * BN], acc.to(c_ptr.dtype.element_ty))
+        acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+        for k in range(tl.cdiv(K, BLOCK // 2)):
+            acc = tl.dot(
+                a_desc.load([pid_m * BLOCK, k * (BLOCK // 2)]), b_desc.load([pid_n * BLOCK, k * (BLOCK // 2)]).T, acc
+            )
+        c_desc.store([pid_m * BLOCK, pid_n * BLOCK], acc.to(c_ptr.dtype.element_ty))
 
 
 @triton.jit
-def waits_in_the_inner_loop(a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SMS: tl.constexpr, FLAT: tl.constexpr, ol_state):  # fmt: skip
+def waits_in_the_inner_loop(
+    a_ptr, b_ptr, c_ptr, M, N, K, BLOCK: tl.constexpr, SMS: tl.constexpr, FLAT: tl.constexpr, ol_state
+):
     epoch = ol.now(ol_state)
-    a_desc = tl.make_tensor_descriptor(a_ptr, [M, K], [K, 1], [BM, BK])
-    b_desc = tl.make_tensor_descriptor(b_ptr, [N, K], [K, 1], [BN, BK])
-    c_desc = tl.make_tensor_descriptor(c_ptr, [M, N], [N, 1], [BM, BN])
-    npn = tl.cdiv(N, BN)
-    for tile in tl.range(tl.program_id(0), tl.cdiv(M, BM) * npn, SMS, flatten=FLAT):
+    a_desc = tl.make_tensor_descriptor(a_ptr, [M, K], [K, 1], [BLOCK, BLOCK // 2])
+    b_desc = tl.make_tensor_descriptor(b_ptr, [N, K], [K, 1], [BLOCK, BLOCK // 2])
+    c_desc = tl.make_tensor_descriptor(c_ptr, [M, N], [N, 1], [BLOCK, BLOCK])
+    npn = tl.cdiv(N, BLOCK)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(M, BLOCK) * npn, SMS, flatten=FLAT):
         pid_m, pid_n = tile // npn, tile % npn
-        acc = tl.zeros((BM, BN), dtype=tl.float32)
-        for k in range(tl.cdiv(K, BK)):
+        acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+        for k in range(tl.cdiv(K, BLOCK // 2)):
             row = ol.after_async(pid_m, wait_for(ol_state, pid_m, epoch))
-            acc = tl.dot(a_desc.load([row * BM, k * BK]), b_desc.load([pid_n * BN, k * BK]).T, acc)
-        c_desc.store([pid_m * BM, pid_n * BN], acc.to(c_ptr.dtype.element_ty))
+            acc = tl.dot(
+                a_desc.load([row * BLOCK, k * (BLOCK // 2)]), b_desc.load([pid_n * BLOCK, k * (BLOCK // 2)]).T, acc
+            )
+        c_desc.store([pid_m * BLOCK, pid_n * BLOCK], acc.to(c_ptr.dtype.element_ty))
 
 
 @triton.jit
-def several_flags_by_a_for_loop(a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SMS: tl.constexpr, FLAT: tl.constexpr, ol_state):  # fmt: skip
+def several_flags_by_a_for_loop(
+    a_ptr, b_ptr, c_ptr, M, N, K, BLOCK: tl.constexpr, SMS: tl.constexpr, FLAT: tl.constexpr, ol_state
+):
     """Right, but a second loop beside the inner one keeps Triton from fusing the tile loop with it."""
     epoch = ol.now(ol_state)
-    a_desc = tl.make_tensor_descriptor(a_ptr, [M, K], [K, 1], [BM, BK])
-    b_desc = tl.make_tensor_descriptor(b_ptr, [N, K], [K, 1], [BN, BK])
-    c_desc = tl.make_tensor_descriptor(c_ptr, [M, N], [N, 1], [BM, BN])
-    npn = tl.cdiv(N, BN)
-    for tile in tl.range(tl.program_id(0), tl.cdiv(M, BM) * npn, SMS, flatten=FLAT):
+    a_desc = tl.make_tensor_descriptor(a_ptr, [M, K], [K, 1], [BLOCK, BLOCK // 2])
+    b_desc = tl.make_tensor_descriptor(b_ptr, [N, K], [K, 1], [BLOCK, BLOCK // 2])
+    c_desc = tl.make_tensor_descriptor(c_ptr, [M, N], [N, 1], [BLOCK, BLOCK])
+    npn = tl.cdiv(N, BLOCK)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(M, BLOCK) * npn, SMS, flatten=FLAT):
         pid_m, pid_n = tile // npn, tile % npn
         seen = epoch
         for flag in range(pid_m, M):
             seen = tl.minimum(seen, wait_for(ol_state, flag, epoch))
         pid_m = ol.after_async(pid_m, seen)
-        acc = tl.zeros((BM, BN), dtype=tl.float32)
-        for k in range(tl.cdiv(K, BK)):
-            acc = tl.dot(a_desc.load([pid_m * BM, k * BK]), b_desc.load([pid_n * BN, k * BK]).T, acc)
-        c_desc.store([pid_m * BM, pid_n * BN], acc.to(c_ptr.dtype.element_ty))
+        acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+        for k in range(tl.cdiv(K, BLOCK // 2)):
+            acc = tl.dot(
+                a_desc.load([pid_m * BLOCK, k * (BLOCK // 2)]), b_desc.load([pid_n * BLOCK, k * (BLOCK // 2)]).T, acc
+            )
+        c_desc.store([pid_m * BLOCK, pid_n * BLOCK], acc.to(c_ptr.dtype.element_ty))
 
 
 @triton.jit
-def barrier_in_a_fused_loop(a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SMS: tl.constexpr, FLAT: tl.constexpr, ol_state):  # fmt: skip
+def barrier_in_a_fused_loop(
+    a_ptr, b_ptr, c_ptr, M, N, K, BLOCK: tl.constexpr, SMS: tl.constexpr, FLAT: tl.constexpr, ol_state
+):
     epoch = ol.now(ol_state)
-    a_desc = tl.make_tensor_descriptor(a_ptr, [M, K], [K, 1], [BM, BK])
-    b_desc = tl.make_tensor_descriptor(b_ptr, [N, K], [K, 1], [BN, BK])
-    c_desc = tl.make_tensor_descriptor(c_ptr, [M, N], [N, 1], [BM, BN])
-    npn = tl.cdiv(N, BN)
-    for tile in tl.range(tl.program_id(0), tl.cdiv(M, BM) * npn, SMS, flatten=FLAT):
+    a_desc = tl.make_tensor_descriptor(a_ptr, [M, K], [K, 1], [BLOCK, BLOCK // 2])
+    b_desc = tl.make_tensor_descriptor(b_ptr, [N, K], [K, 1], [BLOCK, BLOCK // 2])
+    c_desc = tl.make_tensor_descriptor(c_ptr, [M, N], [N, 1], [BLOCK, BLOCK])
+    npn = tl.cdiv(N, BLOCK)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(M, BLOCK) * npn, SMS, flatten=FLAT):
         pid_m, pid_n = tile // npn, tile % npn
         pid_m = ol.after_async(pid_m, wait_for(ol_state, pid_m, epoch))
-        acc = tl.zeros((BM, BN), dtype=tl.float32)
-        for k in range(tl.cdiv(K, BK)):
-            acc = tl.dot(a_desc.load([pid_m * BM, k * BK]), b_desc.load([pid_n * BN, k * BK]).T, acc)
-        c_desc.store([pid_m * BM, pid_n * BN], acc.to(c_ptr.dtype.element_ty))
+        acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+        for k in range(tl.cdiv(K, BLOCK // 2)):
+            acc = tl.dot(
+                a_desc.load([pid_m * BLOCK, k * (BLOCK // 2)]), b_desc.load([pid_n * BLOCK, k * (BLOCK // 2)]).T, acc
+            )
+        c_desc.store([pid_m * BLOCK, pid_n * BLOCK], acc.to(c_ptr.dtype.element_ty))
         tl.debug_barrier()
 
 
 @triton.jit
-def warp_specialised(a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SMS: tl.constexpr, FLAT: tl.constexpr, ol_state):  # fmt: skip
+def warp_specialised(
+    a_ptr, b_ptr, c_ptr, M, N, K, BLOCK: tl.constexpr, SMS: tl.constexpr, FLAT: tl.constexpr, ol_state
+):
     epoch = ol.now(ol_state)
-    a_desc = tl.make_tensor_descriptor(a_ptr, [M, K], [K, 1], [BM, BK])
-    b_desc = tl.make_tensor_descriptor(b_ptr, [N, K], [K, 1], [BN, BK])
-    c_desc = tl.make_tensor_descriptor(c_ptr, [M, N], [N, 1], [BM, BN])
-    npn = tl.cdiv(N, BN)
-    for tile in tl.range(tl.program_id(0), tl.cdiv(M, BM) * npn, SMS, flatten=FLAT, warp_specialize=True):
+    a_desc = tl.make_tensor_descriptor(a_ptr, [M, K], [K, 1], [BLOCK, BLOCK // 2])
+    b_desc = tl.make_tensor_descriptor(b_ptr, [N, K], [K, 1], [BLOCK, BLOCK // 2])
+    c_desc = tl.make_tensor_descriptor(c_ptr, [M, N], [N, 1], [BLOCK, BLOCK])
+    npn = tl.cdiv(N, BLOCK)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(M, BLOCK) * npn, SMS, flatten=FLAT, warp_specialize=True):
         pid_m, pid_n = tile // npn, tile % npn
         pid_m = ol.after_async(pid_m, wait_for(ol_state, pid_m, epoch))
-        acc = tl.zeros((BM, BN), dtype=tl.float32)
-        for k in range(tl.cdiv(K, BK)):
-            acc = tl.dot(a_desc.load([pid_m * BM, k * BK]), b_desc.load([pid_n * BN, k * BK]).T, acc)
-        c_desc.store([pid_m * BM, pid_n * BN], acc.to(c_ptr.dtype.element_ty))
+        acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+        for k in range(tl.cdiv(K, BLOCK // 2)):
+            acc = tl.dot(
+                a_desc.load([pid_m * BLOCK, k * (BLOCK // 2)]), b_desc.load([pid_n * BLOCK, k * (BLOCK // 2)]).T, acc
+            )
+        c_desc.store([pid_m * BLOCK, pid_n * BLOCK], acc.to(c_ptr.dtype.element_ty))
