@@ -269,6 +269,21 @@ def test_copies_enqueued_behind_the_kernel_that_waits_for_them_are_a_deadlock():
     assert outcome(plan, steps, 0) == "stuck"
 
 
+def test_a_lane_joined_before_the_lane_it_awaits_is_forked_is_a_deadlock():
+    parts = pieces((6, 2), 0, 3, 1)
+    b, c = parts[1][0], parts[2][0]
+    ops = [[P2P("pull", 1, 0, b, b, ((0, 1),)), P2P("pull", 2, 0, c, c, channel=1)], [], []]
+    plan = finish("crossed", 3, (6, 2), parts, ops)
+    verify_steps(all_steps(plan), plan)
+    steps = all_steps(plan)
+    lanes = [[step for step in steps[0] if getattr(step, "lane", None) == lane] for lane in (0, 1)]
+    rest = [step for step in steps[0] if not any(step in lane for lane in lanes)]
+    steps[0] = (rest[0], *lanes[0], *lanes[1], *rest[1:])
+    with pytest.raises(ScheduleError, match="deadlock among launch steps: .*Fork waits for .*Join"):
+        verify_steps(steps, plan)
+    assert outcome(plan, steps, 0) == "stuck"
+
+
 def test_awaits_in_a_circle_are_a_deadlock_with_its_chain():
     parts = pieces((4, 2), 0, 2, 1)
     a, b = parts[0][0], parts[1][0]
