@@ -279,7 +279,7 @@ def test_a_lane_joined_before_the_lane_it_awaits_is_forked_is_a_deadlock():
     lanes = [[step for step in steps[0] if getattr(step, "lane", None) == lane] for lane in (0, 1)]
     rest = [step for step in steps[0] if not any(step in lane for lane in lanes)]
     steps[0] = (rest[0], *lanes[0], *lanes[1], *rest[1:])
-    with pytest.raises(ScheduleError, match="deadlock among launch steps: .*Fork waits for .*Join"):
+    with pytest.raises(ScheduleError, match=r"deadlock among launch steps: .*\(Fork\) waits for .*\(Join\)"):
         verify_steps(steps, plan)
     assert outcome(plan, steps, 0) == "stuck"
 
