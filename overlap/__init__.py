@@ -10,8 +10,15 @@ from typing import Any
 
 from overlap.version import __version__
 
-_LAZY: dict[str, str] = {}
+_LAZY = {
+    "CompiledKernel": "overlap.api",
+    "LastPlan": "overlap.api",
+    "Realization": "overlap.backends.base",
+    "compile": "overlap.api",
+}
 """Public name to the module that defines it."""
+
+_MODULES = ("ops", "sim")
 
 __all__ = ["__version__"]
 
@@ -19,8 +26,10 @@ __all__ = ["__version__"]
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
+    if name in _MODULES:
+        return import_module(f"overlap.{name}")
     raise AttributeError(f"module 'overlap' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_LAZY])
+    return sorted([*globals(), *_LAZY, *_MODULES])

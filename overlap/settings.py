@@ -87,6 +87,44 @@ SETTINGS: dict[str, Setting] = {
     setting.name: setting
     for setting in (
         Setting("dump_dir", Path, None, "Folder that receives each stage's result as a text file; unset: none."),
+        Setting(
+            "deadline_s",
+            float,
+            30.0,
+            "Seconds a wait may last before every rank raises, naming what it waited for; 0: for ever.",
+            minimum=0,
+        ),
+        Setting(
+            "compile_deadline_s",
+            float,
+            300.0,
+            "Seconds a rank may compile kernels in a first call before the others raise; 0: for ever.",
+            minimum=0,
+        ),
+        Setting(
+            "provider",
+            str,
+            "auto",
+            "Where symmetric memory comes from; auto: torch's, or NVSHMEM where torch has none.",
+            choices=("auto", "torch", "nvshmem"),
+        ),
+        Setting(
+            "cache_dir", Path, None, "Folder of modules made by `overlap.compile`; unset: `overlap` in the user's cache folder."
+        ),
+        Setting(
+            "serial_below_bytes",
+            int,
+            262144,
+            "Gathered tensors smaller than this go through a plain collective, which is faster then.",
+            minimum=0,
+        ),
+        Setting(
+            "log_level",
+            str,
+            "warning",
+            "What the `overlap` logger lets through; info: one line for every operator and shape.",
+            choices=("debug", "info", "warning", "error"),
+        ),
         Setting("sim_sms", int, 4, "Multiprocessors of a simulated rank: as many programs run at a time.", minimum=1),
     )
 }

@@ -1,0 +1,10 @@
+"""The Python interface: `compile` turns an annotated kernel into a `CompiledKernel` that is called with a group."""
+
+from overlap.backends.base import Realization
+
+from .compiled import CompiledKernel
+from .decorator import compile
+from .groups import resolve_group
+from .report import LastPlan
+
+__all__ = ["CompiledKernel", "LastPlan", "Realization", "compile", "resolve_group"]

@@ -1,0 +1,204 @@
+"""`CompiledKernel`: called like the kernel it was made from, plus a group.
+
+    first call     source (as it was when decorated) -> generated module in the cache folder -> operator
+    every call     choose a backend -> KernelCall (protocol, fused kernel) or gather and the original kernel
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from overlap.annotate.source import SourceUnit
+from overlap.backends.base import Realization
+from overlap.chunkplan.library import find_template
+from overlap.pipeline import Request, compile_kernel
+from overlap.runtime.instance import Instance
+from overlap.runtime.kernel_call import KernelCall, parameters
+from overlap.runtime.operator import Operator
+from overlap.runtime.protocol import runtime_of
+from overlap.runtime.resolve import python_function
+
+from .cache import helper_sources, load, module_file
+from .fallback import Choice, choose
+from .groups import resolve_group
+from .report import LastPlan, announce, predicted_ms
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """A decorated kernel: the object, its source when it was decorated, and what its decorators may name.
+
+    ``decorators``: how many of its innermost decorators belong to the kernel.
+    """
+
+    kernel: Any
+    unit: SourceUnit
+    qualname: str
+    decorators: int
+    local_names: Mapping[str, Any]
+
+    @property
+    def function(self) -> types.FunctionType:
+        return python_function(self.kernel)
+
+    def names(self) -> dict[str, Any]:
+        """Everything the kernel's text may name, as the program has it now."""
+        function = self.function
+        found = {**self.local_names, **function.__globals__}
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                found[name] = cell.cell_contents
+            except ValueError:  # not assigned yet
+                continue
+        return found
+
+
+class CompiledKernel:
+    """An annotated kernel that gathers one of its tensors while it computes. Made by `overlap.compile`.
+
+    Launched as ``kernel[grid](...)`` with the original's arguments, of which ``on``'s tensor is this rank's shard, plus
+    ``group=``: None (the default group), a process group, its name, a DeviceMesh or ``(mesh, dim)``. Sizes, strides and
+    grid are global. The gathered tensor lies in memory of the kernel's own.
+
+    Raises (when launched):
+        OverlapError: whatever the compiler or the runtime refuses, with the user's line.
+    """
+
+    def __init__(
+        self,
+        source: KernelSource,
+        *,
+        plan: str,
+        on: str,
+        world: int | None,
+        backend: str | None,
+        options: dict[str, str],
+    ) -> None:
+        self.source = source
+        self.fn = source.kernel
+        self.plan = plan
+        self.on = on
+        self.world = world
+        self.backend = backend
+        self.options = options
+        self.last_plan: LastPlan | None = None
+        self.__name__ = source.function.__name__
+        self.__doc__ = source.function.__doc__
+        self.__module__ = source.function.__module__
+
+    def __repr__(self) -> str:
+        return f"CompiledKernel({self.source.qualname}, plan={self.plan!r}, on={self.on!r})"
+
+    @cached_property
+    def path(self) -> Path:
+        """The generated module's file; made now if it is not in the cache."""
+        source = self.source
+        backend = self.backend if self.backend != "serial" else None
+        request = Request(
+            source.unit, plan=self.plan, on=self.on, kernel=source.qualname, world=self.world, backend=backend,
+            settings=self.options,
+        )  # fmt: skip
+        helpers = sorted(helper_sources(source.function))
+        facts = (
+            source.unit.sha256, source.unit.path, source.qualname, source.decorators, self.plan,
+            find_template(self.plan)[1], self.on, self.world, backend, sorted(self.options.items()), helpers,
+        )  # fmt: skip
+        return module_file(self.__name__, facts, lambda: compile_kernel(request, source.decorators).module.text)
+
+    @cached_property
+    def operator(self) -> Operator:
+        """The generated module's operator, loaded on first use."""
+        module = load(self.path, self.source.names())
+        # The module's own names come last; the program's may hold operators as well.
+        return next(value for value in reversed(vars(module).values()) if isinstance(value, Operator))
+
+    @property
+    def realization(self) -> Realization:
+        """How the plan is carried out."""
+        return self.operator.realization
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return lambda *args, group=None, **kwargs: self.launch(grid, args, kwargs, group=group)
+
+    def run(self, *args: Any, grid: Any, warmup: bool = False, group: Any = None, **kwargs: Any) -> None:
+        """`kernel[grid](...)` spelt as Triton's own launchers spell it."""
+        self.launch(grid, args, kwargs, group=group)
+
+    def launch(
+        self,
+        grid: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        group: Any = None,
+        backend: str | None = None,
+        behind: Callable[[Instance], None] | None = None,
+    ) -> None:
+        """One launch.
+
+        Args:
+            backend: overrides the kernel's own choice for this launch.
+            behind: enqueues more work that reads the gathered buffer (`overlap.runtime.launch`); fused launches only.
+        """
+        group = resolve_group(group)
+        choice = self._choose(group, args, kwargs, backend or self.backend)
+        if choice.backend == "serial":
+            self._serial(group, grid, args, kwargs, choice)
+            return
+        runtime = runtime_of(group)
+        call = KernelCall(self.operator, runtime, grid, args, kwargs, behind)
+        call.run()
+        instance = call.instance
+        assert instance is not None
+        key = (id(instance), runtime.rank)
+        if key != self._reported:
+            self._reported = key
+            plan, shard = instance.plan, call.shard
+            self.last_plan = LastPlan(
+                operator=self.__name__,
+                backend=choice.backend,
+                plan=plan.name,
+                chunks=len(plan.arriving(runtime.rank)),
+                world=runtime.world,
+                rank=runtime.rank,
+                shape=instance.shape,
+                dtype=str(shard.dtype),
+                predicted_ms=predicted_ms(plan, runtime.rank, shard.element_size()),
+            )
+            announce(self.last_plan)
+
+    _reported: Any = None
+
+    def _choose(self, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any], asked: str | None) -> Choice:
+        given = {**dict(zip(parameters(self.operator), args, strict=False)), **kwargs}
+        value = given.get(self.operator.tensor)
+        shard = getattr(value, "base", value)
+        size = shard.element_size() if hasattr(shard, "element_size") else 0
+        extent = given.get(self.operator.extents.get(self.operator.axis, ""))
+        held = shard.shape[self.operator.dim] if size and shard.dim() > self.operator.dim else 0
+        gathered = shard.numel() // held * extent * size if held and isinstance(extent, int) else 0
+        return choose(group, shard, gathered, asked)
+
+    def _serial(self, group: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], choice: Choice) -> None:
+        from .serial import SerialKernelCall
+
+        call = SerialKernelCall(self.operator, group, self.fn, grid, args, kwargs)
+        call.run()
+        self._reported = None
+        self.last_plan = LastPlan(
+            operator=self.__name__,
+            backend="serial",
+            plan="collective",
+            chunks=0,
+            world=call.runtime.world,
+            rank=call.runtime.rank,
+            shape=call.shape,
+            dtype=str(call.shard.dtype),
+            why_serial=choice.why_serial,
+        )
+        announce(self.last_plan, warn=choice.forced)

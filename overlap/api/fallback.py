@@ -1,0 +1,118 @@
+"""When a call goes through a plain collective instead, and why.
+
+Whatever decides is the same on every rank: facts about devices are exchanged once a group, sizes are global.
+"""
+
+from __future__ import annotations
+
+import socket
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from overlap import settings
+from overlap.errors import UsageError
+
+BACKENDS = ("copy_engine", "serial")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The backend of a call. ``forced``: nothing else would have been possible here."""
+
+    backend: str
+    why_serial: str = ""
+    forced: bool = False
+
+
+def check_backend(name: str | None) -> str | None:
+    """A backend that a caller may ask for, or None.
+
+    Raises:
+        UsageError: there is none of that name; the nearest is named.
+    """
+    if name is None or name in BACKENDS:
+        return name
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, BACKENDS, 1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise UsageError(f"unknown backend {name!r}", help=f"{hint}backends: {', '.join(BACKENDS)}")
+
+
+def choose(group: Any, tensor: torch.Tensor, gathered_bytes: int, asked: str | None) -> Choice:
+    """The backend for a call.
+
+    Args:
+        group: as `resolve_group` returns it.
+        tensor: this rank's shard.
+        gathered_bytes: bytes of the gathered tensor.
+        asked: what the caller asked for, None to choose.
+    """
+    if hasattr(group, "overlap_runtime"):
+        if asked == "serial":
+            raise UsageError("a simulated group has no collectives to run serially", help='backend="copy_engine"')
+        return Choice("copy_engine")
+    if asked == "serial":
+        return Choice("serial", "asked for")
+    impossible = _impossible(group, tensor)
+    if impossible:
+        if asked is not None:
+            raise UsageError(f"{asked} is impossible here: {impossible}", help='leave backend out, or backend="serial"')
+        return Choice("serial", impossible, forced=True)
+    if asked is not None:
+        return Choice(asked)
+    import torch.distributed as dist
+
+    if dist.get_world_size(group) == 1:
+        return Choice("serial", "one rank has nothing to gather")
+    limit = settings.get("serial_below_bytes")
+    if gathered_bytes < limit:
+        return Choice("serial", f"{gathered_bytes} bytes are below serial_below_bytes={limit}")
+    return Choice("copy_engine")
+
+
+_FACTS: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+def _impossible(group: Any, tensor: torch.Tensor) -> str:
+    """Why peers' memory cannot be reached, or nothing."""
+    if tensor.device.type != "cuda":
+        return f"no peer copies for tensors on {tensor.device.type}"
+    if group not in _FACTS:
+        _FACTS[group] = _exchange(group, tensor.device)
+    return _FACTS[group]
+
+
+def _exchange(group: Any, device: torch.device) -> str:
+    """Compares hosts and devices of all ranks; collective, once a group."""
+    from overlap.runtime.protocol import runtime_of
+
+    mine = (socket.gethostname(), str(getattr(torch.cuda.get_device_properties(device), "uuid", device)))
+    told = runtime_of(group).agree("where the ranks of a group are", (mine, _unreachable(device)))
+    places = [place for place, _ in told]
+    hosts = sorted({host for host, _ in places})
+    if len(hosts) > 1:
+        return f"the group spans {len(hosts)} hosts ({', '.join(hosts)}), and copies reach peers on one host only"
+    for rank, place in enumerate(places):
+        if place in places[:rank]:
+            return f"ranks {places.index(place)} and {rank} share one device"
+    devices = {uuid: rank for rank, (_, uuid) in enumerate(places)}
+    for rank, (_, closed) in enumerate(told):
+        blocked = [devices[uuid] for uuid in closed if uuid in devices]
+        if blocked:
+            return f"rank {rank} has no peer access to rank {blocked[0]}"
+    return ""
+
+
+def _unreachable(device: torch.device) -> list[str]:
+    """UUIDs of visible devices that ``device`` cannot read and write."""
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    others = [i for i in range(torch.cuda.device_count()) if i != index]
+    return [
+        str(getattr(torch.cuda.get_device_properties(i), "uuid", i))
+        for i in others
+        if not torch.cuda.can_device_access_peer(index, i)
+    ]
