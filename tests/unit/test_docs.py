@@ -1,0 +1,47 @@
+"""Docs show what the compiler prints today; every command they show parses."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+
+import pytest
+
+from overlap.cli.main import cli
+
+PAGES = ("docs/architecture.md", "README.md")
+
+
+@pytest.fixture(scope="module")
+def prints(repo):
+    sys.path.insert(0, str(repo / "tests" / "support"))
+    import prints
+
+    return prints
+
+
+def test_prints_are_todays(repo, prints):
+    made = prints.prints()
+    text = (repo / "docs" / "architecture.md").read_text()
+    assert set(m["name"] for m in prints.BLOCK.finditer(text)) == set(made)
+    assert prints.with_prints(text, made) == text, "run python tests/support/prints.py --write"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_exist(repo, page):
+    text = (repo / page).read_text()
+    commands = re.findall(r"^overlap +(\S.*)$", text, re.M)
+    for line in commands:
+        name, *words = shlex.split(line, comments=True)
+        command = cli.commands[name]
+        known = {o for p in command.params for o in p.opts}
+        assert {w for w in words if w.startswith("-")} <= known, line
+    if page == "README.md":
+        assert len(commands) == 6
+
+
+def test_make_targets_exist(repo):
+    makefile = (repo / "Makefile").read_text()
+    for target in re.findall(r"^make (\w+)", (repo / "README.md").read_text(), re.M):
+        assert re.search(rf"^{target}:", makefile, re.M), target
