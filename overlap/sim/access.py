@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from overlap.errors import StrayAccessFault
-
+from .addresses import Addresses, where_in_kernel
 from .clocks import Agent
 from .dtypes import convert, is_narrow_float
 from .fibres import Fibre
 from .memory import Buffer
-from .shadow import span
 
 if TYPE_CHECKING:
     from .world import World
@@ -43,20 +41,6 @@ _OPS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def where_in_kernel(fibre: Fibre) -> tuple[str, int]:
-    """(path, line) in the kernel's own file of what the running program does now."""
-    frame = fibre.frame
-    if frame is None:
-        code = fibre.kernel.code if fibre.kernel is not None else None
-        probe: Any = sys._getframe(1)
-        while probe is not None and probe.f_code is not code:
-            probe = probe.f_back
-        if probe is None:
-            return "", 0
-        frame = fibre.frame = probe
-    return frame.f_code.co_filename, frame.f_lineno
-
-
 class KernelMemory:
     """Memory as the running program of ``world`` sees it."""
 
@@ -65,6 +49,7 @@ class KernelMemory:
         self._memory = world.memory
         self._shadow = world.shadow
         self._scheduler = world.scheduler
+        self._addresses = Addresses(world.memory)
 
     # plain accesses
 
@@ -88,12 +73,14 @@ class KernelMemory:
             value = view[place : place + 1].copy()
         return value
 
-    def load(self, ptrs: np.ndarray, mask: np.ndarray | None, other: np.ndarray | None, dtype: np.dtype, *, tma: bool = False) -> np.ndarray:
-        """The elements at ``ptrs``; ``other`` (default 0) where masked off. ``tma`` loads go through the async proxy."""
+    def load(
+        self, ptrs: np.ndarray, mask: np.ndarray | None, other: np.ndarray | None, dtype: np.dtype, *, tma: bool = False
+    ) -> np.ndarray:
+        """The elements at ``ptrs``; ``other`` (default 0) where masked off. ``tma``: through the async proxy."""
         result = np.zeros(ptrs.shape, dtype) if other is None else np.array(np.broadcast_to(other, ptrs.shape), dtype)
         fibre = self._scheduler.current
         flat = result.reshape(-1)
-        for buffer, offsets, chosen in self._resolve(fibre, ptrs, mask, dtype.itemsize, "reads"):
+        for buffer, offsets, chosen in self._addresses.resolve(fibre, ptrs, mask, dtype.itemsize, "reads"):
             if buffer.copies is not None:
                 self._scheduler.pause()
             access = self._shadow.access(fibre.agent, "reads by TMA load" if tma else "reads", where_in_kernel(fibre))
@@ -110,12 +97,14 @@ class KernelMemory:
                 flat[0] = buffer.view(dtype)[offsets[0] // dtype.itemsize]
         return result
 
-    def store(self, ptrs: np.ndarray, values: np.ndarray, mask: np.ndarray | None, dtype: np.dtype, *, tma: bool = False) -> None:
+    def store(
+        self, ptrs: np.ndarray, values: np.ndarray, mask: np.ndarray | None, dtype: np.dtype, *, tma: bool = False
+    ) -> None:
         """Stores ``values`` at ``ptrs`` where ``mask``."""
         fibre = self._scheduler.current
         flat = np.broadcast_to(values, ptrs.shape).reshape(-1)
         self._progress(fibre)
-        for buffer, offsets, chosen in self._resolve(fibre, ptrs, mask, dtype.itemsize, "writes"):
+        for buffer, offsets, chosen in self._addresses.resolve(fibre, ptrs, mask, dtype.itemsize, "writes"):
             if buffer.copies is not None:
                 self._scheduler.pause()
             late = tma and self._world.late_tma_stores
@@ -128,16 +117,23 @@ class KernelMemory:
     # atomics
 
     def atomic(
-        self, op: str, ptrs: np.ndarray, values: np.ndarray, mask: np.ndarray | None, dtype: np.dtype, sem: str, scope: str,
+        self,
+        op: str,
+        ptrs: np.ndarray,
+        values: np.ndarray,
+        mask: np.ndarray | None,
+        dtype: np.dtype,
+        sem: str,
+        scope: str,
         expected: np.ndarray | None = None,
-    ) -> np.ndarray:  # fmt: skip
+    ) -> np.ndarray:
         """A read-modify-write at every pointer; returns the old values. ``expected`` makes it a compare-and-swap."""
         fibre = self._scheduler.current
         result = np.zeros(ptrs.shape, dtype)
         old_flat, new_flat = result.reshape(-1), np.broadcast_to(values, ptrs.shape).reshape(-1)
         wanted = None if expected is None else np.broadcast_to(expected, ptrs.shape).reshape(-1)
         self._scheduler.pause()
-        for buffer, offsets, chosen in self._resolve(fibre, ptrs, mask, dtype.itemsize, "updates"):
+        for buffer, offsets, chosen in self._addresses.resolve(fibre, ptrs, mask, dtype.itemsize, "updates"):
             picked = slice(None) if chosen is None else chosen
             view, places = buffer.view(dtype), offsets // dtype.itemsize
             new = new_flat[picked]
@@ -161,7 +157,9 @@ class KernelMemory:
             self.changed(buffer)
         return result
 
-    def atomic_load(self, ptrs: np.ndarray, mask: np.ndarray | None, dtype: np.dtype, sem: str, scope: str) -> np.ndarray:
+    def atomic_load(
+        self, ptrs: np.ndarray, mask: np.ndarray | None, dtype: np.dtype, sem: str, scope: str
+    ) -> np.ndarray:
         """An atomic read."""
         return self.atomic("or" if dtype.kind in "iu" else "fadd", ptrs, np.zeros((), dtype), mask, dtype, sem, scope)
 
@@ -181,7 +179,7 @@ class KernelMemory:
 
     def _synchronise(
         self, fibre: Fibre, buffer: Buffer, offsets: np.ndarray, itemsize: int, sem: str, scope: str, *, modifies: bool
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Clock edges and shadow of an atomic. Tensor-shaped atomics move data; only words make edges."""
         agent, shadow = fibre.agent, self._shadow
         where = where_in_kernel(fibre)
@@ -200,7 +198,9 @@ class KernelMemory:
         shadow.atomic(buffer, buffer.granules(offsets, itemsize), access, modifies=modifies)
 
     @staticmethod
-    def _note(agent: Agent, buffer: Buffer, offset: int, last: tuple[Agent, str, str] | None, sem: str, scope: str) -> None:
+    def _note(
+        agent: Agent, buffer: Buffer, offset: int, last: tuple[Agent, str, str] | None, sem: str, scope: str
+    ) -> None:
         """Remembers a read that looks like an acquire and is none, for the message of a race that follows."""
         if last is None or last[0] is agent:
             return
@@ -301,72 +301,6 @@ class KernelMemory:
                 dtype = np.asarray(seen).dtype
                 if buffer.view(dtype)[offset // dtype.itemsize] != seen:
                     self._scheduler.wake(fibre)
-
-    # addresses
-
-    def _resolve(
-        self, fibre: Fibre, ptrs: np.ndarray, mask: np.ndarray | None, itemsize: int, verb: str
-    ) -> list[tuple[Buffer, np.ndarray, np.ndarray | None]]:
-        """Per buffer: byte offsets, and which of the flattened pointers they are (None: all)."""
-        addresses = ptrs.reshape(-1)
-        chosen: np.ndarray | None = None
-        if mask is not None:
-            flat = np.broadcast_to(mask, ptrs.shape).reshape(-1)
-            if not flat.all():
-                chosen = np.flatnonzero(flat)
-                if not len(chosen):
-                    return []
-                addresses = addresses[chosen]
-        low, high = int(addresses.min()), int(addresses.max())
-        buffer = self._memory.at(low)
-        if buffer is not None and high + itemsize <= buffer.end:
-            offsets = (addresses - np.uint64(buffer.start)).astype(np.int64)
-            self._aligned(fibre, buffer, offsets, itemsize, verb)
-            return [(buffer, offsets, chosen)]
-        places = np.arange(len(addresses)) if chosen is None else chosen
-        return self._spread(fibre, addresses, places, itemsize, verb)
-
-    def _spread(
-        self, fibre: Fibre, addresses: np.ndarray, places: np.ndarray, itemsize: int, verb: str
-    ) -> list[tuple[Buffer, np.ndarray, np.ndarray | None]]:
-        found: list[tuple[Buffer, np.ndarray, np.ndarray | None]] = []
-        left = np.ones(len(addresses), bool)
-        while left.any():
-            lowest = int(addresses[left].min())
-            buffer = self._memory.at(lowest)
-            inside = None
-            if buffer is not None:
-                inside = left & (addresses >= np.uint64(buffer.start)) & (addresses <= np.uint64(buffer.end - itemsize))
-            if buffer is None or inside is None or not inside.any():
-                self._stray(fibre, lowest, int((left & (addresses == np.uint64(lowest))).sum()), itemsize, verb)
-                continue
-            offsets = (addresses[inside] - np.uint64(buffer.start)).astype(np.int64)
-            self._aligned(fibre, buffer, offsets, itemsize, verb)
-            found.append((buffer, offsets, places[inside]))
-            left &= ~inside
-        return found
-
-    def _aligned(self, fibre: Fibre, buffer: Buffer, offsets: np.ndarray, itemsize: int, verb: str) -> None:
-        if itemsize > 1 and (offsets & (itemsize - 1)).any():
-            raise StrayAccessFault(
-                f"stray access: {fibre.agent.name} {verb} {buffer.name} of rank {buffer.rank} at an address that is no "
-                f"multiple of {itemsize} bytes",
-                where=span(where_in_kernel(fibre)),
-            )
-
-    def _stray(self, fibre: Fibre, address: int, count: int, itemsize: int, verb: str) -> None:
-        near = self._memory.nearest(address)
-        if near is None:
-            place = f"address {address:#x}"
-        elif address >= near.start:
-            past = (address + itemsize - near.end + itemsize - 1) // itemsize
-            place = f"{past} element{'s' if past != 1 else ''} past the end of {near.name} of rank {near.rank}"
-        else:
-            before = -(-(near.start - address) // itemsize)
-            place = f"{before} element{'s' if before != 1 else ''} before the start of {near.name} of rank {near.rank}"
-        if near is None or min(abs(address - near.start), abs(address - near.end)) > 1 << 32:
-            place = f"address {address:#x}, far from every tensor"
-        raise StrayAccessFault(f"stray access: {fibre.agent.name} {verb} {place}", where=span(where_in_kernel(fibre)))
 
 
 def _wanted() -> Any:

@@ -22,7 +22,20 @@ class Agent:
     the agent once it has ended: ``(stream, step)`` of the stream step that covers everything it did.
     """
 
-    __slots__ = ("id", "name", "rank", "kind", "step", "clock", "fenced", "retired", "known", "known_async", "releases", "hint")
+    __slots__ = (
+        "id",
+        "name",
+        "rank",
+        "kind",
+        "step",
+        "clock",
+        "fenced",
+        "retired",
+        "known",
+        "known_async",
+        "releases",
+        "hint",
+    )
 
     def __init__(self, name: str, rank: int, kind: str, clock: Clock | None = None) -> None:
         self.id = next(_ids)

@@ -24,10 +24,10 @@ _EMPTY = {_aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_li
           _aten.new_empty_strided.default}  # fmt: skip
 
 
-_FACTORIES = (
-    "empty", "empty_like", "empty_strided", "zeros", "zeros_like", "ones", "ones_like", "full", "full_like", "rand", "randn",
-    "randint", "arange", "tensor", "as_tensor", "linspace", "eye",
-)  # fmt: skip
+_FACTORIES = tuple(
+    "empty empty_like empty_strided zeros zeros_like ones ones_like full full_like rand randn randint arange tensor "
+    "as_tensor linspace eye".split()
+)
 
 
 def _on_cpu(function: Any) -> Any:
@@ -59,7 +59,9 @@ class _Poisoned(TorchDispatchMode):
             made = func(*args, **{**kwargs, "device": "meta"}) if func is not _aten.empty_like.default else None
             if made is None:
                 made = func(args[0], **{**kwargs, "device": "meta"})
-            device = kwargs.get("device") or (args[0].device if isinstance(args[0], torch.Tensor) else torch.device("cpu"))
+            device = kwargs.get("device") or (
+                args[0].device if isinstance(args[0], torch.Tensor) else torch.device("cpu")
+            )
             if torch.device(device).type == "cpu" and made.layout == torch.strided:
                 rank = self._world.scheduler.current.agent.rank
                 tensor, buffer = self._world.memory.allocate(rank, made.shape, made.dtype, stride=made.stride())

@@ -112,9 +112,16 @@ class Launch:
     """One kernel launch: ``total`` programs in program order (the first grid axis varies fastest)."""
 
     def __init__(
-        self, world: World, device: Device, kernel: KernelFunction, name: str, grid: tuple[int, int, int], values: dict[str, Any],
-        clock: Clock, narrow: bool,
-    ) -> None:  # fmt: skip
+        self,
+        world: World,
+        device: Device,
+        kernel: KernelFunction,
+        name: str,
+        grid: tuple[int, int, int],
+        values: dict[str, Any],
+        clock: Clock,
+        narrow: bool,
+    ) -> None:
         self._world = world
         self._device = device
         self._kernel = kernel
@@ -131,7 +138,9 @@ class Launch:
     def start_next(self) -> None:
         index = self.started
         self.started += 1
-        agent = Agent(f"rank {self._device.rank} program {index} of {self._name}", self._device.rank, "program", self._clock)
+        agent = Agent(
+            f"rank {self._device.rank} program {index} of {self._name}", self._device.rank, "program", self._clock
+        )
         fibre = self._world.scheduler.spawn(agent, self._run)
         nx, ny, _ = self._grid
         fibre.index = (index % nx, index // nx % ny, index // (nx * ny))
@@ -173,7 +182,10 @@ def launch_operation(
         launch = Launch(world, device, kernel, name, grid, values, stream.agent.clock, narrow)
         if launch.total:
             device.start(launch)
-            launch.done.wait(lambda: len(launch.ended) == launch.total, lambda: f"kernel {name}, {len(launch.ended)} of {launch.total} programs ended")
+            launch.done.wait(
+                lambda: len(launch.ended) == launch.total,
+                lambda: f"kernel {name}, {len(launch.ended)} of {launch.total} programs ended",
+            )
             launch.complete(stream.agent)
 
     return run
@@ -212,7 +224,8 @@ def copy_operation(world: World, dst: torch.Tensor, src: torch.Tensor, rank: int
     for buffer, end in ((source, "reads"), (target, "writes")):
         if buffer.rank != rank and buffer.copies is None:
             raise RuntimeContractError(
-                f"a copy on rank {rank} {end} ordinary memory of rank {buffer.rank}", help="peers reach symmetric memory only"
+                f"a copy on rank {rank} {end} ordinary memory of rank {buffer.rank}",
+                help="peers reach symmetric memory only",
             )
     reads, writes = world.memory.offsets(src), world.memory.offsets(dst)
     dtype = numpy_of_torch(dst.dtype)
@@ -239,7 +252,9 @@ def fill_operation(world: World, tensor: torch.Tensor, values: torch.Tensor, ran
         if tensor.numel():
             size = tensor.element_size()
             places = world.memory.offsets(tensor)
-            world.shadow.write(buffer, buffer.granules(places, size), world.shadow.access(stream.agent, "fills", NOWHERE))
+            world.shadow.write(
+                buffer, buffer.granules(places, size), world.shadow.access(stream.agent, "fills", NOWHERE)
+            )
             buffer.view(numpy_of_torch(tensor.dtype))[places // size] = array_of(values.contiguous()).reshape(-1)
             world.scheduler.progress = True
             world.kernel_memory.changed(buffer)
@@ -249,7 +264,7 @@ def fill_operation(world: World, tensor: torch.Tensor, values: torch.Tensor, ran
 
 def _copy_data(
     world: World, stream: Stream, source: Buffer, reads: np.ndarray, target: Buffer, writes: np.ndarray, dtype: np.dtype
-) -> None:  # fmt: skip
+) -> None:
     """Reads, then writes, in a few pieces with others in between."""
     agent, shadow, scheduler = stream.agent, world.shadow, world.scheduler
     reading = shadow.access(agent, "copies from", NOWHERE)
@@ -278,7 +293,7 @@ def _pieces(world: World, count: int) -> list[tuple[int, int]]:
 
 def _copy_word(
     world: World, stream: Stream, source: Buffer, reads: np.ndarray, target: Buffer, writes: np.ndarray, dtype: np.dtype
-) -> None:  # fmt: skip
+) -> None:
     """A copied word is a flag: it is read when the copy executes, and publishes all that precedes it on its stream."""
     agent, shadow = stream.agent, world.shadow
     world.scheduler.pause()

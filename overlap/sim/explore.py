@@ -44,7 +44,7 @@ class ScriptedChooser:
 
 @dataclass
 class Exploration:
-    """What `explore` saw: number of runs, whether all orders within the bound were tried, and the first fault with its script."""
+    """What `explore` saw: runs made, whether those were all orders within the bound, the first fault and its script."""
 
     runs: int = 0
     complete: bool = False
@@ -52,7 +52,9 @@ class Exploration:
     script: list[int] = field(default_factory=list)
 
 
-def explore(run: Callable[[ScriptedChooser], SimFault | None], *, preemptions: int = 2, limit: int = 2000) -> Exploration:
+def explore(
+    run: Callable[[ScriptedChooser], SimFault | None], *, preemptions: int = 2, limit: int = 2000
+) -> Exploration:
     """Runs ``run`` once for every order with at most ``preemptions`` preemptions, at most ``limit`` times.
 
     Args:

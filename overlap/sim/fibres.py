@@ -19,9 +19,21 @@ class Fibre:
     """A greenlet with its agent. ``waiting`` says in words what a blocked fibre needs; ``where`` is (path, line)."""
 
     __slots__ = (
-        "agent", "body", "frame", "grid", "index", "greenlet", "kernel", "polls", "result", "state", "waiting", "where", "tma",
+        "agent",
+        "body",
+        "frame",
+        "grid",
+        "index",
+        "greenlet",
+        "kernel",
+        "polls",
+        "result",
+        "state",
+        "waiting",
+        "where",
+        "tma",
         "watch",
-    )  # fmt: skip
+    )
 
     def __init__(self, agent: Agent, body: Callable[[], Any]) -> None:
         self.agent = agent

@@ -47,7 +47,9 @@ def check_sizes(operator: Any, sizes: dict[str, int]) -> None:
     """Raises UsageError unless every axis of the inputs has a size, and no other."""
     axes = {axis for dims in (*operator.inputs.values(), *operator.outputs.values()) for axis in dims}
     for axis in sorted(axes - set(sizes)):
-        raise UsageError(f"no size for axis {axis}", help="give it in --shape: " + ",".join(f"{a}=.." for a in sorted(axes)))
+        raise UsageError(
+            f"no size for axis {axis}", help="give it in --shape: " + ",".join(f"{a}=.." for a in sorted(axes))
+        )
     for axis in sorted(set(sizes) - axes):
         raise UsageError(f"--shape names axis {axis}, which no tensor has", help="axes: " + ", ".join(sorted(axes)))
     for axis, extent in sizes.items():
@@ -55,8 +57,10 @@ def check_sizes(operator: Any, sizes: dict[str, int]) -> None:
             raise UsageError(f"{axis}={extent}: sizes are positive")
 
 
-def make_inputs(operator: Any, sizes: dict[str, int], dtype: torch.dtype, world: int, launches: int) -> list[list[CallInputs]]:
-    """``[launch][rank]``: the communicated tensor cut by the rule of ``torch.chunk``, everything else different on every rank."""
+def make_inputs(
+    operator: Any, sizes: dict[str, int], dtype: torch.dtype, world: int, launches: int
+) -> list[list[CallInputs]]:
+    """``[launch][rank]``: the communicated tensor cut as ``torch.chunk`` does, the others different on every rank."""
     generator = torch.Generator().manual_seed(20)
     rest = _other_arguments(operator)
     calls = []
@@ -66,7 +70,9 @@ def make_inputs(operator: Any, sizes: dict[str, int], dtype: torch.dtype, world:
         for rank in range(world):
             whole = dict(rest)
             for name, dims in operator.inputs.items():
-                whole[name] = gathered if name == operator.tensor else _random([sizes[axis] for axis in dims], dtype, generator)
+                whole[name] = (
+                    gathered if name == operator.tensor else _random([sizes[axis] for axis in dims], dtype, generator)
+                )
             low, high = shard_interval(gathered.shape[operator.dim], world, rank)
             shard = gathered.narrow(operator.dim, low, high - low).contiguous()
             ranks.append(CallInputs(whole, {**whole, operator.tensor: shard}))

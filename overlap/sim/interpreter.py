@@ -52,7 +52,7 @@ class SimBuilder(stock.InterpreterBuilder):
 
     def __init__(self) -> None:
         super().__init__()
-        self.options = stock.InterpreterOptions(sanitize_overflow=False)
+        self.options = stock.InterpreterOptions(sanitize_overflow=False, debug=True)
         self.codegen_fns["convert_custom_types"] = _convert_custom_types
 
     # programs
@@ -118,7 +118,9 @@ class SimBuilder(stock.InterpreterBuilder):
 
     def create_descriptor_scatter(self, desc: Any, value: Any, x_offsets: Any, y_offset: Any) -> None:
         for row, x in zip(value.data, x_offsets.data, strict=True):
-            self.create_descriptor_store(desc, Handle(row, value.dtype), [Handle(np.array([x], np.int32), tl.int32), y_offset])
+            self.create_descriptor_store(
+                desc, Handle(row, value.dtype), [Handle(np.array([x], np.int32), tl.int32), y_offset]
+            )
 
     def create_descriptor_reduce(self, kind: Any, desc: Any, value: Any, indices: Any) -> None:
         op = str(kind).rsplit(".", 1)[-1].lower()
@@ -149,7 +151,9 @@ class SimBuilder(stock.InterpreterBuilder):
 
     def create_atomic_load(self, ptr: Any, mask: Any, sem: Any, scope: Any) -> Any:
         dtype = ptr.get_element_ty()
-        loaded = self.world.kernel_memory.atomic_load(ptr.data, mask.data, numpy_of(dtype), _SEMANTICS[sem], _SCOPES[scope])
+        loaded = self.world.kernel_memory.atomic_load(
+            ptr.data, mask.data, numpy_of(dtype), _SEMANTICS[sem], _SCOPES[scope]
+        )
         return Handle(loaded, dtype)
 
     def create_atomic_store(self, ptr: Any, value: Any, mask: Any, sem: Any, scope: Any) -> None:

@@ -77,7 +77,9 @@ class KernelFunction:
 
     def values(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """The arguments as kernel values: pointers, scalars and descriptors become interpreted tensors."""
-        return {name: unwrap(value) if name in self.constexprs else to_value(value) for name, value in arguments.items()}
+        return {
+            name: unwrap(value) if name in self.constexprs else to_value(value) for name, value in arguments.items()
+        }
 
 
 class Lookahead:

@@ -35,11 +35,30 @@ class Buffer:
     """
 
     __slots__ = (
-        "start", "end", "rank", "name", "shape", "strides", "offset", "itemsize", "bytes", "writer", "readers", "copies", "label",
-        "words", "sleepers", "storage", "_views", "shift", "named",
-    )  # fmt: skip
+        "start",
+        "end",
+        "rank",
+        "name",
+        "shape",
+        "strides",
+        "offset",
+        "itemsize",
+        "bytes",
+        "writer",
+        "readers",
+        "copies",
+        "label",
+        "words",
+        "sleepers",
+        "storage",
+        "_views",
+        "shift",
+        "named",
+    )
 
-    def __init__(self, start: int, nbytes: int, raw: np.ndarray, rank: int, itemsize: int, storage: Any, written: bool) -> None:
+    def __init__(
+        self, start: int, nbytes: int, raw: np.ndarray, rank: int, itemsize: int, storage: Any, written: bool
+    ) -> None:
         self.start = start
         self.end = start + nbytes
         self.rank = rank
@@ -154,8 +173,14 @@ class Memory:
         self._buffers: list[Buffer] = []
 
     def allocate(
-        self, rank: int, shape: Sequence[int], dtype: torch.dtype, *, stride: Sequence[int] | None = None, zero: bool = False,
-    ) -> tuple[torch.Tensor, Buffer]:  # fmt: skip
+        self,
+        rank: int,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        *,
+        stride: Sequence[int] | None = None,
+        zero: bool = False,
+    ) -> tuple[torch.Tensor, Buffer]:
         """A tensor of ``rank``; poisoned and marked as never written unless ``zero``."""
         shape = tuple(int(n) for n in shape)
         itemsize = dtype.itemsize

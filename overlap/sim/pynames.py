@@ -105,28 +105,52 @@ def _extreme(plain: Callable[..., Any], word: str) -> Callable[..., Any]:
 
 
 HELPERS: dict[str, Any] = {"ol_sim_tensor": tensor, "ol_sim_and": both, "ol_sim_or": either, "ol_sim_not": negation}
-BUILTINS: dict[str, Any] = {"range": Range, "min": _extreme(builtins.min, "minimum"), "max": _extreme(builtins.max, "maximum")}
+BUILTINS: dict[str, Any] = {
+    "range": Range,
+    "min": _extreme(builtins.min, "minimum"),
+    "max": _extreme(builtins.max, "maximum"),
+}
 REPLACED: dict[int, Any] = {}
 """Interpreted stand-ins for functions that a module imported by name, by the id of the original."""
 
 # libdevice
 
 _UNARY: dict[str, Callable[..., Any]] = {
-    "abs": np.abs, "fabs": np.abs, "acos": np.arccos, "acosh": np.arccosh, "asin": np.arcsin, "asinh": np.arcsinh,
-    "atan": np.arctan, "atanh": np.arctanh, "cbrt": np.cbrt, "ceil": np.ceil, "cos": np.cos, "cosh": np.cosh, "exp": np.exp,
-    "exp2": np.exp2, "exp10": lambda x: np.power(10.0, x), "expm1": np.expm1, "floor": np.floor, "log": np.log,
-    "log10": np.log10, "log1p": np.log1p, "log2": np.log2, "rint": np.rint, "nearbyint": np.rint, "round": lambda x: np.copysign(np.floor(np.abs(x) + 0.5), x),
-    "rsqrt": lambda x: 1.0 / np.sqrt(x), "sin": np.sin, "sinh": np.sinh, "sqrt": np.sqrt, "tan": np.tan, "tanh": np.tanh,
-    "trunc": np.trunc, "erf": np.vectorize(math.erf, otypes=[np.float64]), "erfc": np.vectorize(math.erfc, otypes=[np.float64]),
-    "isnan": np.isnan, "isinf": np.isinf, "isfinited": np.isfinite, "finitef": np.isfinite,
-    "fast_expf": np.exp, "fast_logf": np.log, "fast_log2f": np.log2, "fast_sinf": np.sin, "fast_cosf": np.cos, "fast_tanf": np.tan,
-    "fast_exp10f": lambda x: np.power(10.0, x), "fast_tanhf": np.tanh,
-}  # fmt: skip
+    **dict.fromkeys(("abs", "fabs"), np.abs),
+    **dict.fromkeys(("exp", "fast_expf"), np.exp),
+    **dict.fromkeys(("log", "fast_logf"), np.log),
+    **dict.fromkeys(("log2", "fast_log2f"), np.log2),
+    **dict.fromkeys(("sin", "fast_sinf"), np.sin),
+    **dict.fromkeys(("cos", "fast_cosf"), np.cos),
+    **dict.fromkeys(("tan", "fast_tanf"), np.tan),
+    **dict.fromkeys(("tanh", "fast_tanhf"), np.tanh),
+    **dict.fromkeys(("exp10", "fast_exp10f"), lambda x: np.power(np.float32(10.0), x)),
+    **dict.fromkeys(("rint", "nearbyint"), np.rint),
+    **dict.fromkeys(("isfinited", "finitef"), np.isfinite),
+    **{
+        name: getattr(np, name)
+        for name in "cbrt ceil cosh exp2 expm1 floor log10 log1p sinh sqrt trunc isnan isinf".split()
+    },
+    **{f"a{name}": getattr(np, f"arc{name}") for name in "cos cosh sin sinh tan tanh".split()},
+    "round": lambda x: np.copysign(np.floor(np.abs(x) + 0.5), x),
+    "rsqrt": lambda x: 1.0 / np.sqrt(x),
+    "erf": np.vectorize(math.erf, otypes=[np.float64]),
+    "erfc": np.vectorize(math.erfc, otypes=[np.float64]),
+}
 _BINARY: dict[str, Callable[..., Any]] = {
-    "atan2": np.arctan2, "pow": np.power, "fmod": np.fmod, "fdim": lambda x, y: np.maximum(x - y, 0), "copysign": np.copysign,
-    "hypot": np.hypot, "max": np.maximum, "min": np.minimum, "fast_dividef": np.divide, "fast_fdividef": np.divide, "fast_powf": np.power,
-    "div_rn": np.divide, "add_rn": np.add, "mul_rn": np.multiply, "sub_rn": np.subtract, "remainder": np.remainder,
-}  # fmt: skip
+    **dict.fromkeys(("pow", "fast_powf"), np.power),
+    **dict.fromkeys(("div_rn", "fast_dividef", "fast_fdividef"), np.divide),
+    "atan2": np.arctan2,
+    "fmod": np.fmod,
+    "fdim": lambda x, y: np.maximum(x - y, 0),
+    "copysign": np.copysign,
+    "hypot": np.hypot,
+    "max": np.maximum,
+    "min": np.minimum,
+    "add_rn": np.add,
+    "mul_rn": np.multiply,
+    "sub_rn": np.subtract,
+}
 _PREDICATES = frozenset({"isnan", "isinf", "isfinited", "finitef"})
 
 
@@ -138,7 +162,9 @@ def _twin(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
         wide = [d.astype(np.float32) if is_narrow_float(d.dtype) else d for d in data]
         result = op(*wide)
         kind = tl.int32 if name in _PREDICATES else shaped[0].dtype
-        return tl.tensor(Handle(convert(np.asarray(result), numpy_of(kind)), kind), shaped[0].type.with_element_ty(kind))
+        return tl.tensor(
+            Handle(convert(np.asarray(result), numpy_of(kind)), kind), shaped[0].type.with_element_ty(kind)
+        )
 
     return twin
 
@@ -146,7 +172,11 @@ def _twin(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
 def libdevice_twins() -> list[tuple[Any, str, Any]]:
     """(module, name, twin) of every libdevice function that has one."""
     found = []
-    for path in ("triton.language.extra.libdevice", "triton.language.extra.cuda.libdevice", "triton.language.extra.hip.libdevice"):
+    for path in (
+        "triton.language.extra.libdevice",
+        "triton.language.extra.cuda.libdevice",
+        "triton.language.extra.hip.libdevice",
+    ):
         try:
             module = importlib.import_module(path)
         except ImportError:

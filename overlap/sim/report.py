@@ -28,7 +28,7 @@ class Fault:
 class SimReport:
     """The result of `check_module`: seeds run, faults found, the largest difference from the original.
 
-    ``original`` is the path of the original, ``differences`` the largest absolute difference of any seed (0 when bitwise equal).
+    ``original`` is the path of the original; ``largest_difference`` is absolute, over all seeds (0 when bitwise equal).
     """
 
     module: str
@@ -52,13 +52,18 @@ class SimReport:
         sizes = " ".join(f"{axis}={extent}" for axis, extent in self.shape.items())
         ranks = f"{self.world} rank{'s' if self.world != 1 else ''}"
         lines = [
-            f"{self.module}: {ranks} of {self.sms} SMs, {sizes}, {self.dtype}, {self.launches} launches in a row with new data",
+            f"{self.module}: {ranks} of {self.sms} SMs, {sizes}, {self.dtype}, "
+            f"{self.launches} launches in a row with new data",
             f"original: {self.original}",
             f"seeds run: {_ranges(self.seeds)} ({self.steps} scheduling points)",
         ]
         if self.ok:
             equal = self.largest_difference == 0.0
-            agreement = "bitwise equal" if equal else f"largest difference {self.largest_difference:.3g}, allowed {self.tolerance:.3g}"
+            agreement = (
+                "bitwise equal"
+                if equal
+                else f"largest difference {self.largest_difference:.3g}, allowed {self.tolerance:.3g}"
+            )
             lines.append(f"against the original: {agreement}; no race, deadlock, stray access or missing write")
         lines.append(NOT_COVERED)
         for fault in self.faults:

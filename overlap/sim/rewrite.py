@@ -115,14 +115,17 @@ class _Rewriter(ast.NodeTransformer):
             return node
         operands = [node.left, *node.comparators]
         links = [
-            _thunk(ast.Compare(copy.deepcopy(operands[i]), [op], [copy.deepcopy(operands[i + 1])])) for i, op in enumerate(node.ops)
+            _thunk(ast.Compare(copy.deepcopy(operands[i]), [op], [copy.deepcopy(operands[i + 1])]))
+            for i, op in enumerate(node.ops)
         ]
         return ast.copy_location(_helper("ol_sim_and", *links), node)
 
     def visit_For(self, node: ast.For) -> ast.AST:
         self.generic_visit(node)
         waits = [i for i, statement in enumerate(node.body) if _waits(statement)]
-        stores = [i for i, statement in enumerate(node.body) if _calls(statement, STORE_WORDS) and not _waits(statement)]
+        stores = [
+            i for i, statement in enumerate(node.body) if _calls(statement, STORE_WORDS) and not _waits(statement)
+        ]
         if not waits or not isinstance(node.target, ast.Name):
             return node
         later = [i for i in stores if i > waits[-1]]
@@ -133,7 +136,11 @@ class _Rewriter(ast.NodeTransformer):
         ahead = ast.Expr(
             ast.Call(
                 ast.Attribute(ast.Name(name, ast.Load()), "ahead", ast.Load()),
-                [ast.Constant(len(self.heads)), ast.Constant(node.target.id), ast.Call(ast.Name("locals", ast.Load()), [], [])],
+                [
+                    ast.Constant(len(self.heads)),
+                    ast.Constant(node.target.id),
+                    ast.Call(ast.Name("locals", ast.Load()), [], []),
+                ],
                 [],
             )
         )
@@ -141,7 +148,9 @@ class _Rewriter(ast.NodeTransformer):
             ast.copy_location(inner, node.body[waits[-1]])
         self.heads.append(head)
         node.body.insert(later[0], ahead)
-        start = ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], _helper("ol_sim_lookahead", node.iter)), node)
+        start = ast.copy_location(
+            ast.Assign([ast.Name(name, ast.Store())], _helper("ol_sim_lookahead", node.iter)), node
+        )
         node.iter = ast.Name(name, ast.Load())
         wrapper = ast.If(ast.Constant(True), [start, node], [])
         return ast.copy_location(wrapper, node)

@@ -98,7 +98,7 @@ class SimRuntime:
         return tensor
 
     def label(self, tensor: Any, name: Callable[[int], str]) -> None:
-        """Names the words of a symmetric tensor in faults: ``name(element index)`` gives "flag 2 (chunk from rank 3)"."""
+        """Names the words of a symmetric tensor in faults: ``name(word)`` gives "flag 2 (chunk from rank 3)"."""
         buffer = self._world.memory.of(tensor)
         for copy in (buffer.copies or (buffer,)) if buffer is not None else ():
             copy.label = name
@@ -184,7 +184,7 @@ class SimRuntime:
         self._world.enqueue_launch(stream, self.host, kernel, grid, args, kwargs)
 
     def fill(self, tensor: Any, values: Any) -> None:
-        """Writes ``values`` into ``tensor`` in the order of the caller's stream, as a torch operation on a device would."""
+        """Writes ``values`` into ``tensor`` in the caller's stream, as a torch operation on a device would."""
         self._step()
         self._main.enqueue(fill_operation(self._world, tensor, values, self.rank), self.host)
 

@@ -127,7 +127,8 @@ class Shadow:
             kept = [
                 a
                 for a in self._sets[set_id]
-                if a is access or not (a.agent is agent and a.scope == access.scope or a.agent.covers(agent.clock, a.step))
+                if a is access
+                or not (a.agent is agent and a.scope == access.scope or a.agent.covers(agent.clock, a.step))
             ]
             if access not in kept:
                 kept.append(access)
@@ -140,9 +141,16 @@ class Shadow:
         return found
 
     def _check_writers(
-        self, buffer: Buffer, index: np.ndarray, writers: np.ndarray, access: Access, clock: Clock, known: set[int],
-        *, reading: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        buffer: Buffer,
+        index: np.ndarray,
+        writers: np.ndarray,
+        access: Access,
+        clock: Clock,
+        known: set[int],
+        *,
+        reading: bool = True,
+    ) -> None:
         first = int(writers[0])
         if len(writers) == 1 or (writers == first).all():
             distinct = [first]
@@ -205,8 +213,9 @@ class Shadow:
         low, high = int(index.min()), int(index.max())
         what = buffer.element(low) if low == high else f"{buffer.element(low)} to {buffer.element(high)}"
         why = reason(before, access)
+        count = f"{len(index)} element{'s' if len(index) != 1 else ''}"
         raise RaceFault(
-            f"race: {access} {what} ({len(index)} element{'s' if len(index) != 1 else ''}) while nothing orders it behind: {before}",
+            f"race: {access} {what} ({count}) while nothing orders it behind: {before}",
             where=span(access.where) or span(before.where),
             help=why,
         )
@@ -215,7 +224,7 @@ class Shadow:
 def reason(before: Access, access: Access) -> str:
     """What is probably missing between two unordered accesses."""
     if before.scope and access.scope:
-        return "both are atomic, but gpu scope does not reach another rank: use scope=\"sys\""
+        return 'both are atomic, but gpu scope does not reach another rank: use scope="sys"'
     if before.verb.startswith("writes") and before.step in before.agent.releases:
         return "no barrier before release: put tl.debug_barrier() between the stores and the flag (ol.notify does)"
     if "TMA load" in access.verb and before.agent.covers(access.agent.clock, before.step):

@@ -153,11 +153,15 @@ def quick_load(slow: Callable[..., Any]) -> Callable[..., Any]:
     def load(pointer: Any, mask: Any = None, other: Any = None, *args: Any, **kwargs: Any) -> Any:
         if mask is None and other is None and type(pointer) is tl.tensor:
             kind = pointer.type
-            if type(kind) is tl.pointer_type and pointer.handle.data.size == 1:
+            if type(kind) is tl.pointer_type and not kind.element_ty.is_block():
                 element = kind.element_ty
                 dtype = _SCALARS.get(element.name)
                 if dtype is not None:
-                    return make(BUILDER.world.kernel_memory.load_one(int(pointer.handle.data.reshape(-1)[0]), dtype), element, False)
+                    return make(
+                        BUILDER.world.kernel_memory.load_one(int(pointer.handle.data.reshape(-1)[0]), dtype),
+                        element,
+                        False,
+                    )
         return slow(pointer, mask, other, *args, **kwargs)
 
     return load
@@ -165,7 +169,18 @@ def quick_load(slow: Callable[..., Any]) -> Callable[..., Any]:
 
 _NUMBERS = {
     kind.name: kind
-    for kind in (tl.int8, tl.int16, tl.int32, tl.int64, tl.uint8, tl.uint32, tl.float16, tl.bfloat16, tl.float32, tl.float64)
+    for kind in (
+        tl.int8,
+        tl.int16,
+        tl.int32,
+        tl.int64,
+        tl.uint8,
+        tl.uint32,
+        tl.float16,
+        tl.bfloat16,
+        tl.float32,
+        tl.float64,
+    )
 }
 
 
@@ -173,7 +188,13 @@ def quick_to(slow: Callable[..., Any]) -> Callable[..., Any]:
     """``x.to(dtype)`` between numbers."""
 
     def to(self: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
-        if not args and not kwargs and type(dtype) is tl.dtype and dtype.name in _NUMBERS and self.dtype.name in _NUMBERS:
+        if (
+            not args
+            and not kwargs
+            and type(dtype) is tl.dtype
+            and dtype.name in _NUMBERS
+            and self.dtype.name in _NUMBERS
+        ):
             return make(convert(self.handle.data, numpy_of(dtype)), dtype, self.type.is_block())
         return slow(self, dtype, *args, **kwargs)
 

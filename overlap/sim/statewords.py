@@ -6,7 +6,12 @@ from typing import Any
 
 from overlap.schedule.table import S_COUNTER, S_EPOCH, S_FAULT, S_READY, S_SPIN_LIMIT, SLOT_WORDS, done_base, flag_base
 
-_FIXED = {S_EPOCH: "the epoch", S_COUNTER: "the entry counter", S_SPIN_LIMIT: "the spin limit", S_FAULT: "the fault record"}
+_FIXED = {
+    S_EPOCH: "the epoch",
+    S_COUNTER: "the entry counter",
+    S_SPIN_LIMIT: "the spin limit",
+    S_FAULT: "the fault record",
+}
 
 
 class StateWords:

@@ -1,13 +1,14 @@
 """`check_module`: a generated module on simulated ranks against the original kernel on gathered data.
 
     original (1 rank, no communication)  -> wanted[launch][rank]
-    generated, seed 0, 1, 2, ...         -> got[launch][rank], launches in a row in one run, same input memory overwritten
+    generated, seed 0, 1, 2, ...         -> got[launch][rank], launches in a row, same input memory overwritten
 
 Every seed is another order of everything that may be reordered; the data stays the same, so that a seed replays.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -36,9 +37,18 @@ class ModuleCheck:
     """A generated module with its original, inputs and wanted results for one world, shape and dtype."""
 
     def __init__(
-        self, path: str, *, world: int, shape: dict[str, int], dtype: str, launches: int = 3, original: str | None = None,
-        sms: int | None = None, flattened: bool | None = None, mutate_steps: StepFilter | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        path: str,
+        *,
+        world: int,
+        shape: dict[str, int],
+        dtype: str,
+        launches: int = 3,
+        original: str | None = None,
+        sms: int | None = None,
+        flattened: bool | None = None,
+        mutate_steps: StepFilter | None = None,
+    ) -> None:
         self.path = path
         self.world = world
         self.sizes = dict(shape)
@@ -64,7 +74,9 @@ class ModuleCheck:
         self.inputs = make_inputs(self.operator, self.sizes, kind, world, launches)
         self.tolerance = tolerance(self.operator, self.sizes, kind)
         self.wanted = self._run_original()
-        self.report = SimReport(path, self.original, world, self.sizes, dtype, launches, self.sms, tolerance=self.tolerance)
+        self.report = SimReport(
+            path, self.original, world, self.sizes, dtype, launches, self.sms, tolerance=self.tolerance
+        )
 
     def _run_original(self) -> list[list[tuple[torch.Tensor, ...]]]:
         host = self._original_host or getattr(load_module(self.original), self.operator.name)
@@ -77,7 +89,9 @@ class ModuleCheck:
         try:
             return World(1, sms=self.sms).run(body)[0]
         except SimFault as fault:
-            raise type(fault)(f"the original {self.original} itself: {fault.message}", where=fault.where, help=fault.help) from fault
+            raise type(fault)(
+                f"the original {self.original} itself: {fault.message}", where=fault.where, help=fault.help
+            ) from fault
 
     def run(self, seed: int, chooser: Chooser | None = None) -> OverlapError | None:
         """One simulation; the fault it found, if any."""
@@ -116,7 +130,10 @@ class ModuleCheck:
 
     def _compare(self, world: World, runtime: Any, name: str, got: torch.Tensor, wanted: torch.Tensor) -> None:
         if got.shape != wanted.shape or got.dtype != wanted.dtype:
-            raise MismatchFault(f"mismatch: {name} is {tuple(got.shape)} {got.dtype}, the original's {tuple(wanted.shape)} {wanted.dtype}")
+            raise MismatchFault(
+                f"mismatch: {name} is {tuple(got.shape)} {got.dtype}, "
+                f"the original's {tuple(wanted.shape)} {wanted.dtype}"
+            )
         if not got.numel():
             return
         buffer = world.memory.of(got)
@@ -137,17 +154,27 @@ class ModuleCheck:
         if wrong.any():
             where = tuple(int(i) for i in np.argwhere(wrong)[0])
             raise MismatchFault(
-                f"mismatch: {int(wrong.sum())} of {got.numel()} elements of {name} differ from the original's, the first is "
-                f"[{', '.join(map(str, where))}]: {one[where]:g} instead of {other[where]:g} (allowed {self.tolerance:.3g})"
+                f"mismatch: {int(wrong.sum())} of {got.numel()} elements of {name} differ from the original's, "
+                f"the first is [{', '.join(map(str, where))}]: {one[where]:g} instead of {other[where]:g} "
+                f"(allowed {self.tolerance:.3g})"
             )
         self.report.largest_difference = max(self.report.largest_difference, float(difference.max()))
 
 
 def check_module(
-    out_path: str, *, world: int, shape: dict[str, int], dtype: str = "fp16", seeds: Sequence[int] = (0,), launches: int = 3,
-    sms: int | None = None, original: str | None = None, progress: Callable[..., None] | None = None,
-    mutate_steps: StepFilter | None = None, flattened: bool | None = None,
-) -> SimReport:  # fmt: skip
+    out_path: str | os.PathLike[str],
+    *,
+    world: int,
+    shape: dict[str, int],
+    dtype: str = "fp16",
+    seeds: Sequence[int] = (0,),
+    launches: int = 3,
+    sms: int | None = None,
+    original: str | None = None,
+    progress: Callable[..., None] | None = None,
+    mutate_steps: StepFilter | None = None,
+    flattened: bool | None = None,
+) -> SimReport:
     """Runs a generated module on ``world`` simulated ranks once a seed and compares it with its original.
 
     Args:
@@ -167,9 +194,16 @@ def check_module(
         UsageError, SourceError: the file, its original, the world or the shape cannot be used.
     """
     check = ModuleCheck(
-        out_path, world=world, shape=shape, dtype=dtype, launches=launches, original=original, sms=sms, flattened=flattened,
+        os.fspath(out_path),
+        world=world,
+        shape=shape,
+        dtype=dtype,
+        launches=launches,
+        original=original,
+        sms=sms,
+        flattened=flattened,
         mutate_steps=mutate_steps,
-    )  # fmt: skip
+    )
     for seed in seeds:
         fault = check.run(seed)
         check.report.seeds.append(seed)

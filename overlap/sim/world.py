@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from overlap.errors import DeadlockFault, KernelCrashFault, OverlapError
 
-from .access import KernelMemory, where_in_kernel
+from .access import KernelMemory
 from .clocks import Agent
 from .device import simulated_device
 from .engine import NOWHERE, Device, Launch, Stream, launch_operation
@@ -76,10 +77,10 @@ class World:
             SimFault: a fault was found.
             OverlapError: host code raised one.
         """
-        hosts = []
-        for runtime in self.runtimes:
-            fibre = self.scheduler.spawn(runtime.host, lambda runtime=runtime: body(self.groups[runtime.rank]))
-            hosts.append(fibre)
+        hosts = [
+            self.scheduler.spawn(runtime.host, partial(body, group))
+            for runtime, group in zip(self.runtimes, self.groups, strict=True)
+        ]
         with interpreted(self), simulated_device(self), np.errstate(all="ignore"):
             try:
                 self.scheduler.run()
@@ -135,7 +136,12 @@ class World:
         if isinstance(value, torch.Tensor):
             buffer = self.memory.register(value, rank)
             buffer.describe(value, name)
-            if buffer.label is None and buffer.copies is not None and name.endswith("state") and value.dtype == torch.int64:
+            if (
+                buffer.label is None
+                and buffer.copies is not None
+                and name.endswith("state")
+                and value.dtype == torch.int64
+            ):
                 buffer.label = StateWords(self.runtimes[buffer.rank], value.data_ptr())
         elif isinstance(value, tuple):
             for part in value:
@@ -163,7 +169,9 @@ class World:
             raise RuntimeError("a kernel launched from inside a kernel")
         runtime.launch(kernel, grid, args, kwargs, runtime.main_stream())
 
-    def enqueue_launch(self, stream: Stream, host: Agent, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enqueue_launch(
+        self, stream: Stream, host: Agent, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         function, name, shape, values = self.prepare(kernel, grid, args, kwargs, stream.rank)
         warps = int(kwargs.get("num_warps") or 4)
         stream.enqueue(launch_operation(self, function, name, shape, values, warps), host)
@@ -173,7 +181,7 @@ class World:
         try:
             kernel.call(**values)
         except OverlapError as error:
-            where = span(where_in_kernel(self.scheduler.current))
+            where = _line_of(error, kernel)
             raise error.at(where) if where else error from None
         except Exception as error:
             fibre = self.scheduler.current
@@ -183,14 +191,23 @@ class World:
 
     def _deadlock(self, stuck: list[Fibre]) -> DeadlockFault:
         programs = [fibre for fibre in stuck if fibre.agent.kind == "program"]
-        lines = [fibre.describe() for fibre in sorted(stuck, key=lambda f: (f.agent.kind != "program", f.agent.rank, f.agent.id))]
+        lines = [
+            fibre.describe()
+            for fibre in sorted(stuck, key=lambda f: (f.agent.kind != "program", f.agent.rank, f.agent.id))
+        ]
         first = (programs or stuck)[0]
         where = span(first.where) if first.where else None
         resident = ""
         waiting = [device.rank for device in self.devices if device._launches]
         if waiting:
-            left = {d.rank: sum(launch.total - launch.started for launch in d._launches) for d in self.devices if d._launches}
-            resident = "; ".join(f"rank {rank} has {n} programs that wait for one of {self.sms} SMs" for rank, n in left.items())
+            left = {
+                d.rank: sum(launch.total - launch.started for launch in d._launches)
+                for d in self.devices
+                if d._launches
+            }
+            resident = "; ".join(
+                f"rank {rank} has {n} programs that wait for one of {self.sms} SMs" for rank, n in left.items()
+            )
         help = "\n".join([*lines, *([resident] if resident else [])])
         return DeadlockFault(f"deadlock: nothing can run: {lines[0]}", where=where, help=help)
 

@@ -17,7 +17,7 @@ import pytest
 
 @pytest.fixture
 def on_ranks() -> Callable[..., list[Any]]:
-    """``on_ranks(world, body, **options)`` runs ``body(runtime)`` as the host code of every rank and returns the results."""
+    """``on_ranks(world, body, **options)`` runs ``body(runtime)`` as every rank's host code and returns the results."""
     from overlap.sim import World
 
     def run(world: int, body: Callable[[Any], Any], **options: Any) -> list[Any]:
@@ -35,7 +35,11 @@ def compiled(repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
     monkeypatch.chdir(repo)
 
     def compile_to(
-        name: str = "grouped_gemm", *, plan: str = "all_gather_1d", on: str = "a[M]", edits: tuple[tuple[str, str], ...] = ()
+        name: str = "grouped_gemm",
+        *,
+        plan: str = "all_gather_1d",
+        on: str = "a[M]",
+        edits: tuple[tuple[str, str], ...] = (),
     ) -> Path:
         path = repo / "templates" / "kernels" / f"{name}.py"
         request = Request(SourceUnit.from_file(path), plan, on)

@@ -133,7 +133,9 @@ def tma_writer(src, box_table, flag_table, peer, epoch, SIDE: tl.constexpr, LAND
     desc = tl.make_tensor_descriptor(box, [SIDE, SIDE], [SIDE, 1], [SIDE, SIDE])
     desc.store([0, 0], tile)
     if LANDED:
-        tl.inline_asm_elementwise("cp.async.bulk.wait_group 0; mov.b32 $0, $1;", "=r,r", [peer], dtype=tl.int32, is_pure=False, pack=1)
+        tl.inline_asm_elementwise(
+            "cp.async.bulk.wait_group 0; mov.b32 $0, $1;", "=r,r", [peer], dtype=tl.int32, is_pure=False, pack=1
+        )
     tl.debug_barrier()
     flag = tl.load(flag_table + peer).to(tl.pointer_type(tl.int64))
     tl.atomic_xchg(flag, epoch, sem="release", scope="sys")

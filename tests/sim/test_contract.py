@@ -65,7 +65,9 @@ def group_of_ranks(request):
 def filled(runtime, tensor, value, stream=None):
     """Fills a flat tensor with a kernel."""
     n = tensor.numel()
-    runtime.launch(put, (triton.cdiv(n, 64),), (tensor, n, value), {"BLOCK": 64, "num_warps": 4}, stream or runtime.main_stream())
+    runtime.launch(
+        put, (triton.cdiv(n, 64),), (tensor, n, value), {"BLOCK": 64, "num_warps": 4}, stream or runtime.main_stream()
+    )
 
 
 def ordered_behind_all(runtime, word, epoch):

@@ -39,7 +39,9 @@ def without(kind, **fields):
     """A step filter that drops all steps of a kind (whose fields are as given)."""
 
     def mutate(rank, steps):
-        kept = tuple(s for s in steps if not (isinstance(s, kind) and all(getattr(s, k) == v for k, v in fields.items())))
+        kept = tuple(
+            s for s in steps if not (isinstance(s, kind) and all(getattr(s, k) == v for k, v in fields.items()))
+        )
         assert kept != steps, f"no {kind.__name__} to drop"
         return kept
 
@@ -110,7 +112,11 @@ def test_elements_never_written(compiled):
 
 
 def test_a_wrong_value(compiled):
-    path = compiled(edits=(("tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)", "tl.full((BLOCK_M, BLOCK_N), 1.0, dtype=tl.float32)"),))
+    path = compiled(
+        edits=(
+            ("tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)", "tl.full((BLOCK_M, BLOCK_N), 1.0, dtype=tl.float32)"),
+        )
+    )
     report = check(path)
     assert report.faults[0].kind == "mismatch"
 

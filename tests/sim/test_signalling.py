@@ -36,7 +36,15 @@ def exchange_body(launches, **switches):
         for epoch in range(1, launches + 1):
             src = torch.arange(BLOCK, dtype=torch.float32) * epoch + rank
             outs.append(torch.empty(BLOCK))
-            args = (src, boxes, flags, done, addresses(runtime, boxes), addresses(runtime, flags), addresses(runtime, done))
+            args = (
+                src,
+                boxes,
+                flags,
+                done,
+                addresses(runtime, boxes),
+                addresses(runtime, flags),
+                addresses(runtime, done),
+            )
             options = {"BLOCK": BLOCK, "STRIDE": WORD, "num_warps": 4, **RIGHT, **switches}
             runtime.launch(exchange, (1,), (*args, outs[-1], epoch, rank, world), options, runtime.main_stream())
         runtime.synchronize()
@@ -178,7 +186,9 @@ def tma_read_body(fence):
 
 def test_a_tma_load_behind_an_acquire_needs_the_proxy_fence(on_ranks):
     for seed in SEEDS:
-        assert on_ranks(2, tma_read_body(True), seed=seed)[1].view(torch.int32).flatten().tolist() == list(range(SIDE * SIDE))
+        assert on_ranks(2, tma_read_body(True), seed=seed)[1].view(torch.int32).flatten().tolist() == list(
+            range(SIDE * SIDE)
+        )
         with pytest.raises(RaceFault, match="by TMA load") as caught:
             on_ranks(2, tma_read_body(False), seed=seed)
         assert "proxy fence" in caught.value.help
