@@ -86,11 +86,11 @@ def fitted(line: str, width: int = 120) -> list[str]:
     for i in range(opening + 1, closing):
         depth += (line[i] in "({[") - (line[i] in ")}]")
         if line[i] == "," and depth == 0:
-            lines.append(f"{indent}    {line[start : i + 1].strip()}")
+            lines += fitted(f"{indent}    {line[start : i + 1].strip()}", width)
             start = i + 1
     last = line[start:closing].strip()
     if last:
-        lines.append(f"{indent}    {last},")
+        lines += fitted(f"{indent}    {last},", width)
     return [*lines, indent + line[closing:]]
 
 
