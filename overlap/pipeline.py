@@ -33,7 +33,9 @@ from overlap.schedule.depgraph import check_covered
 from overlap.schedule.describe import describe as describe_schedule
 from overlap.schedule.model import AxisTiles, RankSchedule, TensorRead
 from overlap.schedule.runs import schedule_all
+from overlap.schedule.steps import launch_steps
 from overlap.schedule.verify import verify_schedule
+from overlap.schedule.verify_steps import verify_steps
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,7 @@ def probe(
         axes = tuple(AxisTiles(a.name, sizes[a.name], 2) for a in tile_axes(program))
         for rank in range(world):
             check_covered(plan, tensor_reads(program, on), axes, rank)
+        verify_steps([launch_steps(plan, rank) for rank in range(world)], plan)
 
 
 def _axes(program: ProgramModel) -> set[str]:
@@ -252,7 +255,9 @@ def schedules_for(compilation: Compilation, plan: CommPlan, sizes: dict[str, int
     reads = tensor_reads(compilation.program, compilation.on)
     ordered = find_backend(compilation.realization.backend).ordered
     schedules = schedule_all(plan, reads, axes, ordered=ordered)
-    verify_schedule(schedules, plan, reads, axes)
+    for flattened in (False, True):
+        verify_schedule(schedules, plan, reads, axes, flattened=flattened, ordered=ordered)
+    verify_steps([launch_steps(plan, rank) for rank in range(plan.world)], plan)
     return schedules
 
 
