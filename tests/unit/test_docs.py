@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 
+import click
 import pytest
 
 from overlap.cli.main import cli
@@ -34,7 +35,8 @@ def test_commands_exist(repo, page):
     commands = re.findall(r"^overlap +(\S.*)$", text, re.M)
     for line in commands:
         name, *words = shlex.split(line, comments=True)
-        command = cli.commands[name]
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None, line
         known = {o for p in command.params for o in p.opts}
         assert {w for w in words if w.startswith("-")} <= known, line
     if page == "README.md":
