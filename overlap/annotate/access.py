@@ -175,6 +175,8 @@ def _split(
             candidate = IndexExpr.of(stride[0])
         elif any(leaf.kind == "lanes" for leaf in varying.leaves()):
             candidate = fixed
+        elif (of_tile := _stride_of_tile(context, factors, fixed)) is not None:
+            candidate = of_tile
         else:
             continue
         if candidate not in candidates:
@@ -190,6 +192,13 @@ def _split(
             return None
         indices[chosen[0][1]] += chosen[0][2] * varying
     return sorted(indices.items(), key=lambda pair: (pair[0] == one, _order(context, pair[0])))
+
+
+def _stride_of_tile(context: AccessContext, factors: tuple[Atom, ...], fixed: IndexExpr) -> IndexExpr | None:
+    """What multiplies ``coordinate * BLOCK`` in a term without lanes, such as the index of a matrix in a batch."""
+    coords = [a for a in factors if a.kind == "coord"]
+    block = next((a.block for a in context.tile_axes if len(coords) == 1 and a.name == coords[0].axis), None)
+    return fixed.divided_by(IndexExpr.of(Atom("param", block))) if block else None
 
 
 def _order(context: AccessContext, stride: IndexExpr) -> tuple[int, int]:

@@ -165,7 +165,7 @@ def unwrap(function: Any) -> Callable[..., Any]:
 def _decode(raw: bytes, path: str) -> str:
     try:
         encoding, _ = tokenize.detect_encoding(BytesIO(raw).readline)
-        return raw.decode(encoding).removeprefix("\ufeff")
+        return raw.decode(encoding)  # a byte order mark shows as utf-8-sig, which drops it
     except (SyntaxError, UnicodeDecodeError, LookupError) as error:
         raise SourceError(f"cannot decode {path}: {error}", where=SourceSpan(path, 1)) from None
 

@@ -94,6 +94,12 @@ def test_values_of_a_branch_that_returns_are_gone(model):
     assert [a.axes for a in kernel.accesses if a.tensor == "c_ptr"] == [("M", "N")]
 
 
+def test_range_axis_beside_a_dimension_of_its_own(model):
+    """A dimension that the host entry gives another name is not spanned by the loop's axis."""
+    program = model(("host_entry a[M,K]", "host_entry a[M,groups]"))
+    assert reads(program) == (("M", None), (False, False))
+
+
 def test_wrapped(model):
     program = model((A, "    pa = a_ptr + (rm % M)[:, None] * sam + rk[None, :] * sak\n"))
     assert reads(program) == (("M", "K"), (True, False))

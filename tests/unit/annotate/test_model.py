@@ -124,6 +124,13 @@ def test_axis_count_anywhere(model):
     assert {(a.name, a.count_name) for a in moved.axes} == {("M", "rows"), ("N", "cols"), ("K", None)}
 
 
+def test_the_count_under_the_pragma_wins(model):
+    kernel = model(
+        ("    # @overlap.axis_count M block=BM\n", "    high = tl.cdiv(M, BM)\n    # @overlap.axis_count M block=BM\n")
+    ).kernel
+    assert kernel.axis("M").count_name == "rows"
+
+
 def test_counts_written_out_in_the_map(model):
     kernel = model(
         ("    rows = tl.cdiv(M, BM)\n", ""), ("size = min(rows - group", "size = min(tl.cdiv(M, BM) - group")
