@@ -5,20 +5,45 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from difflib import get_close_matches
+from importlib import import_module
 
 import click
 
-from overlap.errors import OverlapError, SourceSpan, UsageError
+from overlap.errors import MissingDependencyError, OverlapError, SourceSpan, UsageError
 from overlap.version import __version__
 
-from . import build, check, compile, explain, simulate, verify
+COMMANDS = ("compile", "simulate", "verify", "check", "explain", "build", "doctor")
+"""In the order a user meets them; each is the module of that name in this room."""
 
 
 class _Group(click.Group):
-    """Keeps the commands in the order a user meets them."""
+    """Imports a command when it is asked for, so that `doctor` runs where another command's packages are missing."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            near = get_close_matches(cmd_name, COMMANDS, 1)
+            ctx.fail(f"No such command {cmd_name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+        try:
+            return import_module(f"{__package__}.{cmd_name}").command
+        except ImportError as error:
+            return _unusable(cmd_name, error)
+
+
+def _unusable(name: str, error: ImportError) -> click.Command:
+    """Stands for a command whose module cannot be imported: listed with the reason, refused when run."""
+
+    @click.command(name, help=f"Not usable here: {error}", context_settings={"ignore_unknown_options": True})
+    @click.argument("words", nargs=-1, type=click.UNPROCESSED)
+    def command(words: tuple[str, ...]) -> None:
+        raise MissingDependencyError(
+            f"`overlap {name}` cannot start: {error}", help="`overlap doctor` shows what is missing"
+        ) from error
+
+    return command
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -27,12 +52,8 @@ def cli() -> None:
     """Fuses communication into Triton kernels: compile, simulate, explain."""
 
 
-for module in (compile, simulate, verify, check, explain, build):
-    cli.add_command(module.command)
-
-
 def on_command_line(words: list[str], message: str) -> SourceSpan:
-    """The command line as a place, for mistakes that are in no file: the caret stands under the word that the message quotes."""
+    """The command line as a place, for mistakes that are in no file: the caret stands under the word in quotes."""
     line = shlex.join(["overlap", *words])
     quoted = re.findall(r"[`'\"]([^`'\"]+)[`'\"]", message)
     for word in words:
