@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -123,11 +124,17 @@ class CompiledKernel:
         return self.operator.realization
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
-        return lambda *args, group=None, **kwargs: self.launch(grid, args, kwargs, group=group)
+        return lambda *args, group=None, **kwargs: self._launched(grid, args, kwargs, group)
 
     def run(self, *args: Any, grid: Any, warmup: bool = False, group: Any = None, **kwargs: Any) -> None:
         """`kernel[grid](...)` spelt as Triton's own launchers spell it."""
-        self.launch(grid, args, kwargs, group=group)
+        self._launched(grid, args, kwargs, group)
+
+    def _launched(self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], group: Any) -> None:
+        before = self.last_plan
+        said = self.launch(grid, args, kwargs, group=group)
+        if said is not before:
+            announce(said, warn=self._forced)
 
     def launch(
         self,
@@ -138,8 +145,8 @@ class CompiledKernel:
         group: Any = None,
         backend: str | None = None,
         behind: Callable[[Instance], None] | None = None,
-    ) -> None:
-        """One launch.
+    ) -> LastPlan:
+        """One launch, without a log line; what it did is returned and kept as `last_plan`.
 
         Args:
             backend: overrides the kernel's own choice for this launch.
@@ -147,17 +154,16 @@ class CompiledKernel:
         """
         group = resolve_group(group)
         choice = self._choose(group, args, kwargs, backend or self.backend)
+        self._forced = choice.forced
         if choice.backend == "serial":
-            self._serial(group, grid, args, kwargs, choice)
-            return
+            return self._serial(group, grid, args, kwargs, choice)
         runtime = runtime_of(group)
         call = KernelCall(self.operator, runtime, grid, args, kwargs, behind)
         call.run()
         instance = call.instance
         assert instance is not None
-        key = (id(instance), runtime.rank)
-        if key != self._reported:
-            self._reported = key
+        if self.last_plan is None or self._reported is not instance:
+            self._reported = instance
             plan, shard = instance.plan, call.shard
             self.last_plan = LastPlan(
                 operator=self.__name__,
@@ -170,9 +176,10 @@ class CompiledKernel:
                 dtype=str(shard.dtype),
                 predicted_ms=predicted_ms(plan, runtime.rank, shard.element_size()),
             )
-            announce(self.last_plan)
+        return self.last_plan
 
-    _reported: Any = None
+    _reported: Instance | None = None
+    _forced = False
 
     def _choose(self, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any], asked: str | None) -> Choice:
         given = {**dict(zip(parameters(self.operator), args, strict=False)), **kwargs}
@@ -180,11 +187,15 @@ class CompiledKernel:
         shard = getattr(value, "base", value)
         size = shard.element_size() if hasattr(shard, "element_size") else 0
         extent = given.get(self.operator.extents.get(self.operator.axis, ""))
-        held = shard.shape[self.operator.dim] if size and shard.dim() > self.operator.dim else 0
-        gathered = shard.numel() // held * extent * size if held and isinstance(extent, int) else 0
-        return choose(group, shard, gathered, asked)
+        if not size or not isinstance(extent, int):
+            return Choice("copy_engine")  # which says what is wrong with them
+        # The same number on every rank, also where a rank holds nothing.
+        others = math.prod(n for d, n in enumerate(shard.shape) if d != self.operator.dim)
+        return choose(group, shard, others * extent * size, asked)
 
-    def _serial(self, group: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], choice: Choice) -> None:
+    def _serial(
+        self, group: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], choice: Choice
+    ) -> LastPlan:
         from .serial import SerialKernelCall
 
         call = SerialKernelCall(self.operator, group, self.fn, grid, args, kwargs)
@@ -201,4 +212,4 @@ class CompiledKernel:
             dtype=str(call.shard.dtype),
             why_serial=choice.why_serial,
         )
-        announce(self.last_plan, warn=choice.forced)
+        return self.last_plan

@@ -1,0 +1,37 @@
+"""`torch.library` custom operators: what tracers see instead of the operator's insides.
+
+Groups travel by name, the only form a graph can hold. Outside tracing the operator is called directly, which saves the
+dispatcher's time on every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+
+def define(name: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
+    """Registers a custom operator and its fake.
+
+    Args:
+        name: ``namespace::operator``.
+        implementation: annotated with the types that `torch.library.custom_op` reads its schema from.
+        fake: the same parameters; gives results of the right shapes without data.
+    """
+    operator = torch.library.custom_op(name, implementation, mutates_args=())
+    operator.register_fake(fake)
+    return operator
+
+
+def traced(tensors: Iterable[torch.Tensor | None]) -> bool:
+    """Whether a call must go through the dispatcher: a tracer, a mode or a tensor subclass watches, or autograd."""
+    if torch.compiler.is_compiling():
+        return True
+    present = [t for t in tensors if t is not None]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in present):
+        return True
+    if any(type(t) not in (torch.Tensor, torch.nn.Parameter) for t in present):
+        return True
+    return torch._C._len_torch_dispatch_stack() > 0

@@ -1,0 +1,275 @@
+"""`ag_gemm`: y = gather(x) @ w, the gather hidden behind the product.
+
+    rank r   x shard -> own slot | copies from peers ... | [gathered x]
+             tiles of the own rows | rows of r+1 | rows of r+2 | ...  | further weights on the gathered x
+
+One gather serves several weights (q, k, v; gate and up): the largest product is the fused kernel, the others run right
+behind it on the gathered buffer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from overlap.api import CompiledKernel, LastPlan, compile
+from overlap.api.fallback import Choice, check_backend, choose
+from overlap.api.groups import group_by_name, resolve_group
+from overlap.api.report import announce
+from overlap.api.serial import gather
+from overlap.errors import UsageError
+from overlap.interop import define, traced
+from overlap.runtime.instance import Instance
+from overlap.runtime.protocol import runtime_of
+
+from .products import Product, copy_whole, launch_product, product_arguments
+from .views import GatherView, gather_view
+
+FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_LAST: dict[str, LastPlan] = {}
+
+Tensors = torch.Tensor | list[torch.Tensor]
+
+
+def last_plan(operator: str = "ag_gemm") -> LastPlan | None:
+    """What the last call of a prebuilt operator did in this process, or None before the first."""
+    return _LAST.get(operator)
+
+
+def ag_gemm(
+    x: torch.Tensor,
+    w: torch.Tensor | Sequence[torch.Tensor],
+    *,
+    bias: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
+    gather_dim: int = 0,
+    gather_size: int | None = None,
+    group: Any = None,
+    out: torch.Tensor | Sequence[torch.Tensor] | None = None,
+    return_gathered: bool = False,
+    backend: str | None = None,
+    plan: str = "all_gather_1d",
+    split: int = 1,
+) -> Any:
+    """``gather(x, gather_dim) @ w + bias`` over the ranks of ``group``.
+
+    Args:
+        x: this rank's shard, [..., D]; any strides.
+        w: this rank's weight [D, N], any strides (``linear.weight.t()`` is one), or several [D, N_i] for one gather.
+        bias: [N], or one (or None) for each weight.
+        gather_dim: the dimension x is sharded along; not the last.
+        gather_size: its global extent, needed where shards are uneven; they follow `torch.chunk`.
+        group: process group, its name, DeviceMesh, (mesh, dim), or a simulated group; None is the default group.
+        out: where results go, of their shape and dtype; one for each weight.
+        return_gathered: return the gathered x as well, as a tensor of its own.
+        backend: ``copy_engine`` (fused) or ``serial`` (a collective, then torch's product); by default fused, and
+            serial where that is impossible or slower, which `last_plan` and the log say.
+        plan: the plan template that moves the shards: ``all_gather_1d`` (pull), ``all_gather_1d_push``, ...
+        split: chunks a shard is cut into.
+
+    Returns:
+        y [..., N] of x's dtype, accumulated in fp32 (fp32 inputs in IEEE precision): one tensor, or a list for a list
+        of weights; with ``return_gathered`` a pair of that and the gathered x.
+
+    Raises:
+        UsageError: shapes, dtypes or devices that do not fit each other, or an unknown backend.
+        UnsupportedError: a gather along D.
+        RuntimeContractError: a shard that is not this rank's piece.
+    """
+    weights = [w] if isinstance(w, torch.Tensor) else list(w)
+    biases = [bias] * len(weights) if bias is None or isinstance(bias, torch.Tensor) else list(bias)
+    if isinstance(bias, torch.Tensor) and not isinstance(w, torch.Tensor):
+        raise UsageError(f"one bias for {len(weights)} weights", help="pass a list: a bias, or None, for each weight")
+    check_arguments(x, weights, biases)
+    if out is None and not hasattr(group, "overlap_runtime") and traced([x, *weights, *biases]):
+        name = group if isinstance(group, str) else resolve_group(group).group_name
+        results = _OPERATOR(x, weights, biases, gather_dim, gather_size, name, backend, plan, split, return_gathered)
+    else:
+        outs = None if out is None else [out] if isinstance(out, torch.Tensor) else list(out)
+        group = resolve_group(group)
+        results = run(x, weights, biases, gather_dim, gather_size, group, outs, backend, plan, split, return_gathered)
+    ys = results[0] if isinstance(w, torch.Tensor) else list(results[: len(weights)])
+    return (ys, results[-1]) if return_gathered else ys
+
+
+def check_arguments(
+    x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
+) -> None:
+    """Raises UsageError unless weights and biases fit ``x``."""
+    if not weights:
+        raise UsageError("no weight was given", help="w is [D, N], or a list of such")
+    if len(biases) != len(weights):
+        raise UsageError(f"{len(biases)} biases for {len(weights)} weights", help="one, or None, for each weight")
+    for i, (w, b) in enumerate(zip(weights, biases, strict=True)):
+        if w.dim() != 2 or x.dim() < 1 or w.shape[0] != x.shape[-1]:
+            raise UsageError(
+                f"weight {i} has shape {tuple(w.shape)}, x has {tuple(x.shape)}",
+                help="w is [D, N] with D the last dimension of x; the weight of a Linear layer is passed as weight.t()",
+            )
+        for other, name in ((w, "weight"), (b, "bias")):
+            if other is not None and other.device != x.device:
+                raise UsageError(f"{name} {i} is on {other.device}, x on {x.device}")
+        if w.dtype != x.dtype:
+            raise UsageError(f"weight {i} is {w.dtype}, x is {x.dtype}", help="convert one of them")
+        if b is not None and tuple(b.shape) != (w.shape[1],):
+            raise UsageError(f"bias {i} has shape {tuple(b.shape)}, its weight {tuple(w.shape)}", help="bias is [N]")
+
+
+def run(
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+    gather_dim: int,
+    gather_size: int | None,
+    group: Any,
+    outs: Sequence[torch.Tensor] | None,
+    backend: str | None,
+    plan: str,
+    split: int,
+    return_gathered: bool,
+) -> list[torch.Tensor]:
+    """One call with its arguments as lists; results in the order of the weights, then the gathered x if wanted."""
+    world, rank = _ranks(group)
+    view = gather_view(x, gather_dim, gather_size, world, rank)
+    dim = gather_dim % x.dim()
+    shapes = [(*view.whole[:-1], w.shape[1]) for w in weights]
+    ys = _results(x, shapes, outs)
+    if 0 in (view.batch, view.rows, view.depth):
+        return _nothing_to_move(x, view, ys, biases, return_gathered)
+    choice = _choose(x, view, group, check_backend(backend))
+    if choice.backend == "serial":
+        whole = gather(group, x, view.whole, dim)
+        for y, w, b in zip(ys, weights, biases, strict=True):
+            product = torch.matmul(whole, w)
+            y.copy_(product if b is None else product + b.to(product.dtype))
+        said = LastPlan(
+            "ag_gemm", "serial", "collective", 0, world, rank, view.whole, str(x.dtype), why_serial=choice.why_serial
+        )
+        _remember(said, choice)
+        return [*ys, whole] if return_gathered else ys
+
+    shard = view.shard(x, dim)
+    runtime = runtime_of(group)
+    products = [
+        Product(w, y.view(view.batch, view.rows, w.shape[1]), b) for w, y, b in zip(weights, ys, biases, strict=True)
+    ]
+    first = max(range(len(products)), key=lambda i: products[i].columns)
+    whole = torch.empty(view.whole, dtype=x.dtype, device=x.device) if return_gathered else None
+    kernel, grid, arguments = product_arguments(products[first], shard, view, runtime)
+    compiled = compiled_kernel(kernel, view.along, plan, split)
+
+    def behind(instance: Instance) -> None:
+        gathered = instance.buffer.view(view.batch, view.rows, view.depth)
+        for i, product in enumerate(products):
+            if i != first:
+                launch_product(product, gathered, view, runtime)
+        if whole is not None:
+            copy_whole(gathered, whole, runtime)
+
+    more: Callable[[Instance], None] | None = behind if len(products) > 1 or whole is not None else None
+    said = compiled.launch(grid, (), arguments, group=group, backend=choice.backend, behind=more)
+    _remember(replace(said, operator="ag_gemm"), choice)
+    return [*ys, whole] if whole is not None else ys
+
+
+@cache
+def compiled_kernel(kernel: Any, along: str, plan: str, split: int) -> CompiledKernel:
+    """A GEMM kernel that gathers A along an axis."""
+    return compile(plan=plan, on=f"a[{along}]", split=split)(kernel)
+
+
+def _ranks(group: Any) -> tuple[int, int]:
+    carried = getattr(group, "overlap_runtime", None)
+    if carried is not None:
+        return carried.world, carried.rank
+    return group.size(), group.rank()
+
+
+def _choose(x: torch.Tensor, view: GatherView, group: Any, asked: str | None) -> Choice:
+    reason = ""
+    if x.dtype not in FUSED_DTYPES:
+        reason = f"no kernel for {x.dtype}"
+    elif not view.possible:
+        reason = "uneven shards of a dimension with others on both sides"
+    if reason and asked not in (None, "serial"):
+        raise UsageError(f"{asked} is impossible here: {reason}", help='leave backend out, or backend="serial"')
+    if reason and not hasattr(group, "overlap_runtime"):
+        return Choice("serial", "asked for" if asked else reason, forced=asked is None)
+    if reason:
+        raise UsageError(f"a simulated group has no collectives, and the fused kernel takes no {reason}")
+    return choose(group, x, math.prod(view.whole) * x.element_size(), asked)
+
+
+def _results(
+    x: torch.Tensor, shapes: Sequence[tuple[int, ...]], outs: Sequence[torch.Tensor] | None
+) -> list[torch.Tensor]:
+    if outs is None:
+        return [torch.empty(shape, dtype=x.dtype, device=x.device) for shape in shapes]
+    if len(outs) != len(shapes):
+        raise UsageError(f"{len(outs)} tensors in out for {len(shapes)} weights")
+    for i, (y, shape) in enumerate(zip(outs, shapes, strict=True)):
+        if tuple(y.shape) != shape or y.dtype != x.dtype or y.device != x.device or not y.is_contiguous():
+            raise UsageError(
+                f"out {i} is {tuple(y.shape)} {y.dtype} on {y.device} with strides {y.stride()}",
+                help=f"it must be {shape} {x.dtype} on {x.device}, contiguous",
+            )
+    return list(outs)
+
+
+def _nothing_to_move(
+    x: torch.Tensor, view: GatherView, ys: list[torch.Tensor], biases: Sequence[torch.Tensor | None], gathered: bool
+) -> list[torch.Tensor]:
+    """Results where the gathered tensor has no elements: empty sums, which every rank knows by itself."""
+    for y, b in zip(ys, biases, strict=True):
+        y.copy_(b.to(y.dtype).expand(y.shape)) if b is not None else y.zero_()
+    return [*ys, torch.empty(view.whole, dtype=x.dtype, device=x.device)] if gathered else ys
+
+
+def _remember(said: LastPlan, choice: Choice) -> None:
+    if _LAST.get("ag_gemm") != said:
+        _LAST["ag_gemm"] = said
+        announce(said, warn=choice.forced)
+
+
+def _call(
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+    gather_dim: int,
+    gather_size: int | None,
+    group: str,
+    backend: str | None,
+    plan: str,
+    split: int,
+    return_gathered: bool,
+) -> list[torch.Tensor]:
+    return run(
+        x, weights, biases, gather_dim, gather_size, group_by_name(group), None, backend, plan, split, return_gathered
+    )
+
+
+def _fake(
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+    gather_dim: int,
+    gather_size: int | None,
+    group: str,
+    backend: str | None,
+    plan: str,
+    split: int,
+    return_gathered: bool,
+) -> list[torch.Tensor]:
+    found = group_by_name(group)
+    dim = gather_dim % x.dim()
+    extent = x.shape[dim] * found.size() if gather_size is None else gather_size
+    whole = (*x.shape[:dim], extent, *x.shape[dim + 1 :])
+    ys = [x.new_empty((*whole[:-1], w.shape[1])) for w in weights]
+    return [*ys, x.new_empty(whole)] if return_gathered else ys
+
+
+_OPERATOR = define("overlap::ag_gemm", _call, _fake)

@@ -1,0 +1,74 @@
+"""Block sizes of the GEMM kernels by shape and dtype.
+
+    kernel       dtype        M         N         blocks          warps  stages
+    descriptors  16 bit    > 64     >= 256    128 x 256 x 64       8       3      level with cuBLAS on an H100
+    descriptors  16 bit    > 64      < 256    128 x 128 x 64       8       3
+    descriptors  16 bit   <= 64       any      64 x 128 x 128      4       4
+    pointers     16 bit     ...       ...     up to 128 x 128 x 64
+    pointers     fp32       ...       ...     up to 64 x 64 x 32   (IEEE products on the ordinary units)
+
+Large blocks only where they still give most multiprocessors a tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Constexpr block sizes and launch options of a GEMM."""
+
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+    group_m: int = 8
+
+    def tiles(self, batch: int, rows: int, columns: int) -> int:
+        """Tiles of ``batch`` products of ``rows`` by ``columns``."""
+        return batch * -(-rows // self.m) * -(-columns // self.n)
+
+    def arguments(self) -> dict[str, int]:
+        """As keyword arguments of a launch."""
+        return {
+            "BLOCK_M": self.m,
+            "BLOCK_N": self.n,
+            "BLOCK_K": self.k,
+            "GROUP_M": self.group_m,
+            "num_warps": self.warps,
+            "num_stages": self.stages,
+        }
+
+
+_DESCRIPTORS = (
+    Blocks(128, 256, 64, 8, 3),
+    Blocks(128, 128, 64, 8, 3),
+    Blocks(64, 128, 64, 4, 4),
+)
+_POINTERS_16 = (
+    Blocks(128, 128, 64, 8, 3),
+    Blocks(64, 128, 64, 4, 3),
+    Blocks(64, 64, 64, 4, 3),
+    Blocks(32, 64, 64, 4, 3),
+    Blocks(16, 64, 64, 4, 3),
+)
+_POINTERS_32 = (
+    Blocks(64, 64, 32, 4, 2),
+    Blocks(32, 64, 32, 4, 2),
+    Blocks(16, 32, 32, 4, 2),
+)
+
+
+def choose_blocks(
+    *, descriptors: bool, itemsize: int, batch: int, rows: int, columns: int, multiprocessors: int
+) -> Blocks:
+    """The largest blocks that are not mostly padding and keep at least half of the multiprocessors busy."""
+    table = _DESCRIPTORS if descriptors else _POINTERS_16 if itemsize <= 2 else _POINTERS_32
+    for blocks in table[:-1]:
+        padded = rows <= blocks.m // 2 or columns <= blocks.n // 2
+        if not padded and 2 * blocks.tiles(batch, rows, columns) >= multiprocessors:
+            return blocks
+    fitting = [b for b in table if rows > b.m // 2]
+    return fitting[-1] if fitting else table[-1]

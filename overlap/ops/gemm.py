@@ -1,0 +1,160 @@
+"""The kernels of `ag_gemm`: C = A @ B (+ bias), with the gathered A in memory of the fused launch.
+
+`gemm_rows` moves tiles of A by TMA, and those of B and C too where their rows allow it; `gemm_any` takes every
+shape and stride. Both run on one GPU as they stand, which is how further products on the same gathered A are computed.
+
+Which of the two runs depends on A alone, which all ranks share: a rank's own weight never changes the protocol.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def gemm_rows(
+    a_desc,
+    b_desc,
+    c_desc,
+    b_ptr,
+    c_ptr,
+    bias_ptr,
+    M,
+    N,
+    K,
+    stride_bk,
+    stride_bn,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr,
+    B_BY: tl.constexpr,
+    C_BY: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):
+    """A[M,K], B[K,N], C[M,N] in rows; persistent.
+
+    ``B_BY``: ``rows`` or ``columns``, where B's memory runs along N or along K and ``b_desc`` is [K,N] or [N,K]; or
+    ``pointers``, any strides. ``C_BY``: ``rows`` or ``pointers``. What is not used is None.
+    """
+    # @overlap.tensor a_desc[M,K] read
+    # @overlap.axis_count M block=BLOCK_M
+    num_pid_m = tl.cdiv(M, BLOCK_M)
+    # @overlap.axis_count N block=BLOCK_N
+    num_pid_n = tl.cdiv(N, BLOCK_N)
+    # @overlap.axis_count K=range
+    k_tiles = tl.cdiv(K, BLOCK_K)
+    num_in_group = GROUP_M * num_pid_n
+    # @overlap.tile_id persistent
+    for tile in tl.range(tl.program_id(0), num_pid_m * num_pid_n, NUM_PROGRAMS, flatten=True):
+        # @overlap.dispatch begin
+        # @overlap.pid_map M=pid_m N=pid_n
+        group = tile // num_in_group
+        first_m = group * GROUP_M
+        rows = min(num_pid_m - first_m, GROUP_M)
+        pid_m = first_m + (tile % num_in_group) % rows
+        pid_n = (tile % num_in_group) // rows
+        # @overlap.dispatch end
+        off_m = pid_m * BLOCK_M
+        off_n = pid_n * BLOCK_N
+        acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for k in range(k_tiles):
+            a = a_desc.load([off_m, k * BLOCK_K])
+            if B_BY == "rows":
+                b = b_desc.load([k * BLOCK_K, off_n])
+            elif B_BY == "columns":
+                b = b_desc.load([off_n, k * BLOCK_K]).T
+            else:
+                ks = k * BLOCK_K + tl.arange(0, BLOCK_K)
+                ns = off_n + tl.arange(0, BLOCK_N)
+                b_ptrs = b_ptr + ks[:, None].to(tl.int64) * stride_bk + ns[None, :].to(tl.int64) * stride_bn
+                b = tl.load(b_ptrs, mask=(ks[:, None] < K) & (ns[None, :] < N), other=0.0)
+            acc = tl.dot(a, b, acc)
+        offs_n = off_n + tl.arange(0, BLOCK_N)
+        if HAS_BIAS:
+            acc += tl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)[None, :]
+        if C_BY == "rows":
+            c_desc.store([off_m, off_n], acc.to(c_desc.dtype))
+        else:
+            offs_m = off_m + tl.arange(0, BLOCK_M)
+            c_rows = c_ptr + offs_m[:, None].to(tl.int64) * N
+            inside = (offs_m[:, None] < M) & (offs_n[None, :] < N)
+            tl.store(c_rows + offs_n[None, :], acc.to(c_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gemm_any(
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    bias_ptr,
+    B,
+    M,
+    N,
+    K,
+    stride_ab,
+    stride_am,
+    stride_ak,
+    stride_bk,
+    stride_bn,
+    stride_cb,
+    stride_cm,
+    stride_cn,
+    BLOCK_B: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """A[B,M,K], B[K,N], C[B,M,N] through masked pointers; one program a tile, BLOCK_B is 1."""
+    # @overlap.tensor a_ptr[B,M,K] read
+    # @overlap.axis_count K=range
+    # @overlap.tile_id
+    pid = tl.program_id(0)
+    # @overlap.axis_count B block=BLOCK_B
+    # @overlap.axis_count M block=BLOCK_M
+    num_pid_m = tl.cdiv(M, BLOCK_M)
+    # @overlap.axis_count N block=BLOCK_N
+    num_pid_n = tl.cdiv(N, BLOCK_N)
+    num_in_matrix = num_pid_m * num_pid_n
+    num_in_group = GROUP_M * num_pid_n
+    # @overlap.dispatch begin
+    # @overlap.pid_map B=pid_b M=pid_m N=pid_n
+    pid_b = pid // num_in_matrix
+    in_matrix = pid % num_in_matrix
+    group = in_matrix // num_in_group
+    first_m = group * GROUP_M
+    rows = min(num_pid_m - first_m, GROUP_M)
+    pid_m = first_m + (in_matrix % num_in_group) % rows
+    pid_n = (in_matrix % num_in_group) // rows
+    # @overlap.dispatch end
+    off_b = pid_b * BLOCK_B
+    offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    in_m = offs_m[:, None] < M
+    in_n = offs_n[None, :] < N
+    a_rows = a_ptr + off_b.to(tl.int64) * stride_ab + offs_m[:, None].to(tl.int64) * stride_am
+    b_cols = b_ptr + offs_n[None, :].to(tl.int64) * stride_bn
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for k in range(0, K, BLOCK_K):
+        ks = k + offs_k
+        a = tl.load(a_rows + ks[None, :].to(tl.int64) * stride_ak, mask=in_m & (ks[None, :] < K), other=0.0)
+        b = tl.load(b_cols + ks[:, None].to(tl.int64) * stride_bk, mask=(ks[:, None] < K) & in_n, other=0.0)
+        acc = tl.dot(a, b, acc, input_precision=PRECISION)
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)[None, :]
+    c_rows = c_ptr + off_b.to(tl.int64) * stride_cb + offs_m[:, None].to(tl.int64) * stride_cm
+    tl.store(c_rows + offs_n[None, :].to(tl.int64) * stride_cn, acc.to(c_ptr.dtype.element_ty), mask=in_m & in_n)
+
+
+@triton.jit
+def copy_flat(src_ptr, dst_ptr, count, BLOCK: tl.constexpr):
+    """``count`` elements, both sides dense and in one order."""
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < count
+    tl.store(dst_ptr + offsets, tl.load(src_ptr + offsets, mask=inside), mask=inside)

@@ -1,0 +1,124 @@
+"""Products on a gathered tensor: which kernel takes one, its arguments and its launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from overlap.runtime.protocol import Runtime
+
+from .blocks import choose_blocks
+from .gemm import copy_flat, gemm_any, gemm_rows
+from .views import GatherView
+
+COPY_BLOCK = 4096
+
+
+@dataclass(frozen=True)
+class Product:
+    """C[batch, rows, N] = A @ W[D, N] + bias[N]; ``result`` is contiguous."""
+
+    weight: torch.Tensor
+    result: torch.Tensor
+    bias: torch.Tensor | None
+
+    @property
+    def columns(self) -> int:
+        return self.weight.shape[1]
+
+    def weight_by(self) -> str:
+        """How a kernel may read the weight: by TMA along N (``rows``) or along D (``columns``), or by ``pointers``."""
+        w = self.weight
+        for by, dim in (("rows", 1), ("columns", 0)):
+            pitch = w.stride(1 - dim)
+            if w.stride(dim) == 1 and pitch >= w.shape[dim] and pitch * w.element_size() % 16 == 0:
+                return by if w.numel() and w.data_ptr() % 16 == 0 else "pointers"
+        return "pointers"
+
+    def result_by(self) -> str:
+        """How a kernel may write the result: ``rows`` by TMA, or ``pointers``."""
+        c = self.result
+        aligned = c.shape[-1] * c.element_size() % 16 == 0 and c.data_ptr() % 16 == 0
+        return "rows" if c.numel() and aligned else "pointers"
+
+
+def by_rows(view: GatherView, dtype: torch.dtype) -> bool:
+    """Whether TMA can read the gathered tensor: a matrix of 16-bit elements, rows of a multiple of 16 bytes, sm_90."""
+    fits = view.batch == 1 and view.along == "M" and dtype.itemsize == 2 and view.depth * dtype.itemsize % 16 == 0
+    return fits and torch.cuda.get_device_capability()[0] >= 9
+
+
+def product_arguments(
+    product: Product, a: torch.Tensor, view: GatherView, runtime: Runtime
+) -> tuple[Any, Any, dict[str, Any]]:
+    """Kernel, grid and arguments of ``A @ W``.
+
+    Args:
+        a: [batch, rows, D] or, for a fused launch, this rank's shard of it.
+    """
+    w, c = product.weight, product.result
+    m, n, k = view.rows, product.columns, view.depth
+    rows = by_rows(view, w.dtype)
+    blocks = choose_blocks(
+        descriptors=rows,
+        itemsize=w.element_size(),
+        batch=view.batch,
+        rows=m,
+        columns=n,
+        multiprocessors=runtime.sm_count,
+    )
+    tiles = blocks.tiles(view.batch, m, n)
+    shared = {
+        "bias_ptr": product.bias, "HAS_BIAS": product.bias is not None, "M": m, "N": n, "K": k,
+        "stride_bk": w.stride(0), "stride_bn": w.stride(1), **blocks.arguments(),
+    }  # fmt: skip
+    if not rows:
+        arguments = {
+            "a_ptr": a, "b_ptr": w, "c_ptr": c, "B": view.batch, "stride_ab": m * k, "stride_am": k, "stride_ak": 1,
+            "stride_cb": m * n, "stride_cm": n, "stride_cn": 1,
+            "BLOCK_B": 1, "PRECISION": "ieee" if w.element_size() > 2 else "tf32", **shared,
+        }  # fmt: skip
+        return gemm_any, (tiles,), arguments
+    programs = max(1, min(runtime.sm_count, tiles))
+    weight_by, result_by = product.weight_by(), product.result_by()
+    b_desc = c_desc = None
+    if weight_by == "rows":
+        b_desc = TensorDescriptor(w, [k, n], [w.stride(0), 1], [blocks.k, blocks.n])
+    elif weight_by == "columns":
+        b_desc = TensorDescriptor(w, [n, k], [w.stride(1), 1], [blocks.n, blocks.k])
+    if result_by == "rows":
+        c_desc = TensorDescriptor(c, [m, n], [n, 1], [blocks.m, blocks.n])
+    arguments = {
+        "a_desc": _descriptor(a[0], [m, k], [blocks.m, blocks.k]),
+        "b_desc": b_desc, "c_desc": c_desc,
+        "b_ptr": w if b_desc is None else None, "c_ptr": c if c_desc is None else None,
+        "NUM_PROGRAMS": programs, "B_BY": weight_by, "C_BY": result_by, **shared,
+    }  # fmt: skip
+    return gemm_rows, (programs,), arguments
+
+
+def _descriptor(matrix: torch.Tensor, shape: list[int], block: list[int]) -> TensorDescriptor:
+    """A descriptor of the gathered tensor, unchecked: a shard in its place need not be aligned, the buffer is."""
+    made = object.__new__(TensorDescriptor)
+    made.base, made.shape, made.strides, made.block_shape = matrix, shape, [shape[1], 1], block
+    return made
+
+
+def launch_product(product: Product, gathered: torch.Tensor, view: GatherView, runtime: Runtime) -> None:
+    """Enqueues a product on the gathered tensor [batch, rows, D], which is dense, on the main stream."""
+    if not product.columns:
+        return
+    kernel, grid, arguments = product_arguments(product, gathered, view, runtime)
+    runtime.launch(kernel, (*grid, 1, 1), (), arguments, runtime.main_stream())
+
+
+def copy_whole(gathered: torch.Tensor, whole: torch.Tensor, runtime: Runtime) -> None:
+    """Enqueues a copy of the gathered tensor, dense, into ``whole`` on the main stream."""
+    count = gathered.numel()
+    arguments = {"src_ptr": gathered, "dst_ptr": whole, "count": count, "BLOCK": COPY_BLOCK, "num_warps": 8}
+    grid = (triton.cdiv(count, COPY_BLOCK), 1, 1)
+    runtime.launch(copy_flat, grid, (), arguments, runtime.main_stream())

@@ -1,0 +1,79 @@
+"""How a tensor [..., D] that is gathered along any dimension but the last becomes what the kernels take.
+
+    gather_dim 0 of [S, D] or [S, B, D]         one matrix of S (* B) rows         a[1, M, K], along M
+    gather_dim 1 of [B, S, D]                   B matrices of S rows, strided      a[B, M, K], along M
+    gather_dim 0 of [S, B, D], uneven shards    S matrices of B rows               a[B, M, K], along B
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from overlap.chunkplan.region import shard_interval
+from overlap.errors import RuntimeContractError, UnsupportedError, UsageError
+
+
+@dataclass(frozen=True)
+class GatherView:
+    """The gathered tensor as [batch, rows, D], and the dimension of it that is gathered.
+
+    ``whole``: global shape as the caller sees it. ``along``: ``M`` (rows) or ``B`` (batch). ``possible`` is False where
+    uneven shards of an inner dimension fit neither; then only a plain collective can gather.
+    """
+
+    whole: tuple[int, ...]
+    batch: int
+    rows: int
+    depth: int
+    along: str
+    possible: bool = True
+
+    def shard(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """This rank's shard in the same form; a copy only where no view has it."""
+        held = x.shape[dim]
+        inner = math.prod(x.shape[dim + 1 : -1])
+        if self.along == "B":
+            return x.reshape(held, inner, self.depth)
+        return x.reshape(self.batch, held * inner, self.depth)
+
+
+def gather_view(x: torch.Tensor, dim: int, gather_size: int | None, world: int, rank: int) -> GatherView:
+    """How ``x`` is gathered along ``dim`` over ``world`` ranks.
+
+    Args:
+        x: this rank's shard, [..., D].
+        dim: the gathered dimension, negative ones count from the end.
+        gather_size: its global extent; None where every rank holds as much as this one.
+
+    Raises:
+        UsageError: a dimension that ``x`` has not.
+        UnsupportedError: the last dimension, over which the product sums.
+        RuntimeContractError: a shard that is not this rank's piece under `torch.chunk`.
+    """
+    if x.dim() < 2:
+        raise UsageError(f"x has {x.dim()} dimensions", help="x is [..., D], with a dimension to gather along")
+    if not -x.dim() <= dim < x.dim():
+        raise UsageError(f"gather_dim={dim}, x has {x.dim()} dimensions")
+    dim %= x.dim()
+    if dim == x.dim() - 1:
+        raise UnsupportedError(
+            f"gather_dim={dim} is the dimension that the product sums over (a gather along K)",
+            help=f"gather along one of the dimensions 0 to {x.dim() - 2}",
+        )
+    held = x.shape[dim]
+    extent = held * world if gather_size is None else gather_size
+    low, high = shard_interval(max(0, extent), world, rank)
+    if extent < 0 or high - low != held:
+        raise RuntimeContractError(
+            f"rank {rank} of {world}: the piece of {extent} along dimension {dim} is {high - low}, x has {held}",
+            help="shards follow torch.chunk; pass gather_size= with the global extent where they are uneven",
+        )
+    whole = (*x.shape[:dim], extent, *x.shape[dim + 1 :])
+    outer, inner = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 : -1])
+    depth = x.shape[-1]
+    if inner == 1 or extent % world == 0:
+        return GatherView(whole, outer, extent * inner, depth, "M")
+    return GatherView(whole, extent, inner, depth, "B", possible=outer == 1)
