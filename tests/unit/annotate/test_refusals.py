@@ -270,6 +270,20 @@ def test_tile_loop_over_too_many_tiles(refusal):
     assert "but the tile axes have cdiv(M, BM) * cdiv(N, BN) tiles" in error.message
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("tl.program_id(1)", "tl.program_id(0)", "axes M and N both come from program_id(0)"),
+        ("tl.program_id(1)", "tl.program_id(2)", "the grid's dimension 1 has no axis"),
+        ("tl.program_id(0)", "tl.program_id(0) // 2", "cannot tell which grid dimension axis M has"),
+        ("tl.program_id(1)", "tl.program_id(BLOCK_N)", "cannot tell which grid dimension axis N has"),
+    ],
+)
+def test_dimensions_of_an_n_d_grid(refusal, repo, old, new, message):
+    error = refusal((old, new), text=(repo / "templates/kernels/gemm_2d.py").read_text())
+    assert type(error) is PragmaError and message in error.message and "pid_map" in error.where.text
+
+
 def test_no_annotated_kernel(refusal):
     error = refusal(text="import triton\n\n\n@triton.jit\ndef f(x):\n    pass\n")
     assert type(error) is PragmaError and "has no annotated kernel" in error.message and error.where.line == 4 + 1
