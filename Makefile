@@ -14,9 +14,9 @@ PY     := $(VENV)/bin/python
 PIP    := -m pip --disable-pip-version-check -qq
 RECIPE := Makefile pyproject.toml overlap/version.py constraints/common.txt
 
-HALF   := click greenlet libcst ml_dtypes msgspec networkx numpy pyyaml rich editables hatchling
+HALF   := click greenlet libcst ml_dtypes numpy pyyaml rich editables hatchling
 LINT   := import-linter mypy ruff types-PyYAML
-TEST   := hypothesis pytest pytest-xdist syrupy
+TEST   := hypothesis networkx pytest pytest-xdist syrupy
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test lint format demo sweep golden wheel clean
