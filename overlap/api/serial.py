@@ -10,6 +10,9 @@ import torch.distributed as dist
 from overlap.chunkplan.region import shard_interval
 from overlap.runtime.kernel_call import KernelCall
 
+# Newer versions of torch call it all_gather_single and warn of the old name.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 def gather(
     group: Any, shard: torch.Tensor, shape: tuple[int, ...], dim: int, order: tuple[int, ...] | None = None
@@ -28,13 +31,13 @@ def gather(
     rest = [n for d, n in enumerate(shape) if d != dim]
     outer = shard.movedim(dim, 0)
     if whole.is_contiguous() and dim == 0 and shape[0] == longest * world:
-        dist.all_gather_into_tensor(whole, outer.contiguous(), group=group)
+        _all_gather(whole, outer.contiguous(), group=group)
         return whole
     # A collective takes equal pieces: short ones are padded.
     piece = shard.new_zeros([longest, *rest])
     piece[: outer.shape[0]] = outer
     pieces = shard.new_empty([world * longest, *rest])
-    dist.all_gather_into_tensor(pieces, piece, group=group)
+    _all_gather(pieces, piece, group=group)
     for rank, (low, high) in enumerate(bounds):
         got = pieces[rank * longest : rank * longest + high - low]
         whole.narrow(dim, low, high - low).copy_(got.movedim(0, dim))

@@ -23,7 +23,7 @@ from overlap.api.groups import group_by_name, resolve_group
 from overlap.api.report import announce
 from overlap.api.serial import gather
 from overlap.errors import UsageError
-from overlap.interop import define, traced
+from overlap.interop import define, group_name, traced
 from overlap.runtime.instance import Instance
 from overlap.runtime.protocol import runtime_of
 
@@ -85,8 +85,8 @@ def ag_gemm(
     if isinstance(bias, torch.Tensor) and not isinstance(w, torch.Tensor):
         raise UsageError(f"one bias for {len(weights)} weights", help="pass a list: a bias, or None, for each weight")
     check_arguments(x, weights, biases)
-    if out is None and not hasattr(group, "overlap_runtime") and traced([x, *weights, *biases]):
-        name = group if isinstance(group, str) else resolve_group(group).group_name
+    if out is None and traced(group, [x, *weights, *biases]):
+        name = group_name(group)
         results = _OPERATOR(x, weights, biases, gather_dim, gather_size, name, backend, plan, split, return_gathered)
     else:
         outs = None if out is None else [out] if isinstance(out, torch.Tensor) else list(out)
