@@ -111,6 +111,10 @@ class RuntimeContractError(OverlapError):
     """A call that breaks the runtime's contract: shapes, groups or plans that differ between ranks, ..."""
 
 
+class DeadlineError(RuntimeContractError):
+    """A rank waited longer than the deadline; the message names rank, operation, and the value wanted and seen."""
+
+
 class SimFault(OverlapError):
     """A fault that the simulator found. ``kind`` is the word reports use."""
 

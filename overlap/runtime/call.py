@@ -8,7 +8,14 @@ from typing import Any
 import torch
 
 from overlap.chunkplan.region import shard_interval
-from overlap.errors import AlignmentError, HostEntryError, RuntimeContractError, SourceSpan, UnsupportedError, UsageError
+from overlap.errors import (
+    AlignmentError,
+    HostEntryError,
+    RuntimeContractError,
+    SourceSpan,
+    UnsupportedError,
+    UsageError,
+)
 
 from . import launch
 from .instance import Instance, instance_for
@@ -208,7 +215,8 @@ class Call(HostCall):
         self.shard = shard
         self.instance = instance_for(operator, runtime, shape, shard)
         self.arguments[operator.tensor] = stand_in(self.instance.buffer, operator.tensor, self.here)
-        result = unwrap(self.run_body())
+        with self.instance.opening():
+            result = unwrap(self.run_body())
         return self._result(result)
 
     def execute(self, bound: Bound, grid: tuple[int, int, int]) -> None:

@@ -4,22 +4,30 @@
     side    wait_event(main) | cuMemcpy chunk | cuMemcpy epoch -> flag | ... | record_event
 
 Every copy is a driver call between two devices: a copy inside one device would run as a kernel and starve
-behind a grid that fills the multiprocessors.
+behind a grid that fills the multiprocessors. Ranks meet through the group's store, never through a collective.
 """
 
 from __future__ import annotations
 
+import atexit
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from overlap.errors import RuntimeContractError
+from overlap import settings
+from overlap.errors import OverlapError, RuntimeContractError
 
 from .copies import plan_copy
+from .deadline import Watch, spins_for
+from .kernels import compiled, require_room
+from .meeting import Meetings
 from .providers import Provider, choose_provider
+
+_ORDER: dict[Any, tuple[int, torch.cuda.Event]] = {}
+"""By (device, key): the capture a call was recorded in (0: none) and the event of its end."""
 
 
 class CudaRuntime:
@@ -29,116 +37,236 @@ class CudaRuntime:
         self.group = group
         self.rank: int = dist.get_rank(group)
         self.world: int = dist.get_world_size(group)
-        self._device = torch.device("cuda", torch.cuda.current_device())
-        self.provider = provider or choose_provider(group, self._device)
-        self._allocations: dict[int, tuple[torch.Tensor, list[torch.Tensor]]] = {}
-        self._lanes: dict[int, torch.cuda.Stream] = {}
-        self._previous: dict[int, torch.cuda.Event] = {}
-        self._sms = torch.cuda.get_device_properties(self._device).multi_processor_count
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        self.sm_count: int = torch.cuda.get_device_properties(self.device).multi_processor_count
+        self.meetings = Meetings(dist.distributed_c10d._get_process_group_store(group), self.rank, self.world)
+        self._provider = provider
+        self._allocations: dict[int, tuple[int, list[torch.Tensor | None]]] = {}
+        self._lanes: dict[int, tuple[torch.cuda.Stream, torch.cuda.Event, torch.cuda.Event]] = {}
 
     @property
-    def sm_count(self) -> int:
-        return self._sms
+    def provider(self) -> Provider:
+        """Where symmetric memory comes from; all ranks of a group choose the same."""
+        if self._provider is None:
+            try:
+                made = choose_provider(self.group, self.device)
+            except OverlapError as error:
+                self.agree("a provider of symmetric memory", error)
+                raise
+            names = self.agree("a provider of symmetric memory", made.name, seconds=settings.get("compile_deadline_s"))
+            for rank, name in enumerate(names):
+                if name != made.name:
+                    raise RuntimeContractError(
+                        f"rank {self.rank} takes symmetric memory from {made.name}, rank {rank} from {name}",
+                        help="set OVERLAP_PROVIDER to the same on every rank",
+                    )
+            self._provider = made
+        return self._provider
 
-    @property
-    def device(self) -> torch.device:
-        return self._device
+    # memory
 
     def symmetric(self, shape: Sequence[int], dtype: torch.dtype, *, zero: bool = False) -> torch.Tensor:
-        if torch.cuda.is_current_stream_capturing():
-            raise RuntimeContractError(
-                "the first call of a shape allocates, which a CUDA graph cannot capture",
-                help="call once with this shape before capturing",
-            )
+        """Raises RuntimeContractError where a rank is out of memory, asks for another shape, or captures a graph."""
         numel = 1
         for size in shape:
             numel *= size
-        local, peers = self.provider.allocate(max(1, numel), dtype)
-        if zero:
-            local.zero_()
-        torch.cuda.synchronize(self._device)
-        self.agree("symmetric allocation", (tuple(shape), str(dtype)))
-        views = [p[:numel].view(tuple(shape)) for p in peers]
-        self._allocations[local.untyped_storage().data_ptr()] = (views[self.rank], views)
-        return views[self.rank]
+        what = f"symmetric({tuple(shape)}, {dtype})"
+        provider = self.provider
+        try:
+            local = provider.allocate(max(1, numel), dtype)
+            if zero:
+                local.zero_()
+            self.synchronize()
+        except torch.OutOfMemoryError as error:
+            failed = RuntimeContractError(
+                f"rank {self.rank}: no {numel * dtype.itemsize} bytes of symmetric memory left ({provider.name}): {error}",
+                help="reserve less, or free memory first; NVSHMEM's heap is sized by NVSHMEM_SYMMETRIC_SIZE",
+            )
+            self.agree(what, failed)
+            raise failed from None
+        self.agree(what, None)
+        peers = provider.map(local)
+        mine = local[:numel].view(tuple(shape))
+        key = local.untyped_storage().data_ptr()
+        others = [None if p == self.rank else peers[p][:numel].view(tuple(shape)) for p in range(self.world)]
+        self._allocations[key] = (local.storage_offset(), others)
+        weakref.finalize(mine, self._forget, key, local.data_ptr()).atexit = False
+        return mine
+
+    def _forget(self, key: int, address: int) -> None:
+        self._allocations.pop(key, None)
+        if self._provider is not None:
+            self._provider.free(address)
 
     def peer(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
+        """Raises RuntimeContractError when ``tensor`` is not symmetric."""
         if rank == self.rank:
             return tensor
-        base, views = self._allocations[tensor.untyped_storage().data_ptr()]
-        offset = tensor.storage_offset() - base.storage_offset()
-        other = views[rank]
-        return other.as_strided(tensor.shape, tensor.stride(), other.storage_offset() + offset)
+        found = self._allocations.get(tensor.untyped_storage().data_ptr())
+        if found is None:
+            raise RuntimeContractError(f"peer: a tensor of shape {tuple(tensor.shape)} is not symmetric memory")
+        if not 0 <= rank < self.world:
+            raise RuntimeContractError(f"peer: rank {rank} in a world of {self.world}")
+        start, others = found
+        other = others[rank]
+        assert other is not None
+        return other.as_strided(tensor.shape, tensor.stride(), other.storage_offset() + tensor.storage_offset() - start)
 
     def table(self, values: Sequence[int], *, bits: int = 32) -> torch.Tensor:
         dtype = torch.int32 if bits == 32 else torch.int64
-        return torch.tensor(list(values), dtype=dtype, device=self._device)
+        return torch.tensor(list(values), dtype=dtype, device=self.device)
 
-    def agree(self, what: str, value: Any) -> list[Any]:
-        told: list[Any] = [None] * self.world
-        dist.all_gather_object(told, value, group=self.group)
-        return told
+    def agree(self, what: str, value: Any, *, seconds: float | None = None) -> list[Any]:
+        if torch.cuda.is_current_stream_capturing():
+            error = RuntimeContractError(
+                f"rank {self.rank}: {what} while a CUDA graph is captured: it allocates, compiles and meets the other ranks",
+                help="call once with this shape on all ranks before capturing",
+            )
+            self.meetings.meet(what, error, seconds=0)
+            raise error
+        return self.meetings.meet(what, value, seconds=settings.get("deadline_s", seconds))
+
+    # streams
 
     def main_stream(self) -> torch.cuda.Stream:
-        return torch.cuda.current_stream(self._device)
+        return torch.cuda.current_stream(self.device)
 
     def fork(self, lane: int) -> torch.cuda.Stream:
         if lane not in self._lanes:
-            self._lanes[lane] = torch.cuda.Stream(self._device, priority=-1)
-        side = self._lanes[lane]
-        side.wait_stream(self.main_stream())
+            # Ahead of the grid: what a lane launches is waited for.
+            side = torch.cuda.Stream(self.device, priority=-1)
+            self._lanes[lane] = (side, torch.cuda.Event(), torch.cuda.Event())
+        side, forked, _ = self._lanes[lane]
+        forked.record(self.main_stream())
+        side.wait_event(forked)
         return side
 
     def join(self, stream: torch.cuda.Stream) -> None:
-        self.main_stream().wait_stream(stream)
+        joined = next(end for side, _, end in self._lanes.values() if side is stream)
+        joined.record(stream)
+        self.main_stream().wait_event(joined)
 
-    def order_behind_previous(self, key: Any) -> None:
-        event = self._previous.get(id(key))
-        if event is not None and not torch.cuda.is_current_stream_capturing():
-            self.main_stream().wait_event(event)
+    def order_behind_previous(self, key: Any) -> bool:
+        main = self.main_stream()
+        capture = _capture_of(main)
+        inside, event = _ORDER.get((self.device, key), (0, None))
+        if event is not None and inside == capture:
+            main.wait_event(event)
+        return capture != 0
 
     def record_call(self, key: Any) -> None:
-        if torch.cuda.is_current_stream_capturing():
-            return
-        event = self._previous.get(id(key))
-        if event is None:
-            event = self._previous[id(key)] = torch.cuda.Event()
-            weakref.finalize(key, self._previous.pop, id(key), None)
-        event.record(self.main_stream())
+        main = self.main_stream()
+        capture = _capture_of(main)
+        inside, event = _ORDER.get((self.device, key), (0, None))
+        if event is None or inside != capture:
+            event = torch.cuda.Event()
+        event.record(main)
+        _ORDER[self.device, key] = (capture, event)
 
-    def copy(self, dst: torch.Tensor, src: torch.Tensor, stream: torch.cuda.Stream) -> None:
+    def copier(self, dst: torch.Tensor, src: torch.Tensor) -> Callable[[torch.cuda.Stream], None]:
+        """Raises RuntimeContractError when shapes or dtypes differ."""
         from cuda.bindings import driver
 
-        for piece in plan_copy(dst, src):
+        if dst.shape != src.shape or dst.dtype != src.dtype:
+            raise RuntimeContractError(f"copy of {tuple(src.shape)} {src.dtype} to {tuple(dst.shape)} {dst.dtype}")
+        success = driver.CUresult.CUDA_SUCCESS
+        linear, pitched = driver.cuMemcpyDtoDAsync, driver.cuMemcpy2DAsync
+        pieces: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+        for piece in plan_copy(dst, src) if src.numel() else ():
             if piece.rows == 1:
-                (error,) = driver.cuMemcpyDtoDAsync(piece.dst, piece.src, piece.width, stream.cuda_stream)
+                pieces.append((linear, (piece.dst, piece.src, piece.width)))
             else:
                 request = driver.CUDA_MEMCPY2D()
                 request.srcMemoryType = request.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
                 request.srcDevice, request.dstDevice = piece.src, piece.dst
                 request.srcPitch, request.dstPitch = piece.src_pitch, piece.dst_pitch
                 request.WidthInBytes, request.Height = piece.width, piece.rows
-                (error,) = driver.cuMemcpy2DAsync(request, stream.cuda_stream)
-            if error != driver.CUresult.CUDA_SUCCESS:
-                raise RuntimeContractError(f"rank {self.rank}: a peer copy of {piece} failed: {error}")
+                pieces.append((pitched, (request,)))
+
+        def enqueue(stream: torch.cuda.Stream) -> None:
+            handle = stream.cuda_stream
+            for call, arguments in pieces:
+                (error,) = call(*arguments, handle)
+                if error != success:
+                    raise RuntimeContractError(f"rank {self.rank}: a peer copy of {tuple(dst.shape)} failed: {error}")
+
+        return enqueue
+
+    # kernels
+
+    def warm(self, kernel: Any, grid: Any, kwargs: dict[str, Any], *, leave_room: bool = False) -> None:
+        made = compiled(kernel, grid, kwargs)
+        if leave_room:
+            require_room(made, grid, self.device)
 
     def launch(
         self, kernel: Any, grid: tuple[int, int, int], args: tuple[Any, ...], kwargs: dict[str, Any], stream: Any
     ) -> None:
-        with torch.cuda.stream(stream):
+        if stream == self.main_stream():
             kernel[grid](*args, **kwargs)
+        else:
+            with torch.cuda.stream(stream):
+                kernel[grid](*args, **kwargs)
+
+    def watch(self, state: torch.Tensor) -> Callable[[], Any]:
+        return Watch(state, spins_for(settings.get("deadline_s"), self.device))
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    def release(self) -> None:
+        if self._provider is not None:
+            self._provider.close()
+
+
+def _capture_of(stream: torch.cuda.Stream) -> int:
+    """The id of the capture that a stream takes part in, 0 for none."""
+    if not torch.cuda.is_current_stream_capturing():
+        return 0
+    from cuda.bindings import driver
+
+    return int(driver.cuStreamGetCaptureInfo(stream.cuda_stream)[2])
 
 
 _RUNTIMES: dict[int, CudaRuntime] = {}
 
 
 def runtime_for_group(group: Any) -> CudaRuntime:
-    """The runtime of a torch process group (None: the default group), made on first use, collectively."""
+    """The runtime of a torch process group (None: the default group), made on first use.
+
+    Raises:
+        RuntimeContractError: no process group, no GPU, or this rank does not belong to the group.
+    """
     if not dist.is_initialized():
         raise RuntimeContractError(
-            "no process group", help="call torch.distributed.init_process_group first, or simulate with `overlap simulate`"
+            "no process group",
+            help="call torch.distributed.init_process_group first, or simulate with `overlap simulate`",
         )
     group = group if group is not None else dist.group.WORLD
-    if id(group) not in _RUNTIMES:
-        _RUNTIMES[id(group)] = CudaRuntime(group)
-    return _RUNTIMES[id(group)]
+    found = _RUNTIMES.get(id(group))
+    if found is None:
+        if not torch.cuda.is_available():
+            raise RuntimeContractError("no GPU here", help="`overlap simulate` runs the same module without one")
+        if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
+            raise RuntimeContractError(
+                f"{group!r} is no process group of this rank", help="pass a torch.distributed process group, or None"
+            )
+        alive = dist.distributed_c10d._world.pg_map
+        for key in [key for key, old in _RUNTIMES.items() if old.group not in alive]:
+            del _RUNTIMES[key]
+        found = _RUNTIMES[id(group)] = CudaRuntime(group)
+    return found
+
+
+@atexit.register
+def _leave() -> None:
+    """Drops all memory while the CUDA context still stands; without a word, whatever state the ranks are in."""
+    import logging
+
+    logging.getLogger("nvshmem").setLevel(logging.CRITICAL + 1)
+    for runtime in _RUNTIMES.values():
+        for name in ("overlap_workspaces", "overlap_instances"):
+            getattr(runtime, name, {}).clear()
+        runtime._allocations.clear()
+    _RUNTIMES.clear()
+    _ORDER.clear()

@@ -13,13 +13,22 @@ import triton.language as tl
 import overlap.language as ol
 from overlap.schedule import table as _layout
 
+from . import faults as _faults
+
+UNSPECIALISED = [
+    "rank", "world", "programs", "instance",
+    "n0", "n1", "n2", "n3", "s0", "s1", "s2", "s3", "d0", "d1", "d2", "d3",
+]  # fmt: skip
+"""A rank or an extent that equals 1 would be another kernel, on some ranks only."""
+
 _SLOT_WORDS: tl.constexpr = tl.constexpr(_layout.SLOT_WORDS)
 _EPOCH: tl.constexpr = tl.constexpr(_layout.S_EPOCH * _layout.SLOT_WORDS)
 _COUNTER: tl.constexpr = tl.constexpr(_layout.S_COUNTER * _layout.SLOT_WORDS)
+_INSTANCE: tl.constexpr = tl.constexpr(_faults.INSTANCE_WORD)
 _READY: tl.constexpr = tl.constexpr(_layout.S_READY)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=UNSPECIALISED)
 def entry_kernel(
     src,
     dst,
@@ -28,6 +37,7 @@ def entry_kernel(
     rank,
     world,
     programs,
+    instance,
     n0,
     n1,
     n2,
@@ -40,15 +50,18 @@ def entry_kernel(
     d1,
     d2,
     d3,
-    STAGE: tl.constexpr,
+    DIMS: tl.constexpr,
+    WIDE: tl.constexpr,
     WAIT_DONE: tl.constexpr,
     READY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Opens launch n on this rank.
 
-    ``src``/``dst``: the shard and its place in the symmetric tensor, extents ``n*``, strides ``s*``/``d*`` in elements;
-    ``state``: this rank's int64 state words; ``peers``: int64 addresses of every rank's state words.
+    ``src``/``dst``: the shard and its place in the symmetric tensor, extents ``n*``, strides ``s*``/``d*`` in words, of
+    which the last ``DIMS`` count (0: nothing to stage); ``WIDE``: more words than 32 bits index;
+    ``state``: this rank's int64 state words; ``peers``: int64 addresses of every rank's state words;
+    ``instance``: the number that a fault record names this launch by.
     """
     pid = tl.program_id(0)
     last = tl.load(state + _EPOCH)
@@ -56,21 +69,41 @@ def entry_kernel(
         for p in range(world):
             if p != rank:
                 ol.poll(state + (_READY + world + p) * _SLOT_WORDS, last, state)
-    if STAGE:
+    if DIMS > 0:
         total = tl.cast(n0, tl.int64) * n1 * n2 * n3
-        for start in range(pid * BLOCK, total, programs * BLOCK):
-            i = start + tl.arange(0, BLOCK).to(tl.int64)
+        step = tl.cast(programs, tl.int64) * BLOCK
+        if not WIDE:
+            total = total.to(tl.int32)
+            step = step.to(tl.int32)
+        for start in range(pid * BLOCK, total, step):
+            i = start + tl.arange(0, BLOCK)
             inside = i < total
-            i3 = i % n3
-            i2 = (i // n3) % n2
-            i1 = (i // n3 // n2) % n1
-            i0 = i // n3 // n2 // n1
-            value = tl.load(src + i0 * s0 + i1 * s1 + i2 * s2 + i3 * s3, mask=inside)
-            tl.store(dst + i0 * d0 + i1 * d1 + i2 * d2 + i3 * d3, value, mask=inside)
+            i3 = i
+            if DIMS > 1:
+                i3 = i % n3
+            at = i3.to(tl.int64) * s3
+            to = i3.to(tl.int64) * d3
+            if DIMS > 1:
+                i2 = i // n3
+                if DIMS > 2:
+                    i1 = i2 // n2
+                    i2 = i2 % n2
+                    if DIMS > 3:
+                        i0 = i1 // n1
+                        i1 = i1 % n1
+                        at += i0.to(tl.int64) * s0
+                        to += i0.to(tl.int64) * d0
+                    at += i1.to(tl.int64) * s1
+                    to += i1.to(tl.int64) * d1
+                at += i2.to(tl.int64) * s2
+                to += i2.to(tl.int64) * d2
+            tl.store(dst + to, tl.load(src + at, mask=inside), mask=inside)
     tl.debug_barrier()
     arrived = tl.atomic_add(state + _COUNTER, 1, sem="acq_rel", scope="gpu")
     if arrived == programs - 1:
         tl.atomic_xchg(state + _COUNTER, 0, sem="relaxed", scope="gpu")
+        tl.store(state + _INSTANCE, instance)
+        tl.debug_barrier()
         tl.atomic_xchg(state + _EPOCH, last + 1, sem="release", scope="sys")
         if READY:
             for p in range(world):

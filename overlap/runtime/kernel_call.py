@@ -95,8 +95,9 @@ class KernelCall(HostCall):
         operator = self.operator
         shape, order = self.read_launch(self.runtime.world, self.runtime.rank)
         self.instance = instance_for(operator, self.runtime, shape, self.shard, order)
-        self.substitute(self.instance.buffer)
-        self.launched(operator.kernel, self.grid, (), self.kwargs)
+        with self.instance.opening():
+            self.substitute(self.instance.buffer)
+            self.launched(operator.kernel, self.grid, (), self.kwargs)
 
     def read_launch(self, world: int, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Global shape and memory order of the communicated tensor, checked against this rank's shard."""

@@ -10,7 +10,7 @@ one contract suite (tests) runs on both. Tensors are `torch.Tensor`s in both wor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 
@@ -20,14 +20,10 @@ class Runtime(Protocol):
 
     rank: int
     world: int
-
-    @property
-    def sm_count(self) -> int:
-        """Multiprocessors of this rank's device."""
-
-    @property
-    def device(self) -> Any:
-        """The `torch.device` that ordinary tensors of this rank live on."""
+    sm_count: int
+    """Multiprocessors of this rank's device."""
+    device: Any
+    """The `torch.device` that ordinary tensors of this rank live on."""
 
     def symmetric(self, shape: Sequence[int], dtype: Any, *, zero: bool = False) -> Any:
         """Collective: the same tensor (contiguous) on every rank, reachable by peers. Zeroed before any peer can reach it when asked."""
@@ -38,8 +34,14 @@ class Runtime(Protocol):
     def table(self, values: Sequence[int], *, bits: int = 32) -> Any:
         """Uploads integers into an ordinary device tensor of int32 or int64, before any launch that reads it."""
 
-    def agree(self, what: str, value: Any) -> list[Any]:
-        """Collective: every rank's ``value`` in rank order. ``what`` names it in the error of a rank that never comes."""
+    def agree(self, what: str, value: Any, *, seconds: float | None = None) -> list[Any]:
+        """Collective: every rank's ``value`` in rank order; never on a stream, never while a graph is captured.
+
+        Args:
+            what: names the meeting in errors, on ranks that come and about ranks that do not.
+            value: an exception says that this rank failed instead of coming: it returns at once, the others raise.
+            seconds: how long the others are waited for (0: for ever); the setting ``deadline_s`` by default.
+        """
 
     def main_stream(self) -> Any:
         """The stream the caller works on."""
@@ -50,17 +52,42 @@ class Runtime(Protocol):
     def join(self, stream: Any) -> None:
         """Orders the main stream behind all work enqueued so far on ``stream``."""
 
-    def order_behind_previous(self, key: Any) -> None:
-        """Orders the main stream behind the last call recorded under ``key`` (`record_call`), whatever stream that was on."""
+    def order_behind_previous(self, key: Any) -> bool:
+        """Orders the main stream behind the last call recorded under ``key`` (`record_call`), whatever stream that was on.
+
+        Returns whether the main stream is being captured into a graph. A capture is ordered behind what the same
+        capture recorded; replays are ordered by the stream they are launched on alone.
+        """
 
     def record_call(self, key: Any) -> None:
         """Records the end of a call on the main stream for `order_behind_previous`."""
 
-    def copy(self, dst: Any, src: Any, stream: Any) -> None:
-        """Copy-engine copy between two ranks' memory, 1-D or 2-D; dst and src are views of one shape and dtype."""
+    def copier(self, dst: Any, src: Any) -> Callable[[Any], None]:
+        """A copy-engine copy between two ranks' memory, 1-D or 2-D, made ready; called with a stream it enqueues it.
+
+        ``dst`` and ``src`` are views of one shape and dtype.
+        """
+
+    def warm(self, kernel: Any, grid: Any, kwargs: dict[str, Any], *, leave_room: bool = False) -> None:
+        """Compiles and loads what `launch` would run, without running it.
+
+        With ``leave_room`` a kernel of one warp must be able to become resident beside the grid, else UnsupportedError.
+        """
 
     def launch(self, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stream: Any) -> None:
         """Launches a Triton kernel asynchronously."""
+
+    def watch(self, state: Any) -> Callable[[], Any]:
+        """Gives the waits on a state tensor a deadline (the setting ``deadline_s``).
+
+        Returns a function that gives, without waiting for the device, the `FaultRecord` of a wait that gave up, or None.
+        """
+
+    def synchronize(self) -> None:
+        """Blocks the host until all that the caller's stream holds is done."""
+
+    def release(self) -> None:
+        """Collective: gives back the symmetric memory whose tensors are gone."""
 
 
 def runtime_of(group: Any) -> Runtime:

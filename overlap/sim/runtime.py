@@ -105,7 +105,8 @@ class SimRuntime:
 
     # ranks together
 
-    def agree(self, what: str, value: Any) -> list[Any]:
+    def agree(self, what: str, value: Any, *, seconds: float | None = None) -> list[Any]:
+        """A rank that never comes is a deadlock, so there are no seconds to count."""
         return self._meet(f"agree({what!r})", value)
 
     def _meet(self, call: str, value: Any) -> list[Any]:
@@ -123,13 +124,21 @@ class SimRuntime:
             rank, brought = next(iter(others.items()))
             raise RuntimeContractError(f"rank {self.rank} calls {call} where rank {rank} calls {brought}")
 
+        meeting.condition.notify()
+        if isinstance(value, Exception):
+            return []
+
+        def failed() -> dict[int, Exception]:
+            return {rank: told for rank, (_, told) in meeting.brought.items() if isinstance(told, Exception)}
+
         def missing() -> str:
             absent = [str(rank) for rank in range(self.world) if rank not in meeting.brought]
             return f"rank {', '.join(absent)} to call {call}"
 
-        meeting.condition.notify()
-        meeting.condition.wait(lambda: len(meeting.brought) == self.world, missing)
+        meeting.condition.wait(lambda: len(meeting.brought) == self.world or bool(failed()), missing)
         self.host.see(meeting.clock)
+        for rank, error in failed().items():
+            raise RuntimeContractError(f"rank {rank} raised instead of coming to {call}: {error}")
         return [meeting.brought[rank][1] for rank in range(self.world)]
 
     # streams
@@ -161,10 +170,11 @@ class SimRuntime:
         event = self._record(stream)
         self._main.enqueue(wait_operation(event, f"{stream.name} of rank {self.rank}"), self.host)
 
-    def order_behind_previous(self, key: Any) -> None:
+    def order_behind_previous(self, key: Any) -> bool:
         event = self._events.get(key)
         if event is not None:
             self._main.enqueue(wait_operation(event, f"the previous call of rank {self.rank}"), self.host)
+        return False
 
     def record_call(self, key: Any) -> None:
         self._events[key] = self._record(self._main)
@@ -175,9 +185,17 @@ class SimRuntime:
         stream.enqueue(record_operation(event), self.host)
         return event
 
-    def copy(self, dst: Any, src: Any, stream: Stream) -> None:
-        self._step()
-        stream.enqueue(copy_operation(self._world, dst, src, self.rank), self.host)
+    def copier(self, dst: Any, src: Any) -> Callable[[Stream], None]:
+        operation = copy_operation(self._world, dst, src, self.rank)
+
+        def enqueue(stream: Stream) -> None:
+            self._step()
+            stream.enqueue(operation, self.host)
+
+        return enqueue
+
+    def warm(self, kernel: Any, grid: Any, kwargs: dict[str, Any], *, leave_room: bool = False) -> None:
+        """Nothing is compiled here, and a kernel of one warp fits beside any grid."""
 
     def launch(self, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stream: Stream) -> None:
         self._step()
@@ -187,6 +205,13 @@ class SimRuntime:
         """Writes ``values`` into ``tensor`` in the caller's stream, as a torch operation on a device would."""
         self._step()
         self._main.enqueue(fill_operation(self._world, tensor, values, self.rank), self.host)
+
+    def watch(self, state: Any) -> Callable[[], Any]:
+        """Simulated waits never give up: a wait in vain is a deadlock, which the simulator finds and names."""
+        return lambda: None
+
+    def release(self) -> None:
+        """A simulated rank's memory goes with its world."""
 
     def synchronize(self) -> None:
         """Blocks the host until the caller's stream is idle; it then knows all that the stream did."""

@@ -34,7 +34,7 @@ class StateWords:
 
     def _chunk(self, flag: int) -> str:
         """Which operation raises a flag, as the rank's instance knows it."""
-        for instance in getattr(self._runtime, "overlap_instances", {}).values():
+        for instance in reversed(list(getattr(self._runtime, "overlap_instances", {}).values())):
             if instance.state.data_ptr() != self._address:
                 continue
             for op_id, slot in instance.slots[self._runtime.rank].items():

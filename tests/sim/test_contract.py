@@ -184,9 +184,9 @@ def test_copies_between_ranks(group_of_ranks, pull, part):
         other = (rank + 1) % runtime.world
         side = runtime.fork(0)
         if pull:
-            runtime.copy(target[part], runtime.peer(source, other)[part], side)
+            runtime.copier(target[part], runtime.peer(source, other)[part])(side)
         else:
-            runtime.copy(runtime.peer(target, other)[part], source[part], side)
+            runtime.copier(runtime.peer(target, other)[part], source[part])(side)
         runtime.join(side)
         ordered_behind_all(runtime, words, 2)
         out = torch.empty(6, 7)
@@ -204,7 +204,7 @@ def test_copies_between_ranks(group_of_ranks, pull, part):
 def test_copies_of_different_shapes_are_refused(group_of_ranks):
     def body(runtime):
         tensor = runtime.symmetric([4, 4], torch.float32, zero=True)
-        runtime.copy(tensor[:2], tensor[:3], runtime.main_stream())
+        runtime.copier(tensor[:2], tensor[:3])(runtime.main_stream())
 
     with pytest.raises(RuntimeContractError, match="copy"):
         group_of_ranks(1, body)

@@ -172,8 +172,8 @@ def tma_read_body(fence):
             source = runtime.table(range(SIDE * SIDE)).view(SIDE, SIDE).view(torch.float32)
             one = runtime.table([1], bits=64)
             side = runtime.fork(0)
-            runtime.copy(runtime.peer(boxes, 1), source, side)
-            runtime.copy(runtime.peer(flags, 1)[:1], one, side)
+            runtime.copier(runtime.peer(boxes, 1), source)(side)
+            runtime.copier(runtime.peer(flags, 1)[:1], one)(side)
             runtime.join(side)
         else:
             options = {"SIDE": SIDE, "FENCE": fence}

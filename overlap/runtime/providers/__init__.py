@@ -1,4 +1,7 @@
-"""Where symmetric memory comes from: a provider allocates the same tensor on every rank and maps its peers."""
+"""Where symmetric memory comes from: a provider allocates the same tensor on every rank and maps its peers.
+
+NVLink multicast is never used: nothing here asks for it.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,55 @@ from typing import Any, Protocol
 
 import torch
 
+from overlap import settings
+from overlap.errors import RuntimeContractError
+
 
 class Provider(Protocol):
     """Symmetric memory of one group."""
 
     name: str
 
-    def allocate(self, numel: int, dtype: torch.dtype) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Collective: the own 1-D tensor, and every rank's, in rank order."""
+    def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """This rank's own 1-D tensor. Raises on the rank that has no memory left."""
+
+    def map(self, local: torch.Tensor) -> list[torch.Tensor]:
+        """Collective, once all ranks have allocated: every rank's tensor, in rank order, ``local`` at this rank's place."""
+
+    def free(self, address: int) -> None:
+        """Gives back the memory of the local tensor at ``address``, as far as one rank may alone."""
+
+    def close(self) -> None:
+        """Collective: gives all memory back."""
 
 
 def choose_provider(group: Any, device: torch.device) -> Provider:
-    """torch's symmetric memory."""
+    """The provider that the setting ``provider`` names; by itself torch's, or NVSHMEM where torch has none.
+
+    Raises:
+        RuntimeContractError: the provider is not available here; says why.
+    """
+    wanted = settings.get("provider")
+    why: dict[str, str] = {}
+    for name, make in (("torch", _torch), ("nvshmem", _nvshmem)):
+        if wanted in ("auto", name):
+            try:
+                return make(group, device)
+            except (ImportError, AttributeError, OSError) as error:
+                why[name] = f"{type(error).__name__}: {error}"
+    raise RuntimeContractError(
+        "no symmetric memory: " + "; ".join(f"{name}: {text}" for name, text in why.items()),
+        help="OVERLAP_PROVIDER chooses torch or nvshmem (package nvshmem4py-cu12 or -cu13)",
+    )
+
+
+def _torch(group: Any, device: torch.device) -> Provider:
     from .torch_symm import TorchSymmetricMemory
 
     return TorchSymmetricMemory(group, device)
+
+
+def _nvshmem(group: Any, device: torch.device) -> Provider:
+    from .nvshmem import NvshmemMemory
+
+    return NvshmemMemory(group, device)

@@ -15,14 +15,20 @@ class TorchSymmetricMemory:
     def __init__(self, group: Any, device: torch.device) -> None:
         self.group = group
         self.device = device
-        self._kept: list[Any] = []
+        self._handles: dict[int, Any] = {}
 
-    def allocate(self, numel: int, dtype: torch.dtype) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        local = symm_mem.empty(numel, dtype=dtype, device=self.device)
+    def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        return symm_mem.empty(numel, dtype=dtype, device=self.device)
+
+    def map(self, local: torch.Tensor) -> list[torch.Tensor]:
         handle = symm_mem.rendezvous(local, self.group)
-        self._kept.append(handle)
-        rank = dist.get_rank(self.group)
-        peers = [
-            local if p == rank else handle.get_buffer(p, (numel,), dtype) for p in range(dist.get_world_size(self.group))
-        ]
-        return local, peers
+        self._handles[local.data_ptr()] = handle
+        mine, world = dist.get_rank(self.group), dist.get_world_size(self.group)
+        numel, dtype = local.numel(), local.dtype
+        return [local if p == mine else handle.get_buffer(p, (numel,), dtype) for p in range(world)]
+
+    def free(self, address: int) -> None:
+        self._handles.pop(address, None)
+
+    def close(self) -> None:
+        self._handles.clear()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from overlap.runtime.copies import plan_copy
-from overlap.runtime.launch import collapse
+from overlap.runtime.stage import collapse
 
 
 def carry_out(dst: torch.Tensor, src: torch.Tensor) -> int:

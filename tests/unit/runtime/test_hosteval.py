@@ -1,8 +1,8 @@
 """Tile maps on the host: jitted helpers, the language's integer words, module aliases."""
 
 import triton
-import triton.language as tl
 import triton.language as L
+import triton.language as tl
 
 from overlap.runtime.hosteval import on_host
 

@@ -1,0 +1,70 @@
+"""Staging: the words that the entry kernel would copy are the elements that the tensors have."""
+
+import pytest
+import torch
+
+from overlap.runtime.stage import DIMS, as_words, staging
+
+
+def carried_out(src, dst):
+    """What the entry kernel does, in Python over flat memory."""
+    copy = staging(src, dst)
+    if not copy.dims:
+        return copy
+    source, target = as_words(src, copy.dtype), as_words(dst, copy.dtype)
+    # Flat words of each whole storage, from the tensor's first word on.
+    flat_src = torch.empty(0, dtype=copy.dtype).set_(source.untyped_storage())[source.storage_offset() :]
+    flat_dst = torch.empty(0, dtype=copy.dtype).set_(target.untyped_storage())[target.storage_offset() :]
+    for i in range(copy.words):
+        index, at, to = i, 0, 0
+        for d in reversed(range(DIMS)):
+            at += index % copy.sizes[d] * copy.src_strides[d]
+            to += index % copy.sizes[d] * copy.dst_strides[d]
+            index //= copy.sizes[d]
+        flat_dst[to] = flat_src[at]
+    return copy
+
+
+SHARDS = {
+    "rows": (lambda t: torch.arange(6 * 8, dtype=torch.float16).view(6, 8), (20, 8)),
+    "odd rows": (lambda t: torch.arange(5 * 7, dtype=torch.float16).view(5, 7), (20, 7)),
+    "columns": (lambda t: torch.arange(6 * 4, dtype=torch.float16).view(6, 4), (6, 16)),
+    "transposed": (lambda t: torch.arange(6 * 8, dtype=torch.float16).view(8, 6).t(), (20, 8)),
+    "one row": (lambda t: torch.arange(8, dtype=torch.float16).view(1, 8), (3, 8)),
+    "batched": (lambda t: torch.arange(2 * 3 * 8, dtype=torch.float16).view(2, 3, 8), (2, 9, 8)),
+    "stride 0": (lambda t: torch.arange(8, dtype=torch.float16).expand(6, 8), (20, 8)),
+    "offset view": (lambda t: torch.arange(6 * 9, dtype=torch.float16).view(6, 9)[:, 1:], (20, 8)),
+    "aligned offset": (lambda t: torch.arange(6 * 12, dtype=torch.float16).view(6, 12)[:, 4:], (20, 8)),
+    "floats": (lambda t: torch.arange(6 * 6, dtype=torch.float32).view(6, 6), (20, 6)),
+    "bytes": (lambda t: torch.arange(6 * 16, dtype=torch.uint8).view(6, 16), (20, 16)),
+    "longs": (lambda t: torch.arange(6 * 3).view(6, 3), (20, 3)),
+}
+
+
+@pytest.mark.parametrize("name", SHARDS)
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_every_element_arrives_and_no_other_changes(name, at):
+    make, shape = SHARDS[name]
+    src = make(None)
+    whole = torch.full(shape, 99, dtype=src.dtype)
+    dim = next((d for d, (n, m) in enumerate(zip(src.shape, shape, strict=True)) if n != m), 0)
+    dst = whole.narrow(dim, at, src.shape[dim])
+    expected = whole.clone()
+    expected.narrow(dim, at, src.shape[dim]).copy_(src)
+    carried_out(src, dst)
+    assert torch.equal(whole, expected)
+
+
+def test_contiguous_rows_are_one_run_of_wide_words():
+    copy = carried_out(torch.zeros(6, 8, dtype=torch.float16), torch.zeros(20, 8, dtype=torch.float16)[2:8])
+    assert (copy.dtype, copy.dims, copy.words) == (torch.int64, 1, 12)
+
+
+def test_words_are_narrow_where_an_address_is_odd():
+    narrow = staging(torch.zeros(49, dtype=torch.float16)[1:].view(6, 8), torch.zeros(6, 8, dtype=torch.float16))
+    assert narrow.dtype == torch.float16
+
+
+def test_an_empty_shard_stages_nothing():
+    copy = staging(torch.zeros(0, 8), torch.zeros(0, 8))
+    assert (copy.dims, copy.words) == (0, 0)
