@@ -1,0 +1,295 @@
+"""The benchmarks' own parts on a CPU: orders, checks, result files, tables, and what happens when a contender hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+ROWS = [
+    # op, M, N, K, contender, ms
+    (
+        "ag_gemm",
+        8192,
+        14336,
+        4096,
+        {"gemm": 0.31, "nccl": 0.21, "serial": 0.55, "serial_graph": 0.5, "ours_graph": 0.41},
+    ),
+    ("ag_gemm", 64, 28672, 8192, {"gemm": 0.001, "serial": 0.1, "asynctp": 0.09, "ours": 0.2, "ours_graph": 0.1}),
+    ("ag_gemm", 16, 16, 16, {"ours": 0.2}),
+]
+
+
+@pytest.fixture
+def bench(repo, monkeypatch):
+    """The benchmarks' modules, as their scripts import them."""
+    monkeypatch.syspath_prepend(str(repo / "bench"))
+    for name in ("common", "record", "table", "ag_gemm"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return __import__
+
+
+def rows(world: int = 4, dtype: str = "bf16") -> list[dict]:
+    return [
+        {"op": op, "M": m, "N": n, "K": k, "world": world, "dtype": dtype, "contender": who, "ms": ms, "device": "H100"}
+        for op, m, n, k, times in ROWS
+        for who, ms in times.items()
+    ]
+
+
+def result(**changes) -> dict:
+    kept = {
+        "hardware": {"gpus": [{"name": "H100"}] * 4},
+        "versions": {"torch": "2.11.0", "triton": "3.6.0", "nccl": "2.28.9", "driver": "580", "python": "3.12"},
+        "clocks": [],
+        "commit": "0123456789abcdef",
+        "command": "python -m torch.distributed.run --nproc-per-node 4 bench/ag_gemm.py",
+        "date": "2026-11-28T00:00:00+00:00",
+        "rows": rows(),
+    }
+    return {**kept, **changes}
+
+
+def test_table(bench):
+    lines = bench("table").table_of(rows())
+    assert lines == [
+        "| M, N, K | GEMM | NCCL | serial | serial, graph | AsyncTP | ours | ours, graph | limit | of limit | gain |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| 8192, 14336, 4096 | 0.310 | 0.210 | 0.550 | 0.500 | - | - | 0.410 | 0.310 | 0.76 | 1.22 |",
+        "| 64, 28672, 8192 | 0.001 | - | 0.100 | - | 0.090 | 0.200 | 0.100 | 0.002 | 0.02 | **0.90, a loss** |",
+        "| 16, 16, 16 | - | - | - | - | - | 0.200 | - | - | - | - |",
+    ]
+
+
+def test_limit_is_the_longer_of_product_and_transfer(bench):
+    """50.3 MB for 8192 x 4096 bf16 from three other ranks, 0.1335 ms at 377 GB/s."""
+    table = bench("table")
+    row = {
+        "op": "ag_gemm",
+        "M": 8192,
+        "N": 6144,
+        "K": 4096,
+        "world": 4,
+        "dtype": "bf16",
+        "contender": "gemm",
+        "ms": 0.1,
+    }
+    assert table.limit_of([row]) == pytest.approx(8192 * 4096 * 2 * 0.75 / 377e6)
+    assert table.limit_of([{**row, "ms": 0.15}]) == 0.15
+    assert table.limit_of([{**row, "world": 1}]) == 0.1
+    assert table.limit_of([{**row, "contender": "nccl"}]) is None
+    half = table.received_bytes(row)
+    assert table.received_bytes({**row, "dtype": "fp32"}) == 2 * half
+    scattered = table.received_bytes({**row, "op": "gemm_rs"})
+    assert scattered == 8192 * 6144 * 2 * 0.75
+    assert table.received_bytes({**row, "op": "gemm_ar"}) == 2 * scattered
+    for op in bench("record").OPS:
+        assert table.received_bytes({**row, "op": op}) > 0
+
+
+def test_several_dtypes_are_told_apart(bench):
+    lines = bench("table").table_of(rows() + rows(dtype="fp32"))
+    assert [line.split(" | ")[0] for line in lines[2:4]] == ["| 8192, 14336, 4096 bf16", "| 64, 28672, 8192 bf16"]
+    assert len(lines) == 2 + 2 * len(ROWS)
+
+
+def test_result_file_and_document(bench, tmp_path, capsys):
+    record, table = bench("record"), bench("table")
+    path = tmp_path / "results" / "ag_gemm_h100x4.json"
+    record.write(path, result())
+    assert json.loads(path.read_text()) == result()
+    record.write(path, result(rows=rows()[:1]))
+    assert len(json.loads(path.read_text())["rows"]) == 1, "a rerun replaces its file"
+    assert os.listdir(path.parent) == [path.name]
+
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- results -->\nold\n<!-- /results -->\nafter\n")
+    table.main([str(path), "--into", str(readme)])
+    first = readme.read_text()
+    assert first.startswith("before\n<!-- results -->\n**ag_gemm**, 4 x H100, bf16, ms:\n\n| M, N, K | GEMM |")
+    assert first.endswith("\n<!-- /results -->\nafter\n")
+    assert "old" not in first
+    assert "torch 2.11.0, triton 3.6.0, nccl 2.28.9, driver 580; commit 0123456789ab, 2026-11-28: `python -m" in first
+    table.main([str(path), "--into", str(readme)])
+    assert readme.read_text() == first
+    table.main([str(path)])
+    assert capsys.readouterr().out in first
+
+    readme.write_text("no marks")
+    with pytest.raises(SystemExit, match="no place for the tables"):
+        table.main([str(path), "--into", str(readme)])
+    path.write_text("{}")
+    with pytest.raises(SystemExit, match="not a result file"):
+        table.main([str(path)])
+    with pytest.raises(SystemExit, match="No such file"):
+        table.main([str(tmp_path / "none.json")])
+
+
+def test_a_row_that_no_reader_knows_is_not_written(bench, tmp_path):
+    record = bench("record")
+    for wrong in ({"contender": "fastest"}, {"op": "gemm_gemm"}):
+        with pytest.raises(ValueError, match="not a row"):
+            record.write(tmp_path / "x.json", result(rows=[{**rows()[0], **wrong}]))
+    with pytest.raises(ValueError, match="has the keys"):
+        record.write(tmp_path / "x.json", {"rows": []})
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "ag_gemm_h100x4.json"),
+        ("NVIDIA H200", "ag_gemm_h200x4.json"),
+        ("AMD Instinct MI300X", "ag_gemm_mi300xx4.json"),
+    ],
+)
+def test_default_path(bench, repo, device, name):
+    assert bench("record").default_path("ag_gemm", device, 4) == repo / "bench" / "results" / name
+
+
+def test_orders_are_shuffled_anew_and_agreed(bench):
+    common = bench("common")
+    names = [f"c{i}" for i in range(6)]
+    orders = list(common.rounds_of(names, 40, seed=3))
+    assert all(sorted(order) == names for order in orders)
+    assert orders == list(common.rounds_of(names, 40, seed=3))
+    assert {order[0] for order in orders} == set(names)
+    assert len({tuple(order) for order in orders}) > 30
+
+
+def test_difference(bench):
+    common = bench("common")
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(*shape, generator=generator).bfloat16() for shape in ((256, 512), (512, 384)))
+    expected = a.float() @ b.float()
+    right = (a @ b).clone()
+    assert common.difference(right, expected) == ""
+    assert common.difference(a.clone(), a) == ""
+    assert common.difference(right[:-1], expected) == "shape (255, 384) instead of (256, 384)"
+    unwritten = right.clone()
+    unwritten[3, 5] = float("nan")
+    assert common.difference(unwritten, expected) == "1 of 98304 elements are not finite"
+    row = right.clone()
+    row[7] = right[8]
+    assert common.difference(row, expected).startswith("relative error")
+    element = right.clone()
+    element[7, 0] += 40
+    assert common.difference(element, expected).startswith("an element is off by")
+    moved = a.clone()
+    moved[0, 0] += 1
+    assert common.difference(moved, a) == "1 of 131072 elements differ"
+
+
+def test_journal_goes_on_only_in_a_restart(bench, tmp_path, monkeypatch):
+    record = bench("record")
+    path = tmp_path / "ag.json.part"
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    first = record.Journal(path, rank=0)
+    first.rows += rows()[:1]
+    first.save()
+    record.Journal(path, rank=1, rows=list(first.rows)).failed("asynctp", "did not end within 30 s")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    again = record.Journal(path, rank=0)
+    assert again.left_out == {"asynctp": "did not end within 30 s"}
+    assert again.done(M=8192, N=14336, K=4096)
+    assert not again.done(M=8192, N=14336, K=8192)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    assert record.Journal(path, rank=0).rows == []
+    again.finish()
+    assert os.listdir(tmp_path) == []
+
+
+def start(repo, *words: str, ranks: int = 2, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A script under torchrun, on this repository."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *words]
+    env = {**os.environ, "PYTHONPATH": str(repo), "OMP_NUM_THREADS": "1", **environment}
+    env = {name: value for name, value in env.items() if name not in ("RANK", "TORCHELASTIC_RESTART_COUNT")}
+    return subprocess.run(command, capture_output=True, text=True, cwd=repo, env=env, timeout=120, check=False)
+
+
+def test_ag_gemm_rehearsed_on_two_cpu_ranks(repo, tmp_path):
+    """The whole script: what needs a GPU and a shape that does not divide are left out, the rest is measured."""
+    out = tmp_path / "ag.json"
+    shapes = ["--shapes", "64,32,16", "7,4,4", "2,2,1"]
+    done = start(repo, "bench/ag_gemm.py", "--device", "cpu", "--out", str(out), "--rounds", "2", *shapes)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(out.read_text())
+    assert list(told) == ["hardware", "versions", "clocks", "commit", "command", "date", "rows"]
+    assert [(r["M"], r["contender"]) for r in told["rows"]] == [
+        (m, who) for m in (64, 2) for who in ("gemm", "nccl", "serial")
+    ]
+    assert all(r["ms"] > 0 and r["world"] == 2 and r["op"] == "ag_gemm" for r in told["rows"])
+    assert "ours left out: needs a GPU" in done.stdout
+    assert "7,4,4 left out: M and N must be multiples of 2 here" in done.stdout
+    assert os.listdir(tmp_path) == ["ag.json"]
+
+
+HANGING = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {bench!r})
+import common, record, torch
+
+common.BUILD_LIMIT_S = 6.0
+session = common.Session("cpu")
+journal = record.Journal(Path({part!r}), session.rank)
+watchdog = common.Watchdog(journal.failed)
+right = torch.ones(2, 2)
+
+def hangs(built):
+    def call():
+        if session.rank == 1:
+            time.sleep(600)
+        return right.clone()
+    return common.Contender("asynctp", call)
+
+def raises(built):
+    if session.rank == 1:
+        raise RuntimeError("not on this rank")
+    return common.Contender("kraken", right.clone)
+
+builders = {{
+    "gemm": lambda built: common.Contender("gemm", right.clone),
+    "kraken": raises,
+    "ours": lambda built: common.Contender("ours", lambda: right * (2 if session.rank else 1)),
+    "asynctp": hangs,
+}}
+builders = {{name: builder for name, builder in builders.items() if name not in journal.left_out}}
+built = common.build(session, watchdog, builders)
+wrong = common.check(session, watchdog, built, {{"product": right}})
+times = common.measure(session, watchdog, {{n: c for n, c in built.items() if n not in wrong}}, rounds=3, seed=0)
+session.say(f"left out {{journal.left_out}}, built {{sorted(built)}}, wrong {{wrong}}, timed {{sorted(times)}}")
+session.close()
+"""
+
+
+def test_a_contender_that_hangs_is_left_out_after_a_restart(repo, tmp_path):
+    """Rank 1 hangs in one contender, fails in another and computes a wrong result in a third; the job ends well."""
+    script = tmp_path / "hanging.py"
+    script.write_text(HANGING.format(bench=str(repo / "bench"), part=str(tmp_path / "part")))
+    done = start(repo, "--max-restarts", "1", str(script))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "asynctp did not end within 6 s" in done.stdout
+    assert "rank 1: kraken left out: RuntimeError: not on this rank" in done.stdout
+    assert "rank 1: ours is WRONG: " in done.stdout
+    assert done.stdout.rstrip().splitlines()[-1] == (
+        "left out {'asynctp': 'did not end within 6 s'}, built ['gemm', 'ours'], wrong ['ours'], timed ['gemm']"
+    )
+
+
+def test_without_torchrun_it_says_how_to_start(repo):
+    done = subprocess.run(
+        [sys.executable, "bench/ag_gemm.py"],
+        capture_output=True,
+        text=True,
+        cwd=repo,
+        env={**{k: v for k, v in os.environ.items() if k != "RANK"}, "PYTHONPATH": str(repo)},
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip() == ("start me with: python -m torch.distributed.run --nproc-per-node 4 bench/ag_gemm.py")
