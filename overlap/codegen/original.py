@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,19 @@ def load_original(header: Header, path: str) -> Callable[..., Any]:
     Raises:
         SourceError: the original is gone or has changed.
     """
-    source = find_source(header, path)
-    if "." not in header.kernel:
-        return getattr(load_module(source), header.host)
+    return _load(os.path.abspath(find_source(header, path)), header.sha256, header.kernel, header.host)
+
+
+@lru_cache(maxsize=64)
+def _load(source: str, sha256: str, kernel: str, host: str) -> Callable[..., Any]:
+    """Once a source and process: a module that registers operators cannot be imported twice."""
+    if "." not in kernel:
+        return getattr(load_module(source), host)
     unit = SourceUnit.from_file(source)
-    program = annotate(unit, header.kernel)
+    program = annotate(unit, kernel)
     module = hoist.lift(cst.parse_module(unit.text.replace("\r\n", "\n")), program)
     module = imports.absolute(module, program)
     with tempfile.TemporaryDirectory(prefix="overlap-original-") as folder:
         lifted = Path(folder) / os.path.basename(source)
         lifted.write_text(module.code, encoding="utf-8")
-        return getattr(load_module(str(lifted), search=(os.path.dirname(os.path.abspath(source)),)), header.host)
+        return getattr(load_module(str(lifted), search=(os.path.dirname(source),)), host)

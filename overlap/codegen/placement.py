@@ -10,13 +10,13 @@ from overlap.errors import CodegenError
 
 
 def insert_behind(module: cst.Module, functions: Sequence[str], added: Sequence[cst.BaseStatement]) -> cst.Module:
-    """Inserts statements behind the last of these top-level functions, so that all of them exist where the statements run."""
-    at = -1
-    for index, statement in enumerate(module.body):
-        if isinstance(statement, cst.FunctionDef) and statement.name.value in functions:
-            at = index
+    """Inserts statements behind the last of these functions, so that all of them exist where the statements run.
+
+    A function may also stand in a module-level ``if``, ``try`` or ``with``; the statements go behind that, at top level.
+    """
+    at = max((i for i, s in enumerate(module.body) if _defines(s, functions)), default=-1)
     if at < 0:
-        raise CodegenError(f"none of {', '.join(functions)} is at the module's top level")
+        raise CodegenError(f"none of {', '.join(functions)} is defined by the module itself")
     body = list(module.body)
     following = body[at + 1 :]
     if following:
@@ -24,3 +24,12 @@ def insert_behind(module: cst.Module, functions: Sequence[str], added: Sequence[
         if not lines or lines[0].comment is not None:
             following[0] = following[0].with_changes(leading_lines=[cst.EmptyLine(), cst.EmptyLine(), *lines])  # type: ignore[call-arg]
     return module.with_changes(body=[*body[: at + 1], *added, *following])
+
+
+def _defines(statement: cst.CSTNode, functions: Sequence[str]) -> bool:
+    """Whether a statement of the module defines one of the functions, not counting functions inside functions or classes."""
+    if isinstance(statement, cst.FunctionDef):
+        return statement.name.value in functions
+    if isinstance(statement, (cst.If, cst.Else, cst.Try, cst.With, cst.IndentedBlock, cst.ExceptHandler, cst.Finally)):
+        return any(_defines(child, functions) for child in statement.children)
+    return False

@@ -1,9 +1,10 @@
 """The rewriting passes, one a file, each ``run(module, context) -> module``. A pass that matches nothing raises."""
 
-from . import dispatch, hoist, host_body, host_entry, imports, kernel_signature, operator, tile_map, unused
+from . import dispatch, hoist, host_body, host_entry, imports, kernel_signature, operator, registrations, tile_map, unused
 
 PASSES = (
     ("hoist", hoist.run),
+    ("registrations", registrations.run),
     ("imports", imports.run),
     ("kernel_signature", kernel_signature.run),
     ("dispatch", dispatch.run),

@@ -11,7 +11,7 @@ from overlap.annotate import SourceUnit, annotate, parse_on
 from overlap.backends.base import Realization
 from overlap.codegen.context import Context, Names
 from overlap.codegen.locate import Substitute, statements
-from overlap.codegen.passes import dispatch, hoist, host_body, host_entry, imports, kernel_signature, operator, tile_map, unused
+from overlap.codegen.passes import dispatch, hoist, host_body, host_entry, imports, kernel_signature, operator, registrations, tile_map, unused
 from overlap.errors import CodegenError, HostEntryError, UnsupportedError
 
 SOURCE = '''\
@@ -273,3 +273,45 @@ def test_substitute(code, expected):
     change = Substitute({"tile": "T"}, {("M", "BM"): "C"}, {0: "P0", 1: "P1"}, {0: "N0"})
     (statement,) = statements(code + "\n")
     assert cst.Module([statement.visit(change)]).code.strip() == expected
+
+
+REGISTERING = SOURCE.replace(
+    "@triton.jit",
+    'lib = torch.library.Library("mine", "FRAGMENT")\nlib.define("matmul(Tensor a, Tensor b) -> Tensor")\nsizes = lib_sizes = [1]\n\n\n'
+    '@torch.library.impl(lib, "matmul", "Meta")\ndef _(a, b):\n    return a\n\n\n@triton.jit',
+    1,
+).replace("def matmul", '@torch.library.impl(lib, "matmul", "CUDA")\n@torch.no_grad()\ndef matmul')
+
+
+def test_registrations_are_left_out_and_nothing_else():
+    text = registrations.without_registrations(cst.parse_module(REGISTERING)).code
+    assert "torch.library" not in text and "lib." not in text and "def _(" not in text
+    assert "sizes = lib_sizes = [1]" in text and "@torch.no_grad()\ndef matmul(" in text and "@triton.jit" in text
+
+
+@pytest.mark.parametrize(
+    "line,decorator",
+    [
+        ("from torch.library import custom_op", '@custom_op("mine::matmul", mutates_args=())'),
+        ("from torch import library as tlib", '@tlib.custom_op("mine::matmul", mutates_args=())'),
+        ("", '@torch.library.custom_op("mine::matmul", mutates_args=())'),
+    ],
+)
+def test_custom_operators_become_plain_functions(line, decorator):
+    text = SOURCE.replace("import torch\n", f"import torch\n{line}\n").replace("def matmul", f"{decorator}\ndef matmul")
+    text += "\n\n@matmul.register_fake\ndef _(a, b):\n    return a\n"
+    left = registrations.without_registrations(cst.parse_module(text)).code
+    assert decorator not in left and "register_fake" not in left and "def matmul(a, b):" in left
+
+
+def test_modules_without_registrations_are_untouched():
+    module = cst.parse_module(SOURCE)
+    assert registrations.without_registrations(module) is module
+
+
+def test_kernel_in_a_module_level_if():
+    start, end = SOURCE.index("@triton.jit"), SOURCE.index("# @overlap.host_entry")
+    text = SOURCE[:start] + "if True:\n" + textwrap.indent(SOURCE[start:end].rstrip() + "\n", "    ") + "\n\n" + SOURCE[end:]
+    made = whole(text)
+    assert made.index("    def kernel(") < made.index("\ndef ol_tile_map(") < made.index("OL_OPERATOR")
+    compile(made, "made", "exec")
