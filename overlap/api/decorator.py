@@ -109,7 +109,7 @@ def kernel_source(kernel: Any, scope: dict[str, Any]) -> KernelSource:
             for n in ast.walk(unit.tree)
             if isinstance(n, ast.FunctionDef)
             and n.name == function.__name__
-            and line in (n.lineno, min([n.lineno, *(d.lineno for d in n.decorator_list)]))
+            and line == min([n.lineno, *(d.lineno for d in n.decorator_list)])
         ),
         None,
     )

@@ -1,0 +1,196 @@
+"""`overlap.ops.ag_gemm` on simulated ranks against fp32 products of the gathered tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from overlap.chunkplan.region import shard_interval
+from overlap.errors import RaceFault, UsageError
+from overlap.ops import ag_gemm, last_plan
+from overlap.runtime import launch as launch_layer
+from overlap.sim import World
+
+EPSILON = {torch.float16: 2**-10, torch.bfloat16: 2**-7, torch.float32: 2**-22}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """One cache folder for all tests here: operators keep their modules while the process lives."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@dataclass
+class Case:
+    """One call: ``shape`` is the gathered tensor's, ``columns`` the weights'; what differs between ranks is random."""
+
+    shape: tuple[int, ...]
+    columns: tuple[int, ...]
+    world: int = 2
+    dim: int = 0
+    dtype: torch.dtype = torch.float16
+    bias: bool = False
+    weight: str = "plain"
+    x: str = "plain"
+    plan: str = "all_gather_1d"
+    split: int = 1
+    options: dict = field(default_factory=dict)
+
+
+CASES = {
+    "even rows": Case((128, 64), (72,)),
+    "ragged rows, several weights, bias": Case((131, 64), (40, 72, 8), world=3, bias=True, weight="transposed"),
+    "weights and results TMA cannot take": Case((67, 32), (33, 7), world=4, bias=True, plan="all_gather_1d_push"),
+    "rows TMA cannot take": Case((70, 23), (41,), weight="transposed", x="strided", dtype=torch.bfloat16),
+    "rows of several dimensions": Case((8, 5, 24), (33,), world=4, dtype=torch.bfloat16, plan="all_gather_1d_push"),
+    "uneven outer dimension": Case((7, 5, 24), (40,), world=3, dtype=torch.float32),
+    "inner dimension, batched": Case((2, 37, 24), (40, 7), world=3, dim=1, bias=True, plan="all_gather_1d_push"),
+    "inner dimension from the end": Case((3, 8, 2, 16), (16,), world=4, dim=-3, dtype=torch.float32, x="strided"),
+    "stride 0": Case((66, 32), (24,), x="expanded"),
+    "offset view, odd address": Case((66, 32), (24,), world=3, x="offset", weight="offset"),
+    "every other column of a weight": Case((66, 32), (24,), weight="skipping"),
+    "fewer rows than ranks": Case((3, 64), (64,), world=4),
+    "one of everything": Case((1, 8), (1,), world=4, dtype=torch.float32),
+    "one rank": Case((33, 16), (24, 8), world=1, bias=True),
+    "chunks of a shard, ring": Case((90, 16), (24,), world=3, split=2, plan="all_gather_ring"),
+}
+
+
+def weight_of(case: Case, n: int, generator: torch.Generator) -> torch.Tensor:
+    depth = case.shape[-1]
+    if case.weight == "transposed":
+        return torch.randn(n, depth, generator=generator).to(case.dtype).t()
+    if case.weight == "skipping":
+        return torch.randn(depth, 2 * n, generator=generator).to(case.dtype)[:, ::2]
+    if case.weight == "offset":
+        return torch.randn(depth * n + 1, generator=generator).to(case.dtype)[1:].view(depth, n)
+    return torch.randn(depth, n, generator=generator).to(case.dtype)
+
+
+def shard_of(case: Case, whole: torch.Tensor, rank: int) -> torch.Tensor:
+    low, high = shard_interval(whole.shape[case.dim], case.world, rank)
+    shard = whole.narrow(case.dim, low, high - low)
+    if case.x == "offset":
+        memory = torch.empty(shard.numel() + 1, dtype=shard.dtype)
+        memory[1:] = shard.reshape(-1)
+        return memory[1:].view(shard.shape)
+    if case.x == "strided":
+        return shard.transpose(0, -1).contiguous().transpose(0, -1)
+    return shard if case.x == "expanded" else shard.contiguous()
+
+
+def run(case: Case, *, seed: int = 0, launches: int = 2):
+    """Every rank's results of several calls in a row with new data, beside what they should be."""
+    generator = torch.Generator().manual_seed(seed)
+    depth = case.shape[-1]
+    wholes = [torch.randn(case.shape, generator=generator).to(case.dtype) for _ in range(launches)]
+    if case.x == "expanded":
+        wholes = [w.narrow(0, 0, 1).expand(case.shape) for w in wholes]
+    weights = [[weight_of(case, n, generator) for n in case.columns] for _ in range(case.world)]
+    biases = [
+        [torch.randn(n, generator=generator).to(case.dtype) if case.bias else None for n in case.columns]
+        for _ in range(case.world)
+    ]
+
+    def body(group):
+        rank = group.overlap_runtime.rank
+        results = []
+        for whole in wholes:
+            results.append(
+                ag_gemm(
+                    shard_of(case, whole, rank), weights[rank], bias=biases[rank], gather_dim=case.dim,
+                    gather_size=case.shape[case.dim], group=group, return_gathered=True, plan=case.plan,
+                    split=case.split, **case.options,
+                )  # fmt: skip
+            )
+        group.overlap_runtime.synchronize()
+        return results
+
+    for rank, results in enumerate(World(case.world, seed=seed).run(body)):
+        for whole, (ys, gathered) in zip(wholes, results, strict=True):
+            assert torch.equal(gathered, whole)
+            for y, w, b in zip(ys, weights[rank], biases[rank], strict=True):
+                wanted = whole.double() @ w.double() + (b.double() if b is not None else 0)
+                scale = whole.double().abs() @ w.double().abs() + 1
+                assert y.dtype == case.dtype and y.shape == wanted.shape
+                worst = ((y.double() - wanted).abs() / scale).max().item()
+                assert worst <= EPSILON[case.dtype] + depth * 2**-24, worst  # NaN fails too
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_the_product_of_the_gathered_tensor(name):
+    case = CASES[name]
+    run(case, seed=len(name))
+    said = last_plan()
+    assert (said.operator, said.backend, said.world) == ("ag_gemm", "copy_engine", case.world)
+
+
+def test_which_kernel_ran_depends_on_the_gathered_tensor_alone():
+    """Ranks whose weights differ in shape and alignment still take part in one protocol."""
+    whole = torch.randn(48, 32, dtype=torch.float16)
+    weights = [torch.randn(32, 16).half(), torch.randn(7, 32).half().t(), torch.empty(32, 0).half()]
+
+    def body(group):
+        rank = group.overlap_runtime.rank
+        y = ag_gemm(whole.chunk(3)[rank].clone(), weights[rank], group=group)
+        group.overlap_runtime.synchronize()
+        return y
+
+    for y, w in zip(World(3).run(body), weights, strict=True):
+        assert torch.allclose(y.float(), whole.float() @ w.float(), atol=2e-2)
+
+
+def test_results_go_where_the_caller_says():
+    whole = torch.randn(20, 16, dtype=torch.float16)
+    w = torch.randn(16, 24).half()
+
+    def body(group):
+        out = torch.empty(20, 24, dtype=torch.float16)
+        y = ag_gemm(whole.chunk(2)[group.overlap_runtime.rank].clone(), w, out=out, group=group)
+        group.overlap_runtime.synchronize()
+        return y is out, out
+
+    for same, out in World(2).run(body):
+        assert same and torch.allclose(out.float(), whole.float() @ w.float(), atol=2e-2)
+
+
+def test_nothing_to_gather_is_no_launch():
+    w, bias = torch.randn(0, 3), torch.randn(3)
+
+    def body(group):
+        empty = ag_gemm(torch.empty(0, 5), torch.randn(5, 3), group=group, return_gathered=True)
+        summed = ag_gemm(torch.empty(2, 0), w, bias=bias, group=group)
+        return empty, summed
+
+    for (y, gathered), summed in World(3).run(body):
+        assert y.shape == (0, 3) and gathered.shape == (0, 5)
+        assert torch.equal(summed, bias.expand(6, 3))
+
+
+def test_further_products_run_before_peers_may_overwrite_the_gathered_tensor(monkeypatch):
+    """With pushes a peer's next launch writes the buffer that the second weight's product reads."""
+    case = Case((64, 16), (16, 8), world=2, plan="all_gather_1d_push")
+    run(case, launches=3)
+    original = launch_layer.launch
+
+    def late(operator, instance, shard, bound, grid, behind=None):
+        original(operator, instance, shard, bound, grid, None)
+        if behind is not None:
+            behind()
+
+    monkeypatch.setattr(launch_layer, "launch", late)
+    with pytest.raises(RaceFault, match="race"):
+        for seed in range(6):
+            run(case, seed=seed, launches=3)
+
+
+def test_a_simulated_group_has_no_collectives():
+    def body(group):
+        return ag_gemm(torch.randn(4, 8), torch.randn(8, 8), group=group, backend="serial")
+
+    with pytest.raises(UsageError, match="no collectives"):
+        World(2).run(body)
