@@ -1,7 +1,7 @@
 """`CompiledKernel`: called like the kernel it was made from, plus a group.
 
-    first call     source (as it was when decorated) -> generated module in the cache folder -> operator
-    every call     choose a backend -> KernelCall (protocol, fused kernel) or gather and the original kernel
+first call     source (as it was when decorated) -> generated module in the cache folder -> operator
+every call     choose a backend -> KernelCall (protocol, fused kernel) or gather and the original kernel
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from overlap.annotate.source import SourceUnit
 from overlap.backends.base import Realization
@@ -43,13 +45,13 @@ class KernelSource:
     decorators: int
     local_names: Mapping[str, Any]
 
-    @property
     def function(self) -> types.FunctionType:
+        """The plain function under all decorators."""
         return python_function(self.kernel)
 
     def names(self) -> dict[str, Any]:
         """Everything the kernel's text may name, as the program has it now."""
-        function = self.function
+        function = self.function()
         found = {**self.local_names, **function.__globals__}
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             try:
@@ -88,9 +90,9 @@ class CompiledKernel:
         self.backend = backend
         self.options = options
         self.last_plan: LastPlan | None = None
-        self.__name__ = source.function.__name__
-        self.__doc__ = source.function.__doc__
-        self.__module__ = source.function.__module__
+        self.__name__ = source.function().__name__
+        self.__doc__ = source.function().__doc__
+        self.__module__ = source.function().__module__
 
     def __repr__(self) -> str:
         return f"CompiledKernel({self.source.qualname}, plan={self.plan!r}, on={self.on!r})"
@@ -104,7 +106,7 @@ class CompiledKernel:
             source.unit, plan=self.plan, on=self.on, kernel=source.qualname, world=self.world, backend=backend,
             settings=self.options,
         )  # fmt: skip
-        helpers = sorted(helper_sources(source.function))
+        helpers = sorted(helper_sources(source.function()))
         facts = (
             source.unit.sha256, source.unit.path, source.qualname, source.decorators, self.plan,
             find_template(self.plan)[1], self.on, self.world, backend, sorted(self.options.items()), helpers,
@@ -185,17 +187,14 @@ class CompiledKernel:
         given = {**dict(zip(parameters(self.operator), args, strict=False)), **kwargs}
         value = given.get(self.operator.tensor)
         shard = getattr(value, "base", value)
-        size = shard.element_size() if hasattr(shard, "element_size") else 0
         extent = given.get(self.operator.extents.get(self.operator.axis, ""))
-        if not size or not isinstance(extent, int):
+        if not isinstance(shard, torch.Tensor) or not isinstance(extent, int):
             return Choice("copy_engine")  # which says what is wrong with them
         # The same number on every rank, also where a rank holds nothing.
         others = math.prod(n for d, n in enumerate(shard.shape) if d != self.operator.dim)
-        return choose(group, shard, others * extent * size, asked)
+        return choose(group, shard, others * extent * shard.element_size(), asked)
 
-    def _serial(
-        self, group: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], choice: Choice
-    ) -> LastPlan:
+    def _serial(self, group: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], choice: Choice) -> LastPlan:
         from .serial import SerialKernelCall
 
         call = SerialKernelCall(self.operator, group, self.fn, grid, args, kwargs)

@@ -96,9 +96,7 @@ def ag_gemm(
     return (ys, results[-1]) if return_gathered else ys
 
 
-def check_arguments(
-    x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
-) -> None:
+def check_arguments(x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]) -> None:
     """Raises UsageError unless weights and biases fit ``x``."""
     if not weights:
         raise UsageError("no weight was given", help="w is [D, N], or a list of such")

@@ -1,8 +1,8 @@
 """How a tensor [..., D] that is gathered along any dimension but the last becomes what the kernels take.
 
-    gather_dim 0 of [S, D] or [S, B, D]         one matrix of S (* B) rows         a[1, M, K], along M
-    gather_dim 1 of [B, S, D]                   B matrices of S rows, strided      a[B, M, K], along M
-    gather_dim 0 of [S, B, D], uneven shards    S matrices of B rows               a[B, M, K], along B
+gather_dim 0 of [S, D] or [S, B, D]         one matrix of S (* B) rows         a[1, M, K], along M
+gather_dim 1 of [B, S, D]                   B matrices of S rows, strided      a[B, M, K], along M
+gather_dim 0 of [S, B, D], uneven shards    S matrices of B rows               a[B, M, K], along B
 """
 
 from __future__ import annotations

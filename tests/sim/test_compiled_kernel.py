@@ -112,9 +112,7 @@ def test_columns_of_b_and_a_pushed_plan(kernels):
     def launch(group, shard):
         c = torch.empty(m, n, dtype=a.dtype)
         grid = (triton.cdiv(m, 32), triton.cdiv(n, 32))
-        kernel.run(
-            a, shard, c, m, n, K, K, 1, n, 1, n, 1, BLOCK_M=32, BLOCK_N=32, BLOCK_K=16, grid=grid, group=group
-        )
+        kernel.run(a, shard, c, m, n, K, K, 1, n, 1, n, 1, BLOCK_M=32, BLOCK_N=32, BLOCK_K=16, grid=grid, group=group)
         return c
 
     for results in on_ranks(3, b, launch, dim=1):
@@ -156,7 +154,9 @@ def test_a_transposed_global_tensor_and_strides_that_no_gathered_tensor_has(kern
         for c in results:
             close(c, a, b)
     # The strides of a transposed shard, not of the transposed whole.
-    with pytest.raises(RuntimeContractError, match=r"strides \(1, 17\) for `a_ptr`.*\(34, 24\).*strides \(24, 1\)") as e:
+    with pytest.raises(
+        RuntimeContractError, match=r"strides \(1, 17\) for `a_ptr`.*\(34, 24\).*strides \(24, 1\)"
+    ) as e:
         on_ranks(2, a, lambda group, shard: grouped(kernel, shard, b, rows, group, stride_am=1, stride_ak=17))
     assert e.value.where.path == __file__
     assert "kernel[(tiles,)]" in e.value.where.text

@@ -102,9 +102,16 @@ def run(case: Case, *, seed: int = 0, launches: int = 2):
         for whole in wholes:
             results.append(
                 ag_gemm(
-                    shard_of(case, whole, rank), weights[rank], bias=biases[rank], gather_dim=case.dim,
-                    gather_size=case.shape[case.dim], group=group, return_gathered=True, plan=case.plan,
-                    split=case.split, **case.options,
+                    shard_of(case, whole, rank),
+                    weights[rank],
+                    bias=biases[rank],
+                    gather_dim=case.dim,
+                    gather_size=case.shape[case.dim],
+                    group=group,
+                    return_gathered=True,
+                    plan=case.plan,
+                    split=case.split,
+                    **case.options,
                 )  # fmt: skip
             )
         group.overlap_runtime.synchronize()
