@@ -187,7 +187,8 @@ class KernelMemory:
             word = buffer.word(int(offsets[0]))
             if sem in ("acquire", "acq_rel"):
                 word.acquire(agent, scope)
-            self._note(agent, buffer, int(offsets[0]), word.last, sem, scope)
+            if not modifies:
+                self._note(agent, buffer, int(offsets[0]), word.last, sem, scope)
             if modifies and sem in ("release", "acq_rel"):
                 # Who reads a value that was there before learns nothing from its being written again.
                 word.release(agent, scope)
@@ -273,8 +274,10 @@ class KernelMemory:
             words.append((buffer, address - buffer.start, entry))
         fibre.where = where_in_kernel(fibre)
         wanted = _wanted()
-        texts = [buffer.element(offset >> buffer.shift) for buffer, offset, _ in words]
-        seen = [entry[1] for _, _, entry in words]
+        most = max(count for _, count in fibre.polls.values())
+        polled = [word for word, (_, count) in zip(words, fibre.polls.values(), strict=True) if count == most]
+        texts = [buffer.element(offset >> buffer.shift) for buffer, offset, _ in polled]
+        seen = [entry[1] for _, _, entry in polled]
 
         def what() -> str:
             listed = [f"{text} to reach {wanted}, saw {value}" if wanted is not None else f"{text}, saw {value}"

@@ -267,8 +267,8 @@ def _copy_data(
 ) -> None:
     """Reads, then writes, in a few pieces with others in between."""
     agent, shadow, scheduler = stream.agent, world.shadow, world.scheduler
-    reading = shadow.access(agent, "copies from", NOWHERE)
-    writing = shadow.access(agent, "copies to", NOWHERE)
+    reading = shadow.access(agent, f"copies (to rank {target.rank}) from", NOWHERE)
+    writing = shadow.access(agent, f"copies from rank {source.rank} to", NOWHERE)
     pieces = _pieces(world, len(reads))
     held = []
     for begin, end in pieces:
@@ -297,7 +297,11 @@ def _copy_word(
     """A copied word is a flag: it is read when the copy executes, and publishes all that precedes it on its stream."""
     agent, shadow = stream.agent, world.shadow
     world.scheduler.pause()
-    shadow.read(source, source.granules(reads, dtype.itemsize), shadow.access(agent, "copies the word", NOWHERE))
+    shadow.read(
+        source,
+        source.granules(reads, dtype.itemsize),
+        shadow.access(agent, f"copies (to rank {target.rank}) from", NOWHERE),
+    )
     value = source.view(dtype)[reads // dtype.itemsize]
     world.scheduler.pause()
     agent.tick()
@@ -305,7 +309,7 @@ def _copy_word(
         word = target.word(int(writes[0]))
         word.release(agent, "sys", replace=True)
         word.last = (agent, "release", "sys")
-    access = shadow.access(agent, "copies a word to", NOWHERE, "sys")
+    access = shadow.access(agent, f"copies a word from rank {source.rank} to", NOWHERE, "sys")
     shadow.atomic(target, target.granules(writes, dtype.itemsize), access, modifies=True)
     target.view(dtype)[writes // dtype.itemsize] = value
     world.scheduler.progress = True

@@ -15,7 +15,7 @@ from triton._C.libtriton import ir
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter as stock
 
-from overlap.errors import KernelCrashFault
+from overlap.errors import AlignmentError, KernelCrashFault
 
 from .asm import twin_of
 from .dtypes import convert, is_narrow_float, numpy_of
@@ -97,6 +97,14 @@ class SimBuilder(stock.InterpreterBuilder):
         self.world.kernel_memory.store(ptrs.data, convert(values, dtype), mask, dtype, tma=tma)
 
     # descriptors: TMA, the async proxy
+
+    def create_make_tensor_descriptor(
+        self, base: Any, shape: Any, strides: Any, block: Any, is_signed: bool, padding: Any = None
+    ) -> Any:
+        """Raises AlignmentError for a tensor that TMA cannot take."""
+        itemsize = max(1, base.dtype.element_ty.primitive_bitwidth // 8)
+        check_descriptor(int(base.data.item()), [int(s.data.item()) for s in strides], itemsize)
+        return stock.TensorDescHandle(base, shape, strides, block, padding)
 
     def create_descriptor_load(self, desc: Any, indices: Any, *_: Any) -> Any:
         ptrs, mask = self._materialize(desc, indices)
@@ -230,6 +238,23 @@ class SimBuilder(stock.InterpreterBuilder):
 
 def _convert_custom_types(value: Any, dst_ty: Any, fp_downcast_rounding: Any, _semantic: Any) -> Any:
     return tl.tensor(_semantic.builder.create_fp_to_fp(value.handle, dst_ty, fp_downcast_rounding), dst_ty)
+
+
+def check_descriptor(address: int, strides: list[int], itemsize: int) -> None:
+    """Raises AlignmentError unless a TMA descriptor can be made; strides in elements."""
+    problem = ""
+    if strides[-1] != 1:
+        problem = f"its last dimension is not contiguous (stride {strides[-1]})"
+    elif address % 16:
+        problem = f"it starts at an address that is no multiple of 16 bytes (off by {address % 16})"
+    for stride in strides[:-1]:
+        if stride * itemsize % 16:
+            problem = problem or f"its rows are {stride * itemsize} bytes apart, which is no multiple of 16"
+    if problem:
+        raise AlignmentError(
+            f"a TMA descriptor cannot take this tensor: {problem}",
+            help="pad the rows to a multiple of 16 bytes, or use a kernel with pointers for such shapes",
+        )
 
 
 def _padding(option: Any, ptrs: Any) -> np.ndarray | None:

@@ -115,13 +115,25 @@ class Buffer:
         self.itemsize = itemsize
         self.shift = itemsize.bit_length() - 1
 
-    def describe(self, tensor: torch.Tensor, name: str | None) -> None:
-        """Takes name and shape for messages from the tensor that was passed to a kernel."""
+    def describe(self, tensor: torch.Tensor, name: str | None, *, weak: bool = False) -> None:
+        """Takes name and shape for messages from a tensor passed to a kernel; a ``weak`` name gives way to others."""
         if name is not None and not self.named:
-            self.name, self.named = name, True
-        if tensor.dim() and tensor.element_size() == self.itemsize and tensor.numel() >= math.prod(self.shape):
+            self.name, self.named = name, not weak
+        better = tensor.numel() >= math.prod(self.shape) or (tensor.dim() > 1 and len(self.shape) == 1)
+        if tensor.dim() and tensor.element_size() == self.itemsize and better:
             self.shape, self.strides = tuple(tensor.shape), tuple(tensor.stride())
             self.offset = tensor.storage_offset()
+
+    def elements(self, low: int, high: int) -> str:
+        """The elements between two granules, in words."""
+        first = self.element(low)
+        if low == high:
+            return first
+        last = self.element(high)
+        own, rank = f"{self.name}[", f" of rank {self.rank}"
+        if first.startswith(own) and last.startswith(own):
+            return f"{first.removesuffix(rank)} to {last.removeprefix(self.name)}"
+        return f"{first} to {last}"
 
     def element(self, granule: int) -> str:
         """``name[i, j]`` of a granule, or the label of a word."""

@@ -28,8 +28,13 @@ class Access:
         self.id = id
 
     def __str__(self) -> str:
+        return self.tell("").rstrip()
+
+    def tell(self, what: str) -> str:
+        """Who does what to ``what``, and on which line."""
         path, line = self.where
-        return f"{self.agent.name} {self.verb} ({path}:{line})" if path else f"{self.agent.name} {self.verb}"
+        place = f" ({path}:{line})" if path else ""
+        return f"{self.agent.name} {self.verb} {what}{place}"
 
 
 def span(where: tuple[str, int]) -> SourceSpan | None:
@@ -200,22 +205,22 @@ class Shadow:
         """
         for buffer, index, access in self._early:
             more = f" and {len(index) - 1} more elements" if len(index) > 1 else ""
-            what = f"{access} {buffer.element(int(index[0]))}{more}"
+            what = access.tell(f"{buffer.element(int(index[0]))}{more}")
             later = self._accesses[int(buffer.writer[index[0]])]
             if later is not None:
                 raise RaceFault(
-                    f"race: {what} while nothing orders it behind the write that should feed it: {later}",
+                    f"race: {what} while nothing orders it behind: {later.tell('it')}",
                     where=span(access.where) or span(later.where),
                 )
             raise UnwrittenFault(f"unwritten: {what}, which nobody ever writes", where=span(access.where))
 
     def _race(self, buffer: Buffer, index: np.ndarray, before: Access, access: Access) -> None:
         low, high = int(index.min()), int(index.max())
-        what = buffer.element(low) if low == high else f"{buffer.element(low)} to {buffer.element(high)}"
+        what = buffer.elements(low, high)
         why = reason(before, access)
         count = f"{len(index)} element{'s' if len(index) != 1 else ''}"
         raise RaceFault(
-            f"race: {access} {what} ({count}) while nothing orders it behind: {before}",
+            f"race: {access.tell(f'{what} ({count})')} while nothing orders it behind: {before.tell('it')}",
             where=span(access.where) or span(before.where),
             help=why,
         )

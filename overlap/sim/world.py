@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from overlap.errors import DeadlockFault, KernelCrashFault, OverlapError
+from overlap.errors import AlignmentError, DeadlockFault, KernelCrashFault, OverlapError
 
 from .access import KernelMemory
 from .clocks import Agent
@@ -110,7 +111,7 @@ class World:
         for hook in getattr(kernel, "pre_run_hooks", ()):
             hook(*args, **kwargs)
         for name, value in arguments.items():
-            self._register(name, value, rank)
+            self._register(name, value, rank, ours=fn.__module__.startswith("overlap."))
         shape = grid(arguments) if callable(grid) else grid
         shape = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
         full = (*shape, 1, 1)[:3]
@@ -130,12 +131,13 @@ class World:
                 kwargs[name] = heuristic({**dict(zip(kernel.arg_names, args, strict=False)), **kwargs})
         return kernel.fn, kwargs
 
-    def _register(self, name: str, value: Any, rank: int) -> None:
+    def _register(self, name: str, value: Any, rank: int, *, ours: bool) -> None:
+        """Takes in a launch argument under its parameter's name; names from our own kernels give way to the user's."""
         if isinstance(value, TensorDescriptor):
             value = value.base
         if isinstance(value, torch.Tensor):
             buffer = self.memory.register(value, rank)
-            buffer.describe(value, name)
+            buffer.describe(value, name, weak=ours)
             if (
                 buffer.label is None
                 and buffer.copies is not None
@@ -145,7 +147,7 @@ class World:
                 buffer.label = StateWords(self.runtimes[buffer.rank], value.data_ptr())
         elif isinstance(value, tuple):
             for part in value:
-                self._register(name, part, rank)
+                self._register(name, part, rank, ours=ours)
 
     def host_wrote(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Records what a torch operation of host code wrote to registered memory."""
@@ -211,14 +213,28 @@ class World:
         help = "\n".join([*lines, *([resident] if resident else [])])
         return DeadlockFault(f"deadlock: nothing can run: {lines[0]}", where=where, help=help)
 
-    def _crash(self, error: Exception) -> KernelCrashFault:
+    def _crash(self, error: Exception) -> OverlapError:
+        """An exception of host code as a fault at its line; a refused descriptor at the line that makes it."""
         fibre = self.scheduler.failed
         name = fibre.agent.name if fibre is not None else "the run"
-        where = None
+        where = caller = None
         trace = error.__traceback__
         while trace is not None:
+            if where is None or os.path.basename(where[0]) != "tensor_descriptor.py":
+                caller = where
             where = (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
             trace = trace.tb_next
+        if (
+            isinstance(error, AssertionError)
+            and where
+            and os.path.basename(where[0]) == "tensor_descriptor.py"
+            and caller
+        ):
+            return AlignmentError(
+                f"a TMA descriptor cannot take this tensor: {error}",
+                where=span(caller),
+                help="pad the rows to a multiple of 16 bytes, or use a kernel with pointers for such shapes",
+            )
         return KernelCrashFault(f"crash: {name}: {type(error).__name__}: {error}", where=span(where) if where else None)
 
 

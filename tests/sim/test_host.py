@@ -96,7 +96,7 @@ def spinning(local):
         runtime.agree("the ones are there", None)
         side = runtime.fork(0)
         runtime.launch(wait_for, (runtime.sm_count,), (word, 1), {"num_warps": 4}, runtime.main_stream())
-        runtime.copy(word[:1], (one if local else runtime.peer(one, 1 - runtime.rank))[:1], side)
+        runtime.copier(word[:1], (one if local else runtime.peer(one, 1 - runtime.rank))[:1])(side)
         runtime.join(side)
         runtime.synchronize()
 
@@ -132,9 +132,9 @@ def test_one_warp_fits_beside_a_full_grid():
         peer = 1 - runtime.rank
         side = runtime.fork(0)
         runtime.launch(wait_for, (runtime.sm_count,), (word, 1), {"num_warps": 4}, runtime.main_stream())
-        runtime.copy(runtime.peer(other, peer)[:1], one[:1], side)
+        runtime.copier(runtime.peer(other, peer)[:1], one[:1])(side)
         runtime.launch(wait_for, (1,), (other, 1), {"num_warps": 1}, side)
-        runtime.copy(runtime.peer(word, peer)[:1], one[:1], side)
+        runtime.copier(runtime.peer(word, peer)[:1], one[:1])(side)
         runtime.join(side)
         runtime.synchronize()
 
@@ -176,7 +176,7 @@ def test_ordinary_memory_of_a_peer_is_out_of_reach():
         mine = torch.empty(4)
         shared[runtime.rank] = mine
         runtime.agree("made", None)
-        runtime.copy(mine, shared[1 - runtime.rank], runtime.main_stream())
+        runtime.copier(mine, shared[1 - runtime.rank])
 
     with pytest.raises(RuntimeContractError, match="ordinary memory of rank"):
         World(2).run(body)
