@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import tempfile
 from collections.abc import Callable
@@ -37,7 +38,14 @@ def _load(source: str, sha256: str, kernel: str, host: str) -> Callable[..., Any
     program = annotate(unit, kernel)
     module = hoist.lift(cst.parse_module(unit.text.replace("\r\n", "\n")), program)
     module = imports.absolute(module, program)
-    with tempfile.TemporaryDirectory(prefix="overlap-original-") as folder:
-        lifted = Path(folder) / os.path.basename(source)
-        lifted.write_text(module.code, encoding="utf-8")
-        return getattr(load_module(str(lifted), search=(os.path.dirname(source),)), host)
+    lifted = Path(_folder()) / f"{len(os.listdir(_folder()))}_{os.path.basename(source)}"
+    lifted.write_text(module.code, encoding="utf-8")
+    return getattr(load_module(str(lifted), search=(os.path.dirname(source),)), host)
+
+
+@lru_cache(maxsize=1)
+def _folder() -> str:
+    """Holds lifted originals while the process lives: Triton reads a kernel's source when it first runs."""
+    folder = tempfile.TemporaryDirectory(prefix="overlap-original-")
+    atexit.register(folder.cleanup)
+    return folder.name
