@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from overlap import settings
-from overlap.annotate import annotate, describe as describe_model, kernel_entry, parse_on
+from overlap.annotate import annotate, describe as describe_model, kernel_entry, parse_on, returns_after_dispatch
 from overlap.annotate.model import Axis, ProgramModel
 from overlap.annotate.on import OnSpec
 from overlap.annotate.source import SourceUnit
@@ -28,7 +28,7 @@ from overlap.chunkplan.pins import pins_of
 from overlap.chunkplan.plan import CommPlan, TensorSpec
 from overlap.chunkplan.verify import verify_plan
 from overlap.codegen import GeneratedModule, generate, generate_kernel
-from overlap.errors import HostEntryError, OverlapError, UsageError
+from overlap.errors import HostEntryError, OverlapError, UnsupportedError, UsageError
 from overlap.schedule.depgraph import check_covered
 from overlap.schedule.describe import describe as describe_schedule
 from overlap.schedule.model import AxisTiles, RankSchedule, TensorRead
@@ -86,6 +86,7 @@ def compile_source(request: Request) -> Compilation:
             where=program.kernel.span,
             help="put above the function that launches it: # @overlap.host_entry a[M,K] b[K,N] -> c[M,N]",
         )
+    refuse_returns(request.unit, program)
     realization = realize(request, program)
     dump("realization", repr(realization))
     try:
@@ -152,6 +153,22 @@ def compile_kernel(request: Request, decorators: int) -> Compilation:
     )
     dump("module", module.text)
     return Compilation(request, program, on, plan_path, plan_text, realization, module)
+
+
+def refuse_returns(unit: SourceUnit, program: ProgramModel) -> None:
+    """Refuses a ``return`` behind the dispatch region: a program that waits there must reach what it owes to others.
+
+    Raises:
+        UnsupportedError: with the first such line.
+    """
+    kernel = program.kernel
+    lines = returns_after_dispatch(unit, kernel.qualname, min(r.end_line for r in kernel.regions))
+    if lines:
+        raise UnsupportedError(
+            f"`{kernel.name}` may return between its wait and what follows the tile (a raise, in kernels that produce)",
+            where=unit.span(lines[0], unit.lines[lines[0] - 1].find("return") + 1, len("return")),
+            help="return above `dispatch begin`, or mask the work with the condition instead of leaving",
+        )
 
 
 def realize(request: Request, program: ProgramModel) -> Realization:

@@ -129,6 +129,17 @@ def test_on(cli, repo, tmp_path, on, words):
     refused(result, "user.py", line_of(text, "host_entry"), *words)
 
 
+def test_return_between_wait_and_raise(cli, repo, tmp_path):
+    text = edited(repo, tmp_path, ("    # @overlap.dispatch end\n", "    # @overlap.dispatch end\n    if pid_m > 7:\n        return\n"))
+    refused(cli("compile", "user.py", *COMPILE), "user.py", line_of(text, "        return"), "return", "mask")
+
+
+def test_return_above_the_region_is_fine(cli, repo, tmp_path):
+    guard = "    if pid >= num_pid_m * num_pid_n:\n        return\n    # Tiles are numbered"
+    edited(repo, tmp_path, ("    # Tiles are numbered", guard))
+    assert cli("compile", "user.py", *COMPILE).returncode == 0
+
+
 def test_unknown_plan(cli, repo, tmp_path):
     text = edited(repo, tmp_path)
     result = cli("compile", "user.py", "--plan", "all_gather_2d", "--on", "a[M]", "-o", "-")
