@@ -14,7 +14,7 @@ PY     := $(VENV)/bin/python
 PIP    := -m pip --disable-pip-version-check -qq
 RECIPE := Makefile pyproject.toml overlap/version.py constraints/common.txt
 
-HALF   := click greenlet libcst ml_dtypes numpy pyyaml rich editables hatchling
+HALF   := click filelock greenlet libcst ml_dtypes numpy platformdirs pyyaml rich editables hatchling
 LINT   := import-linter mypy ruff types-PyYAML
 TEST   := hypothesis networkx pytest pytest-xdist syrupy
 

@@ -109,7 +109,10 @@ SETTINGS: dict[str, Setting] = {
             choices=("auto", "torch", "nvshmem"),
         ),
         Setting(
-            "cache_dir", Path, None, "Folder of modules made by `overlap.compile`; unset: `overlap` in the user's cache folder."
+            "cache_dir",
+            Path,
+            None,
+            "Folder of modules made by `overlap.compile`; unset: in the user's cache folder.",
         ),
         Setting(
             "serial_below_bytes",

@@ -1,0 +1,80 @@
+"""What is imported is declared, what is declared is installed, and what is installed is pinned."""
+
+import ast
+import re
+import sys
+
+import pytest
+
+# Part of CUDA installations of torch, or of an extra; imported only where a GPU was found.
+OPTIONAL = {"cuda", "nvshmem"}
+DISTRIBUTION = {"yaml": "pyyaml"}
+
+
+def section(text: str, head: str) -> list[str]:
+    """The strings of a TOML list."""
+    return re.findall(r'"([^"]+)"', text.split(head)[1].split("]")[0])
+
+
+@pytest.fixture(scope="module")
+def project(repo):
+    return (repo / "pyproject.toml").read_text()
+
+
+@pytest.fixture(scope="module")
+def dependencies(project):
+    return set(section(project, "\ndependencies = ["))
+
+
+def test_every_import_is_a_declared_dependency(repo, dependencies):
+    missing = {}
+    for path in (repo / "overlap").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                modules = [node.module or ""]
+            else:
+                continue
+            for module in modules:
+                top = module.partition(".")[0]
+                if top not in sys.stdlib_module_names | OPTIONAL | {"overlap"}:
+                    if DISTRIBUTION.get(top, top) not in dependencies:
+                        missing.setdefault(top, str(path))
+    assert missing == {}
+
+
+def test_make_installs_every_dependency(repo, project, dependencies):
+    """The compiler half first, torch and Triton after it; the extras by name."""
+    makefile = (repo / "Makefile").read_text()
+    for variable, wanted in {
+        "HALF": dependencies - {"torch", "triton"},
+        "TEST": set(section(project, "\ntest = [")),
+        "LINT": set(section(project, "\nlint = [")),
+    }.items():
+        installed = set(re.search(rf"^{variable} +:= (.*)$", makefile, re.MULTILINE)[1].split())
+        assert wanted <= installed, f"Makefile: {variable} lacks {sorted(wanted - installed)}"
+
+
+def test_the_metadata_pins_nothing(project):
+    declared = section(project, "\ndependencies = [") + section(project, "\ntest = [") + section(project, "\nlint = [")
+    assert [entry for entry in declared if re.search(r"[<>=~!;@\s]", entry)] == []
+
+
+@pytest.mark.parametrize("variable", ["HALF", "TEST", "LINT"])
+def test_everything_that_make_installs_is_pinned(repo, variable):
+    wanted = re.search(rf"^{variable} +:= (.*)$", (repo / "Makefile").read_text(), re.MULTILINE)[1].split()
+    pinned = {line.partition("==")[0] for line in (repo / "constraints/common.txt").read_text().splitlines()}
+    assert set(wanted) <= pinned
+
+
+@pytest.mark.parametrize(("file", "version"), [("cpu.txt", "3.6.0"), ("cpu-newest.txt", "3.9.0")])
+def test_each_environment_pins_torch_and_its_triton(repo, file, version):
+    lines = (repo / "constraints" / file).read_text().splitlines()
+    assert f"triton=={version}" in lines and "torch==2.13.0" in lines and "-c common.txt" in lines
+
+
+def test_the_version_is_the_package_s(repo):
+    import overlap
+
+    assert f'__version__ = "{overlap.__version__}"' in (repo / "overlap/version.py").read_text()
