@@ -14,7 +14,10 @@ _LAZY = {
     "CompiledKernel": "overlap.api",
     "LastPlan": "overlap.api",
     "Realization": "overlap.backends.base",
+    "check": "overlap.api",
     "compile": "overlap.api",
+    "release": "overlap.api",
+    "reserve": "overlap.ops",
 }
 """Public name to the module that defines it."""
 

@@ -5,6 +5,7 @@ from overlap.backends.base import Realization
 from .compiled import CompiledKernel
 from .decorator import compile
 from .groups import resolve_group
+from .memory import check, release
 from .report import LastPlan
 
-__all__ = ["CompiledKernel", "LastPlan", "Realization", "compile", "resolve_group"]
+__all__ = ["CompiledKernel", "LastPlan", "Realization", "check", "compile", "release", "resolve_group"]

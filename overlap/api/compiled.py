@@ -29,6 +29,7 @@ from overlap.runtime.resolve import python_function
 from .cache import helper_sources, load, module_file
 from .fallback import Choice, choose
 from .groups import resolve_group
+from .memory import reserve_operator
 from .report import LastPlan, announce, predicted_ms
 
 
@@ -179,6 +180,19 @@ class CompiledKernel:
                 predicted_ms=predicted_ms(plan, runtime.rank, shard.element_size()),
             )
         return self.last_plan
+
+    def reserve(self, group: Any = None, *, dtype: torch.dtype, **max_sizes: int) -> None:
+        """Makes the memory for all launches up to the given sizes; collective, and no launch makes any afterwards.
+
+        Args:
+            dtype: of the communicated tensor.
+            max_sizes: the largest global extent of each of its axes: ``M=8192, K=4096``.
+
+        Raises:
+            UsageError: an axis without a size.
+            RuntimeContractError: ranks that ask for different sizes, or less was reserved before.
+        """
+        reserve_operator(self.operator, group, max_sizes, dtype)
 
     _reported: Instance | None = None
     _forced = False

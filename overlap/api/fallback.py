@@ -57,11 +57,11 @@ def choose(group: Any, tensor: torch.Tensor, gathered_bytes: int, asked: str | N
         return Choice("copy_engine")
     if asked == "serial":
         return Choice("serial", "asked for")
-    impossible = _impossible(group, tensor)
-    if impossible:
+    why = impossible(group, tensor)
+    if why:
         if asked is not None:
-            raise UsageError(f"{asked} is impossible here: {impossible}", help='leave backend out, or backend="serial"')
-        return Choice("serial", impossible, forced=True)
+            raise UsageError(f"{asked} is impossible here: {why}", help='leave backend out, or backend="serial"')
+        return Choice("serial", why, forced=True)
     if asked is not None:
         return Choice(asked)
     import torch.distributed as dist
@@ -77,7 +77,7 @@ def choose(group: Any, tensor: torch.Tensor, gathered_bytes: int, asked: str | N
 _FACTS: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
-def _impossible(group: Any, tensor: torch.Tensor) -> str:
+def impossible(group: Any, tensor: torch.Tensor) -> str:
     """Why peers' memory cannot be reached, or nothing."""
     if tensor.device.type != "cuda":
         return f"no peer copies for tensors on {tensor.device.type}"

@@ -27,7 +27,7 @@ from overlap.interop import define, group_name, traced
 from overlap.runtime.instance import Instance
 from overlap.runtime.protocol import runtime_of
 
-from .products import Product, copy_whole, launch_product, product_arguments
+from .products import Product, copy_whole, launch_product, product_arguments, warm_copy, warm_product
 from .views import GatherView, gather_view
 
 FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -156,7 +156,10 @@ def run(
         Product(w, y.view(view.batch, view.rows, w.shape[1]), b) for w, y, b in zip(weights, ys, biases, strict=True)
     ]
     first = max(range(len(products)), key=lambda i: products[i].columns)
-    whole = torch.empty(view.whole, dtype=x.dtype, device=x.device) if return_gathered else None
+    whole = None
+    if return_gathered:
+        whole = torch.empty(view.whole, dtype=x.dtype, device=x.device)
+        warm_copy(whole, runtime)
     kernel, grid, arguments = product_arguments(products[first], shard, view, runtime)
     compiled = compiled_kernel(kernel, view.along, plan, split)
 
@@ -168,6 +171,8 @@ def run(
         if whole is not None:
             copy_whole(gathered, whole, runtime)
 
+    for product in products[:first] + products[first + 1 :]:
+        warm_product(product, view, runtime)
     more: Callable[[Instance], None] | None = behind if len(products) > 1 or whole is not None else None
     said = compiled.launch(grid, (), arguments, group=group, backend=choice.backend, behind=more)
     _remember(replace(said, operator="ag_gemm"), choice)

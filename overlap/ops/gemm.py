@@ -1,6 +1,6 @@
 """The kernels of `ag_gemm`: C = A @ B (+ bias), with the gathered A in memory of the fused launch.
 
-`gemm_rows` moves tiles of A by TMA, and those of B and C too where their rows allow it; `gemm_any` takes every
+`ag_gemm_rows` moves tiles of A by TMA, and those of B and C too where their rows allow it; `ag_gemm_any` takes every
 shape and stride. Both run on one GPU as they stand, which is how further products on the same gathered A are computed.
 
 Which of the two runs depends on A alone, which all ranks share: a rank's own weight never changes the protocol.
@@ -13,7 +13,7 @@ import triton.language as tl
 
 
 @triton.jit
-def gemm_rows(
+def ag_gemm_rows(
     a_desc,
     b_desc,
     c_desc,
@@ -85,7 +85,7 @@ def gemm_rows(
 
 
 @triton.jit
-def gemm_any(
+def ag_gemm_any(
     a_ptr,
     b_ptr,
     c_ptr,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from overlap.runtime.protocol import Runtime
 
 from .blocks import choose_blocks
-from .gemm import copy_flat, gemm_any, gemm_rows
+from .gemm import ag_gemm_any, ag_gemm_rows, copy_flat
 from .views import GatherView
 
 COPY_BLOCK = 4096
@@ -46,10 +47,14 @@ class Product:
         return "rows" if c.numel() and aligned else "pointers"
 
 
+def rows_fit(depth: int, dtype: torch.dtype) -> bool:
+    """Whether TMA can read rows of ``depth`` elements: 16-bit, a multiple of 16 bytes, sm_90 or later."""
+    return dtype.itemsize == 2 and depth * 2 % 16 == 0 and torch.cuda.get_device_capability()[0] >= 9
+
+
 def by_rows(view: GatherView, dtype: torch.dtype) -> bool:
-    """Whether TMA can read the gathered tensor: a matrix of 16-bit elements, rows of a multiple of 16 bytes, sm_90."""
-    fits = view.batch == 1 and view.along == "M" and dtype.itemsize == 2 and view.depth * dtype.itemsize % 16 == 0
-    return fits and torch.cuda.get_device_capability()[0] >= 9
+    """Whether the gathered tensor is one matrix that TMA can read. The same on every rank."""
+    return view.batch == 1 and view.along == "M" and rows_fit(view.depth, dtype)
 
 
 def product_arguments(
@@ -82,7 +87,7 @@ def product_arguments(
             "stride_cb": m * n, "stride_cm": n, "stride_cn": 1,
             "BLOCK_B": 1, "PRECISION": "ieee" if w.element_size() > 2 else "tf32", **shared,
         }  # fmt: skip
-        return gemm_any, (tiles,), arguments
+        return ag_gemm_any, (tiles,), arguments
     programs = max(1, min(runtime.sm_count, tiles))
     weight_by, result_by = product.weight_by(), product.result_by()
     b_desc = c_desc = None
@@ -98,7 +103,7 @@ def product_arguments(
         "b_ptr": w if b_desc is None else None, "c_ptr": c if c_desc is None else None,
         "NUM_PROGRAMS": programs, "B_BY": weight_by, "C_BY": result_by, **shared,
     }  # fmt: skip
-    return gemm_rows, (programs,), arguments
+    return ag_gemm_rows, (programs,), arguments
 
 
 def _descriptor(matrix: torch.Tensor, shape: list[int], block: list[int]) -> TensorDescriptor:
@@ -118,7 +123,40 @@ def launch_product(product: Product, gathered: torch.Tensor, view: GatherView, r
 
 def copy_whole(gathered: torch.Tensor, whole: torch.Tensor, runtime: Runtime) -> None:
     """Enqueues a copy of the gathered tensor, dense, into ``whole`` on the main stream."""
+    grid, arguments = _copy_arguments(gathered, whole)
+    runtime.launch(copy_flat, grid, (), arguments, runtime.main_stream())
+
+
+def _copy_arguments(gathered: torch.Tensor, whole: torch.Tensor) -> tuple[tuple[int, int, int], dict[str, Any]]:
     count = gathered.numel()
     arguments = {"src_ptr": gathered, "dst_ptr": whole, "count": count, "BLOCK": COPY_BLOCK, "num_warps": 8}
-    grid = (triton.cdiv(count, COPY_BLOCK), 1, 1)
-    runtime.launch(copy_flat, grid, (), arguments, runtime.main_stream())
+    return (triton.cdiv(count, COPY_BLOCK), 1, 1), arguments
+
+
+_WARM: weakref.WeakKeyDictionary[Any, set[Any]] = weakref.WeakKeyDictionary()
+"""What has been compiled, by runtime."""
+
+
+def warm_product(product: Product, view: GatherView, runtime: Runtime) -> None:
+    """Compiles what `launch_product` will launch: nothing may be compiled or loaded behind a kernel that spins."""
+    w, b, c = product.weight, product.bias, product.result
+    aligned = (w.data_ptr() % 16, c.data_ptr() % 16, None if b is None else (b.dtype, b.data_ptr() % 16))
+    key = (view, w.shape, w.stride(), w.dtype, aligned)
+    if product.columns and _first(key, runtime):
+        stand_in = torch.empty(1, 1, 8, dtype=w.dtype, device=w.device)  # as aligned as the gathered tensor
+        kernel, grid, arguments = product_arguments(product, stand_in, view, runtime)
+        runtime.warm(kernel, (*grid, 1, 1), arguments)
+
+
+def warm_copy(whole: torch.Tensor, runtime: Runtime) -> None:
+    """Compiles what `copy_whole` will launch."""
+    if _first((whole.dtype, whole.numel()), runtime):
+        grid, arguments = _copy_arguments(whole, whole)
+        runtime.warm(copy_flat, grid, arguments)
+
+
+def _first(key: Any, runtime: Runtime) -> bool:
+    known = _WARM.setdefault(runtime, set())
+    new = key not in known
+    known.add(key)
+    return new

@@ -58,6 +58,8 @@ class Instance:
         self.workspace = workspace_of(operator, runtime, dtype)
         self.number = self.workspace.add(self)
         self.met = False
+        self.warmed: set[Any] = set()
+        """Variants of the kernel that have been compiled."""
         self._meetings = 0
         self._tables: dict[Any, tuple[RankSchedule, Any]] = {}
         self._bind(self.workspace.fit(shape, self.flags))

@@ -62,7 +62,13 @@ def launch(
     arguments = {**bound.arguments, operator.ours[0]: table, operator.ours[1]: instance.state, **bound.options}
     steps = instance.steps if STEP_FILTER is None else STEP_FILTER(runtime.rank, instance.steps)
     entry = _entry(instance, shard, next((s for s in steps if isinstance(s, st.Entry)), _entry_step(instance)))
-    instance.meet(partial(_warm, instance, entry, bound.kernel if tiles else None, grid, arguments))
+    warm = partial(_warm, instance, entry, bound.kernel if tiles else None, grid, arguments)
+    variant = _variant(id(table), arguments)
+    if variant not in instance.warmed:
+        instance.warmed.add(variant)
+        if instance.met:
+            warm()
+    instance.meet(warm)
 
     main = runtime.main_stream()
     if runtime.order_behind_previous(IN_FLIGHT):
@@ -98,6 +104,19 @@ def launch(
             runtime.join(lanes[lane])
         raise
     runtime.record_call(IN_FLIGHT)
+
+
+def _variant(table: int, arguments: dict[str, Any]) -> tuple[Any, ...]:
+    """What Triton compiles a kernel anew for, of a launch that a table belongs to."""
+    seen: list[Any] = [table]
+    for value in arguments.values():
+        if isinstance(value, torch.Tensor):
+            seen.append((value.dtype, value.data_ptr() % 16 == 0))
+        elif isinstance(value, int) and not isinstance(value, bool):
+            seen.append((value == 1, value % 16 == 0))
+        else:
+            seen.append(value if isinstance(value, (bool, str, type(None))) else type(value))
+    return tuple(seen)
 
 
 def _warm(

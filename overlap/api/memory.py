@@ -1,0 +1,53 @@
+"""Symmetric memory, made ahead and given back: thin over `overlap.runtime.workspace`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from overlap.runtime import workspace
+from overlap.runtime.operator import Operator
+
+from .fallback import impossible
+from .groups import resolve_group
+from .report import logger
+
+
+def reserve_operator(operator: Operator, group: Any, max_sizes: dict[str, int], dtype: torch.dtype) -> None:
+    """Makes an operator's memory for all calls up to ``max_sizes``; collective.
+
+    Where no fused kernel can run there is nothing to reserve, which is logged.
+
+    Args:
+        max_sizes: the largest global extent of every axis of the communicated tensor.
+
+    Raises:
+        UsageError: an axis without a size.
+        RuntimeContractError: ranks that ask for different sizes, or less was reserved before.
+    """
+    group = resolve_group(group)
+    if not hasattr(group, "overlap_runtime"):
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+        why = impossible(group, torch.empty(0, device=kind))
+        if why:
+            logger().info("nothing to reserve for %s: %s", operator.name, why)
+            return
+    workspace.reserve(operator, group, max_sizes, dtype)
+
+
+def release(group: Any = None) -> None:
+    """Frees all symmetric memory that operators hold on a group, for instance while a server sleeps; collective.
+
+    The next call makes new memory. Graphs captured before must not be replayed any more.
+    """
+    workspace.release(resolve_group(group))
+
+
+def check(group: Any = None) -> None:
+    """Waits for this rank's launches on a group and raises what any of them left behind.
+
+    Raises:
+        DeadlineError: a wait gave up; the message names rank, operation, and the value wanted and seen.
+    """
+    workspace.check(resolve_group(group))
