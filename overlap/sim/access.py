@@ -61,14 +61,17 @@ class KernelMemory:
         if buffer is None or buffer.itemsize != itemsize or address + itemsize > buffer.end or address % itemsize:
             return self.load(np.array([address], np.uint64), None, None, dtype)
         offset = address - buffer.start
-        if buffer.copies is not None:
+        fibre.loads = fibre.loads + 1 if address == fibre.last_load else 0
+        fibre.last_load = address
+        spins = buffer.copies is not None or fibre.loads > LOAD_REPEATS
+        if spins:
             self._scheduler.pause()
         access = self._shadow.access(fibre.agent, "reads", where_in_kernel(fibre))
         self._shadow.read_one(buffer, offset >> buffer.shift, access)
         place = offset // itemsize
         view = buffer.view(dtype)
         value = view[place : place + 1].copy()
-        if buffer.copies is not None and self._repeats(fibre, buffer, offset, value[0]) > LOAD_REPEATS:
+        if spins and self._repeats(fibre, buffer, offset, value[0]) > LOAD_REPEATS:
             self._sleep(fibre)
             value = view[place : place + 1].copy()
         return value

@@ -56,9 +56,7 @@ class _Poisoned(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _EMPTY and self._world.current_runtime() is not None:
-            made = func(*args, **{**kwargs, "device": "meta"}) if func is not _aten.empty_like.default else None
-            if made is None:
-                made = func(args[0], **{**kwargs, "device": "meta"})
+            made = func(*args, **{**kwargs, "device": "meta", "pin_memory": None})
             device = kwargs.get("device") or (
                 args[0].device if isinstance(args[0], torch.Tensor) else torch.device("cpu")
             )

@@ -31,8 +31,9 @@ class Fibre:
         "state",
         "waiting",
         "where",
+        "last_load",
+        "loads",
         "tma",
-        "watch",
     )
 
     def __init__(self, agent: Agent, body: Callable[[], Any]) -> None:
@@ -47,13 +48,16 @@ class Fibre:
         self.index: tuple[int, int, int] = (0, 0, 0)
         self.grid: tuple[int, int, int] = (1, 1, 1)
         self.polls: dict[int, tuple[Any, int]] = {}
-        self.watch: list[tuple[Any, int]] = []
+        self.last_load = 0
+        self.loads = 0
         self.tma: Agent | None = None
         self.result: Any = None
 
     def describe(self) -> str:
-        text = self.waiting() if callable(self.waiting) else self.waiting
         place = f" at {self.where[0]}:{self.where[1]}" if self.where else ""
+        if self.state == "ready":
+            return f"{self.agent.name} goes on and on{place}"
+        text = self.waiting() if callable(self.waiting) else self.waiting
         return f"{self.agent.name} waits for {text}{place}"
 
 
@@ -111,8 +115,12 @@ class RandomChooser:
         return self._random.randrange(below)
 
 
+LIVELOCK_STEPS = 3_000_000
+"""Scheduling points without any fibre coming to its end, after which the run is given up as one that spins for ever."""
+
+
 class Deadlock(Exception):
-    """Nothing can run; carries the stuck fibres."""
+    """Nothing can run, or what runs gets nowhere; carries the stuck fibres."""
 
     def __init__(self, stuck: list[Fibre]) -> None:
         super().__init__("deadlock")
@@ -150,7 +158,7 @@ class Scheduler:
         self.asleep: dict[int, Fibre] = {}
         self.current: Fibre = None  # type: ignore[assignment]
         self.steps = 0
-        self.switches = 0
+        self.last_end = 0
         self.stopping = False
         self.progress = True
         self.failed: Fibre | None = None
@@ -166,6 +174,8 @@ class Scheduler:
     def pause(self) -> None:
         """A scheduling point: anybody who is ready may go on instead."""
         self.steps += 1
+        if self.steps - self.last_end > LIVELOCK_STEPS:
+            raise Deadlock(list(self.live.values()))
         ready = self.ready
         if len(ready) == 1 or self.stopping:
             return
@@ -203,7 +213,6 @@ class Scheduler:
             self._hub.switch()  # type: ignore[union-attr]
 
     def _switch(self, fibre: Fibre) -> None:
-        self.switches += 1
         self.current = fibre
         if fibre.greenlet is None:
             self._start(fibre)
@@ -218,6 +227,7 @@ class Scheduler:
                     self.failed = fibre
                 raise
             fibre.state = "done"
+            self.last_end = self.steps
             self.progress = True
             self.live.pop(fibre.agent.id, None)
             self.ready.remove(fibre)

@@ -114,12 +114,16 @@ class Lookahead:
 
 _END = object()
 _cache: dict[Callable[..., Any], KernelFunction] = {}
+_CACHED = 256
+"""Prepared functions kept; a process that checks thousands of modules forgets the oldest."""
 
 
 def kernel_function(fn: Callable[..., Any], generation: int) -> KernelFunction:
     """The prepared form of a raw function, its namespace fresh for this run."""
     found = _cache.get(fn)
     if found is None:
+        if len(_cache) >= _CACHED:
+            del _cache[next(iter(_cache))]
         found = _cache[fn] = KernelFunction(fn)
     if found.generation != generation:
         found.refresh(generation)

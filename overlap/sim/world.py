@@ -182,6 +182,10 @@ class World:
         """The body of one program."""
         try:
             kernel.call(**values)
+        except Deadlock as livelock:
+            where = _line_of(livelock, kernel)
+            self.scheduler.current.where = (where.path, where.line) if where else None
+            raise
         except OverlapError as error:
             where = _line_of(error, kernel)
             raise error.at(where) if where else error from None
@@ -220,7 +224,7 @@ class World:
         where = caller = None
         trace = error.__traceback__
         while trace is not None:
-            if where is None or os.path.basename(where[0]) != "tensor_descriptor.py":
+            if where is not None and os.path.basename(where[0]) not in ("tensor_descriptor.py", "<string>"):
                 caller = where
             where = (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
             trace = trace.tb_next

@@ -11,8 +11,15 @@ from helpers_elsewhere import shifted
 from triton.language.extra import libdevice
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from overlap.errors import KernelCrashFault, RaceFault, StrayAccessFault, UnsupportedError
-from overlap.sim import World
+from overlap.errors import (
+    AlignmentError,
+    DeadlockFault,
+    KernelCrashFault,
+    RaceFault,
+    StrayAccessFault,
+    UnsupportedError,
+)
+from overlap.sim import World, fibres
 
 N = 64
 
@@ -185,6 +192,24 @@ def test_descriptors_of_host_and_device():
     assert torch.equal(dst, src + 1)
 
 
+@pytest.mark.parametrize("where", ["device", "host"])
+def test_a_tensor_that_tma_cannot_take_is_refused_at_its_line(where):
+    """Rows of 15 floats are 60 bytes."""
+
+    def body(group):
+        runtime = group.overlap_runtime
+        good, bad = torch.zeros(24, 16), torch.zeros(24, 15)
+        src = TensorDescriptor(
+            bad if where == "host" else good, [24, 15], [15, 1] if where == "host" else [16, 1], [16, 16]
+        )
+        runtime.launch(descriptors, (1,), (bad, src, good, 24, 15), {"BM": 16, "BN": 16}, runtime.main_stream())
+
+    with pytest.raises(AlignmentError, match="a TMA descriptor cannot take this tensor") as caught:
+        World(1).run(body)
+    assert caught.value.where.path == __file__
+    assert ("make_tensor_descriptor(dst" if where == "device" else "TensorDescriptor(") in caught.value.where.text
+
+
 @triton.jit
 def pointers_in_a_tuple(sources, dst, N: tl.constexpr):
     i = tl.arange(0, N)
@@ -292,6 +317,61 @@ def test_programs_of_one_launch_race_unless_they_use_atomics():
     out = torch.zeros(1, dtype=torch.int32)
     run(everybody_adds, out, grid=(2, 3, 4))
     assert out.item() == 24
+
+
+@triton.jit
+def spins_on_a_load(flag, dst):
+    if tl.program_id(0) == 0:
+        while tl.load(flag) != 1:
+            pass
+    else:
+        tl.store(flag, 1)
+
+
+def test_a_loop_around_a_plain_load_is_a_race_and_not_a_hang():
+    for seed in range(5):
+        with pytest.raises(RaceFault, match="spins_on_a_load"):
+            run(spins_on_a_load, torch.zeros(1), torch.zeros(1), grid=(2,), world=World(1, seed=seed))
+
+
+def test_a_load_that_nobody_answers_is_a_deadlock():
+    with pytest.raises(DeadlockFault, match=r"program 0 of spins_on_a_load waits for flag\[0\] of rank 0, saw 0.0"):
+        run(spins_on_a_load, torch.zeros(1), torch.zeros(1), grid=(1,))
+
+
+@triton.jit
+def restless(flag, dst):
+    while tl.atomic_add(flag, 0) != 1:
+        tl.store(dst, 1.0)
+
+
+def test_a_program_that_gets_nowhere_is_a_deadlock(monkeypatch):
+    monkeypatch.setattr(fibres, "LIVELOCK_STEPS", 2000)
+    with pytest.raises(DeadlockFault, match="program 0 of restless goes on and on"):
+        run(restless, torch.zeros(1, dtype=torch.int32), torch.zeros(1))
+
+
+@triton.jit
+def atomic_words(flag, out, VALUE: tl.constexpr):
+    if tl.program_id(0) == 0:
+        tl.atomic_poll(flag, VALUE, sem="acquire", scope="gpu")
+        tl.store(out, tl.atomic_load(flag, sem="acquire", scope="gpu") + tl.load(out))
+    else:
+        tl.store(out, 5)
+        tl.debug_barrier()
+        tl.atomic_store(flag, VALUE, sem="release", scope="gpu")
+
+
+def test_atomic_loads_and_stores_where_triton_has_them():
+    flag, out = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    for seed in range(5):
+        flag.zero_()
+        if hasattr(tl, "atomic_poll"):
+            run(atomic_words, flag, out, VALUE=3, grid=(2,), world=World(1, seed=seed))
+            assert out.item() == 8
+        else:
+            with pytest.raises(KernelCrashFault, match="atomic_poll|atomic_store"):
+                run(atomic_words, flag, out, VALUE=3, grid=(2,), world=World(1, seed=seed))
 
 
 @triton.jit
