@@ -11,10 +11,8 @@ starts from the shard in ordinary memory, so staging is included.
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,10 +36,8 @@ SHAPES = (
     "64,28672,8192",
     "16,14336,4096",
 )
-KERNEL = record.ROOT / "templates" / "kernels" / "persistent_gemm.py"
 CAPTURES = {"serial_graph": "serial", "ours_graph": "ours"}
 """What each graph captures."""
-META = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 8, "num_stages": 3}
 
 
 @dataclass
@@ -70,7 +66,7 @@ class Problem:
         session = self.session
         generator = torch.Generator(session.device)
         self.a.normal_(generator=generator.manual_seed(seed))
-        self.shard.copy_(self.a.chunk(session.world)[session.rank] if self.M else self.a)
+        self.shard.copy_(self.a.chunk(session.world)[session.rank])
         self.b.normal_(generator=generator.manual_seed(1_000_003 * (session.rank + 1) + seed))
         session.synchronize()
 
@@ -111,47 +107,33 @@ def asynctp(p: Problem, built: dict[str, Contender]) -> Contender:
     return Contender("asynctp", call)
 
 
-class _WithMeta:
-    """Stands where a host function names its kernel: launches it with other constants."""
-
-    def __init__(self, kernel: Any, meta: dict[str, int]) -> None:
-        self._kernel, self._meta = kernel, meta
-
-    def __getitem__(self, grid: Any) -> Callable[..., Any]:
-        return lambda *args, **kwargs: self._kernel[grid](*args, **{**kwargs, **self._meta})
-
-
-class Compiled:
-    """The template kernel as it stands and compiled for the plan, both with the same constants."""
-
-    def __init__(self, folder: Path, plan: str, settings: dict[str, int]) -> None:
-        from overlap.annotate.source import SourceUnit
-        from overlap.codegen.module_io import load_module
-        from overlap.pipeline import Request, compile_source
-
-        texts = {name: str(value) for name, value in settings.items()}
-        made = compile_source(Request(SourceUnit.from_file(str(KERNEL)), plan=plan, on="a[M]", settings=texts))
-        assert made.program.host is not None
-        path = folder / f"{OP}_module.py"
-        path.write_text(made.module.text, encoding="utf-8")
-        host, kernel = made.program.host.name, made.program.kernel.name
-        self.fused = getattr(load_module(str(path), search=(str(KERNEL.parent),)), host)
-        original = load_module(str(KERNEL))
-        how = made.realization
-        options = {"num_warps": how.num_warps, "num_stages": how.num_stages}
-        meta = dict(how.meta) | {name: value for name, value in options.items() if value is not None}
-        setattr(original, kernel, _WithMeta(getattr(original, kernel), meta))
-        self.original = getattr(original, host)
-
-
-def triton_gemm(p: Problem, built: dict[str, Contender], compiled: Compiled) -> Contender:
+def triton_gemm(p: Problem, built: dict[str, Contender]) -> Contender:
+    """The kernel of `overlap.ops.ag_gemm`, as it stands, on the gathered ``a``."""
     need_gpu(p)
-    return Contender("triton_gemm", lambda: compiled.original(p.a, p.b))
+    from overlap.ops.products import Product, product_arguments
+    from overlap.ops.views import gather_view
+    from overlap.runtime.protocol import runtime_of
+
+    view = gather_view(p.a, 0, None, 1, 0)
+    product = Product(p.b, p.c.unsqueeze(0), None)
+    kernel, grid, kernel_arguments = product_arguments(product, p.a.unsqueeze(0), view, runtime_of(None))
+
+    def call() -> torch.Tensor:
+        kernel[grid](**kernel_arguments)
+        return p.c
+
+    return Contender("triton_gemm", call)
 
 
-def ours(p: Problem, built: dict[str, Contender], compiled: Compiled) -> Contender:
-    need_gpu(p)
-    return Contender("ours", lambda: compiled.fused(p.shard, p.b, out=p.c))
+def ours(p: Problem, built: dict[str, Contender], how: dict[str, Any]) -> Contender:
+    from overlap.ops import ag_gemm, last_plan
+
+    contender = Contender("ours", lambda: ag_gemm(p.shard, p.b, out=p.c, **how))
+    contender.call()
+    said = last_plan()
+    if said is not None and said.why_serial:
+        p.session.say(f"  ours runs serial: {said.why_serial}")
+    return contender
 
 
 def in_graph(p: Problem, built: dict[str, Contender], name: str) -> Contender:
@@ -165,39 +147,37 @@ def need_gpu(p: Problem) -> None:
         raise Unavailable("needs a GPU")
 
 
-def contenders(p: Problem, compiled: Compiled | None) -> dict[str, Callable[[dict[str, Contender]], Contender]]:
+def contenders(p: Problem, how: dict[str, Any]) -> dict[str, Callable[[dict[str, Contender]], Contender]]:
     """Every contender's builder, by name; a graph comes behind what it captures."""
-
-    def with_module(builder: Callable[..., Contender]) -> Callable[[dict[str, Contender]], Contender]:
-        def built_from(built: dict[str, Contender]) -> Contender:
-            if compiled is None:
-                raise Unavailable("needs a GPU")
-            return builder(p, built, compiled)
-
-        return built_from
-
     return {
         "gemm": partial(gemm, p),
-        "triton_gemm": with_module(triton_gemm),
+        "triton_gemm": partial(triton_gemm, p),
         "nccl": partial(nccl, p),
         "serial": partial(serial, p),
         "serial_graph": partial(in_graph, p, name="serial_graph"),
         "asynctp": partial(asynctp, p),
-        "ours": with_module(ours),
+        "ours": partial(ours, p, how=how),
         "ours_graph": partial(in_graph, p, name="ours_graph"),
     }
 
 
 def run_shape(
-    p: Problem, watchdog: Watchdog, compiled: Compiled | None, wanted: list[str], *, rounds: int
+    p: Problem, watchdog: Watchdog, how: dict[str, Any], wanted: list[str], left_out: Container[str], *, rounds: int
 ) -> tuple[dict[str, float], list[str]]:
     """Builds, checks on fresh data and times the contenders of one shape.
+
+    Args:
+        how: keywords of `overlap.ops.ag_gemm`.
+        wanted: the contenders to time.
+        left_out: contenders that failed before and are not tried again.
 
     Returns:
         milliseconds by contender, and the contenders whose results are wrong, which are not timed.
     """
     needed = {*wanted, *(CAPTURES[name] for name in wanted if name in CAPTURES)}
-    builders = {name: builder for name, builder in contenders(p, compiled).items() if name in needed}
+    builders = {
+        name: builder for name, builder in contenders(p, how).items() if name in needed and name not in left_out
+    }
     built = build(p.session, watchdog, builders)
     p.fill(1)
     timed = {name: contender for name, contender in built.items() if name in wanted}
@@ -212,8 +192,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--rounds", type=int, default=30, help="published numbers need 20 or more")
     parser.add_argument("--contenders", nargs="+", choices=record.CONTENDERS, default=list(record.CONTENDERS))
-    parser.add_argument("--plan", default="all_gather_1d", help="plan of the fused kernel")
-    parser.add_argument("--set", nargs="+", type=setting, default=[], metavar="KEY=VALUE", help="realization of it")
+    parser.add_argument("--plan", default="all_gather_1d", help="plan of ours")
+    parser.add_argument("--split", type=int, default=1, help="chunks a shard is cut into, by ours")
+    parser.add_argument("--backend", help="backend of ours; by default it chooses, and is serial for small tensors")
     parser.add_argument("--out", type=Path, help="result file; default: bench/results, by operator and GPUs")
     parser.add_argument("--commit", help="the commit measured, where there is no git")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: rehearsal of this script")
@@ -236,49 +217,36 @@ def shape(text: str) -> tuple[int, int, int]:
     return m, n, k
 
 
-def setting(text: str) -> tuple[str, int]:
-    """``KEY=VALUE``."""
-    name, equals, value = text.partition("=")
-    if not equals or not value.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE with a whole number")
-    return name, int(value)
-
-
 def main() -> None:
     options = arguments()
     session = Session(options.device)
     path = options.out or record.default_path(OP, session.name, session.world)
     journal = record.Journal(path.with_name(path.name + ".part"), session.rank)
     watchdog = Watchdog(journal.failed)
-    wanted = [name for name in options.contenders if name not in journal.left_out]
     for name, why in journal.left_out.items():
         session.say(f"{name} left out: {why}")
     wrong: list[str] = []
-    folder = Path(tempfile.mkdtemp(prefix="overlap-bench-"))
-    try:
-        compiled = Compiled(folder, options.plan, META | dict(options.set)) if session.cuda else None
-        if session.cuda:
-            journal.clocks.append(record.clocks("start"))
-        for m, n, k in options.shapes:
-            if m % session.world or n % session.world:
-                session.say(f"{m},{n},{k} left out: M and N must be multiples of {session.world} here")
-            elif not journal.done(M=m, N=n, K=k):
-                session.say(f"{m},{n},{k}")
-                problem = Problem(session, m, n, k, DTYPES[options.dtype])
-                times, bad = run_shape(problem, watchdog, compiled, wanted, rounds=options.rounds)
-                wrong += bad
-                if session.cuda:
-                    journal.clocks.append(record.clocks(f"after {m},{n},{k}"))
-                common = {"op": OP, "M": m, "N": n, "K": k, "world": session.world, "dtype": options.dtype}
-                for name, ms in times.items():
-                    session.say(f"  {name:<14}{ms:9.4f} ms")
-                    journal.rows.append({**common, "contender": name, "ms": round(ms, 5), "device": session.name})
-                if session.rank == 0:
-                    journal.save()
-                del problem
-                session.free()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    how = {"plan": options.plan, "split": options.split, "backend": options.backend}
+    if session.cuda:
+        journal.clocks.append(record.clocks("start"))
+    for m, n, k in options.shapes:
+        if m % session.world or n % session.world:
+            session.say(f"{m},{n},{k} left out: M and N must be multiples of {session.world} here")
+        elif not journal.done(M=m, N=n, K=k):
+            session.say(f"{m},{n},{k}")
+            problem = Problem(session, m, n, k, DTYPES[options.dtype])
+            times, bad = run_shape(problem, watchdog, how, options.contenders, journal.left_out, rounds=options.rounds)
+            wrong += bad
+            if session.cuda:
+                journal.clocks.append(record.clocks(f"after {m},{n},{k}"))
+            common = {"op": OP, "M": m, "N": n, "K": k, "world": session.world, "dtype": options.dtype}
+            for name, ms in times.items():
+                session.say(f"  {name:<14}{ms:9.4f} ms")
+                journal.rows.append({**common, "contender": name, "ms": round(ms, 5), "device": session.name})
+            if session.rank == 0:
+                journal.save()
+            del problem
+            session.free()
     if session.rank == 0:
         values = (
             record.hardware(session.world),

@@ -221,10 +221,11 @@ def test_ag_gemm_rehearsed_on_two_cpu_ranks(repo, tmp_path):
     told = json.loads(out.read_text())
     assert list(told) == ["hardware", "versions", "clocks", "commit", "command", "date", "rows"]
     assert [(r["M"], r["contender"]) for r in told["rows"]] == [
-        (m, who) for m in (64, 2) for who in ("gemm", "nccl", "serial")
+        (m, who) for m in (64, 2) for who in ("gemm", "nccl", "serial", "ours")
     ]
     assert all(r["ms"] > 0 and r["world"] == 2 and r["op"] == "ag_gemm" for r in told["rows"])
-    assert "ours left out: needs a GPU" in done.stdout
+    assert "asynctp left out: needs a GPU" in done.stdout
+    assert "ours runs serial: no peer copies for tensors on cpu" in done.stdout
     assert "7,4,4 left out: M and N must be multiples of 2 here" in done.stdout
     assert os.listdir(tmp_path) == ["ag.json"]
 
