@@ -1,260 +1,33 @@
-"""The runtime contract, on every kind of runtime that can run here: nothing in a test body knows which one.
-
-A test body is one rank's host code; `group_of_ranks` runs it on N ranks and returns what each returned.
-"""
-
-from __future__ import annotations
+"""The runtime contract on simulated ranks, under several seeds."""
 
 import pytest
-import torch
-import triton
-import triton.language as tl
 
-from overlap.errors import RuntimeContractError
-from overlap.runtime.protocol import Runtime, runtime_of
-
-WORLDS = [1, 2, 3, 4]
+from overlap.runtime.protocol import runtime_of
+from tests.support.contract import *  # noqa: F403
 
 
-@triton.jit
-def put(dst, n, value, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(dst + i, value, mask=i < n)
+@pytest.fixture(params=[1, 2, 3, 4])
+def world(request):
+    return request.param
 
 
-@triton.jit
-def add_one(dst, n, BLOCK: tl.constexpr):
-    i = tl.arange(0, BLOCK)
-    tl.store(dst + i, tl.load(dst + i, mask=i < n) + 1, mask=i < n)
+@pytest.fixture
+def several():
+    return 3
 
 
-@triton.jit
-def move(dst, src, n, BLOCK: tl.constexpr):
-    i = tl.arange(0, BLOCK)
-    tl.store(dst + i, tl.load(src + i, mask=i < n), mask=i < n)
+@pytest.fixture
+def group_of_ranks():
+    from overlap.sim import World
 
-
-@triton.jit
-def raise_word(word, value):
-    tl.debug_barrier()
-    tl.atomic_xchg(word, value, sem="release", scope="sys")
-
-
-@triton.jit
-def wait_word(word, value):
-    while tl.atomic_add(word, 0, sem="acquire", scope="sys") < value:
-        pass
-
-
-class SimulatedRanks:
-    """Runs bodies on simulated ranks, under several seeds."""
-
-    def __call__(self, world, body):
-        from overlap.sim import World
-
+    def run(world, body):
         for seed in range(4):
             results = World(world, seed=seed).run(lambda group: body(runtime_of(group)))
         return results
 
-
-@pytest.fixture(params=[SimulatedRanks], ids=["simulated"])
-def group_of_ranks(request):
-    return request.param()
+    return run
 
 
-def filled(runtime, tensor, value, stream=None):
-    """Fills a flat tensor with a kernel."""
-    n = tensor.numel()
-    runtime.launch(
-        put, (triton.cdiv(n, 64),), (tensor, n, value), {"BLOCK": 64, "num_warps": 4}, stream or runtime.main_stream()
-    )
-
-
-def ordered_behind_all(runtime, word, epoch):
-    """Device-side barrier over all ranks on the main stream, with words of symmetric memory."""
-    main = runtime.main_stream()
-    for p in range(runtime.world):
-        target = runtime.peer(word, p)[runtime.rank * 4 : runtime.rank * 4 + 1]
-        runtime.launch(raise_word, (1,), (target, epoch), {"num_warps": 1}, main)
-    for p in range(runtime.world):
-        runtime.launch(wait_word, (1,), (word[p * 4 : p * 4 + 1], epoch), {"num_warps": 1}, main)
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_it_is_a_runtime_and_knows_its_place(group_of_ranks, world):
-    def body(runtime):
-        assert isinstance(runtime, Runtime)
-        assert runtime.sm_count >= 1
-        assert torch.empty(1, device=runtime.device).device.type == torch.device(runtime.device).type
-        return runtime.rank, runtime.world
-
-    assert group_of_ranks(world, body) == [(rank, world) for rank in range(world)]
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_agree_gives_every_ranks_value_in_rank_order(group_of_ranks, world):
-    def body(runtime):
-        first = runtime.agree("first", runtime.rank * 10)
-        return first, runtime.agree("second", {"rank": runtime.rank})
-
-    for first, second in group_of_ranks(world, body):
-        assert first == [rank * 10 for rank in range(world)]
-        assert second == [{"rank": rank} for rank in range(world)]
-
-
-def test_ranks_that_agree_on_different_things_are_told(group_of_ranks):
-    def body(runtime):
-        runtime.agree("left" if runtime.rank == 0 else "right", None)
-
-    with pytest.raises(RuntimeContractError, match="left|right"):
-        group_of_ranks(2, body)
-
-
-def test_ranks_that_allocate_differently_are_told(group_of_ranks):
-    def body(runtime):
-        runtime.symmetric([4 + runtime.rank], torch.float32)
-
-    with pytest.raises(RuntimeContractError, match="symmetric"):
-        group_of_ranks(2, body)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64])
-def test_symmetric_memory_is_contiguous_and_zeroed_when_asked(group_of_ranks, dtype):
-    def body(runtime):
-        tensor = runtime.symmetric([3, 5], dtype, zero=True)
-        assert tensor.is_contiguous() and tensor.shape == (3, 5) and tensor.dtype == dtype
-        return tensor.cpu().clone()
-
-    for tensor in group_of_ranks(3, body):
-        assert (tensor == 0).all()
-
-
-def test_a_peers_view_is_that_ranks_memory(group_of_ranks):
-    def body(runtime):
-        tensor = runtime.symmetric([runtime.world * 8], torch.float32, zero=True)
-        words = runtime.symmetric([runtime.world * 4], torch.int64, zero=True)
-        assert runtime.peer(tensor, runtime.rank) is tensor
-        for p in range(runtime.world):
-            mine = runtime.peer(tensor, p)[runtime.rank * 8 : runtime.rank * 8 + 8]
-            assert mine.shape == (8,) and mine.dtype == tensor.dtype
-            filled(runtime, mine, 1.0 + runtime.rank)
-        view = tensor.view(runtime.world, 2, 4).transpose(1, 2)
-        other = runtime.peer(view, (runtime.rank + 1) % runtime.world)
-        assert (other.shape, other.stride()) == (view.shape, view.stride())
-        ordered_behind_all(runtime, words, 1)
-        runtime.agree("end", None)
-        out = torch.empty(runtime.world * 8)
-        runtime.launch(move, (1,), (out, tensor, out.numel()), {"BLOCK": 64}, runtime.main_stream())
-        runtime.synchronize()
-        return out
-
-    for out in group_of_ranks(3, body):
-        assert out.tolist() == [1.0 + i // 8 for i in range(24)]
-
-
-def test_a_table_holds_what_it_was_given(group_of_ranks):
-    def body(runtime):
-        narrow, wide = runtime.table([-1, 2, 2**31 - 1]), runtime.table([2**40, 0], bits=64)
-        assert (narrow.dtype, wide.dtype) == (torch.int32, torch.int64)
-        return narrow.tolist(), wide.tolist()
-
-    assert group_of_ranks(2, body) == [([-1, 2, 2**31 - 1], [2**40, 0])] * 2
-
-
-@pytest.mark.parametrize("pull", [True, False])
-@pytest.mark.parametrize(
-    "part",
-    [
-        pytest.param((slice(2, 5), slice(None)), id="rows: 1-D"),
-        pytest.param((slice(None), slice(1, 4)), id="columns: 2-D"),
-        pytest.param((slice(3, 4), slice(2, 3)), id="one element"),
-        pytest.param((slice(2, 2), slice(None)), id="nothing"),
-    ],
-)
-def test_copies_between_ranks(group_of_ranks, pull, part):
-    """A copy behind a flag, in either direction, of contiguous and strided boxes."""
-
-    def body(runtime):
-        rank = runtime.rank
-        source = runtime.symmetric([6, 7], torch.float32, zero=True)
-        target = runtime.symmetric([6, 7], torch.float32, zero=True)
-        words = runtime.symmetric([runtime.world * 4], torch.int64, zero=True)
-        filled(runtime, source.view(-1), 1.0 + rank)
-        ordered_behind_all(runtime, words, 1)
-        other = (rank + 1) % runtime.world
-        side = runtime.fork(0)
-        if pull:
-            runtime.copier(target[part], runtime.peer(source, other)[part])(side)
-        else:
-            runtime.copier(runtime.peer(target, other)[part], source[part])(side)
-        runtime.join(side)
-        ordered_behind_all(runtime, words, 2)
-        out = torch.empty(6, 7)
-        runtime.launch(move, (1,), (out, target, 42), {"BLOCK": 64}, runtime.main_stream())
-        ordered_behind_all(runtime, words, 3)
-        runtime.synchronize()
-        return out
-
-    for rank, out in enumerate(group_of_ranks(3, body)):
-        expected = torch.zeros(6, 7)
-        expected[part] = 1.0 + (rank + 1) % 3 if pull else 1.0 + (rank - 1) % 3
-        assert torch.equal(out, expected)
-
-
-def test_copies_of_different_shapes_are_refused(group_of_ranks):
-    def body(runtime):
-        tensor = runtime.symmetric([4, 4], torch.float32, zero=True)
-        runtime.copier(tensor[:2], tensor[:3])(runtime.main_stream())
-
-    with pytest.raises(RuntimeContractError, match="copy"):
-        group_of_ranks(1, body)
-
-
-def test_launches_on_one_stream_run_in_order(group_of_ranks):
-    def body(runtime):
-        tensor = torch.empty(40)
-        filled(runtime, tensor, 1.0)
-        for _ in range(5):
-            runtime.launch(add_one, (1,), (tensor, 40), {"BLOCK": 64, "num_warps": 4}, runtime.main_stream())
-        runtime.synchronize()
-        return tensor
-
-    for tensor in group_of_ranks(2, body):
-        assert tensor.eq(6).all()
-
-
-def test_fork_and_join_order_a_side_stream(group_of_ranks):
-    """main: 1, fork, (side: +1), join, +1. Any missing edge is a race or a wrong sum."""
-
-    def body(runtime):
-        tensor = torch.empty(40)
-        filled(runtime, tensor, 1.0)
-        for lane in (0, 1, 0):
-            side = runtime.fork(lane)
-            runtime.launch(add_one, (1,), (tensor, 40), {"BLOCK": 64}, side)
-            runtime.join(side)
-        runtime.launch(add_one, (1,), (tensor, 40), {"BLOCK": 64}, runtime.main_stream())
-        runtime.synchronize()
-        return tensor
-
-    for tensor in group_of_ranks(2, body):
-        assert tensor.eq(5).all()
-
-
-def test_order_behind_previous_spans_streams(group_of_ranks):
-    def body(runtime):
-        tensor = torch.empty(40)
-        filled(runtime, tensor, 1.0)
-        runtime.order_behind_previous("call")
-        runtime.record_call("call")
-        with runtime.on_stream("another"):
-            runtime.order_behind_previous("call")
-            runtime.launch(add_one, (1,), (tensor, 40), {"BLOCK": 64}, runtime.main_stream())
-            runtime.record_call("call")
-        runtime.order_behind_previous("call")
-        runtime.launch(add_one, (1,), (tensor, 40), {"BLOCK": 64}, runtime.main_stream())
-        runtime.synchronize()
-        return tensor
-
-    for tensor in group_of_ranks(1, body):
-        assert tensor.eq(3).all()
+@pytest.fixture
+def another_stream():
+    return lambda runtime: runtime.on_stream("another")

@@ -1,0 +1,102 @@
+"""Calls captured in CUDA graphs: replays with new data, several shapes on one workspace, growth after a capture."""
+
+import random
+
+import pytest
+import torch
+
+from overlap.errors import RuntimeContractError
+from overlap.runtime.workspace import check
+from tests.support.ranks import Product, delay, template
+
+
+class Captured:
+    """One call in a graph, with inputs that can be refilled."""
+
+    def __init__(self, module, product, pool=None):
+        self.product = product
+        a, b = product.data(0)
+        self.inputs = [t.clone() for t in product.arguments(a, b)]
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, pool=pool):
+            self.result = module.matmul(*self.inputs, group=product.group, sizes=product.sizes)
+
+    def replay(self, seed):
+        """Whether a replay on the data of ``seed`` was wrong."""
+        a, b = self.product.data(seed)
+        for held, new in zip(self.inputs, self.product.arguments(a, b), strict=True):
+            held.copy_(new)
+        self.result.fill_(float("nan"))
+        self.graph.replay()
+        return self.product.wrong(self.result, a.float() @ b.float())
+
+
+@pytest.mark.parametrize("name", ["grouped_gemm", "persistent_gemm"])
+@pytest.mark.parametrize("plan", ["all_gather_1d", "all_gather_1d_push", "all_gather_ring"])
+def test_a_graph_replayed_a_hundred_times_with_new_data(generated, group, name, plan):
+    module = generated(template(name), plan, "a[M]")
+    product = Product(group, 1000, 136, 96, torch.float16)
+    product.check(module, 0)
+    captured = Captured(module, product)
+    wrong = []
+    for seed in range(100):
+        delay(seed, product.rank)
+        wrong.append(captured.replay(seed))
+        if seed % 10 == 0:
+            wrong.append(product.wrong(*product.call(module, seed + 1000)))
+    assert not torch.stack(wrong).any()
+    check(group)
+
+
+@pytest.mark.parametrize("growing", [False, True], ids=["warmed first", "captured as memory grows"])
+@pytest.mark.parametrize("plan", ["all_gather_1d", "all_gather_1d_push"])
+def test_graphs_of_several_shapes_replayed_in_random_order(generated, group, plan, growing):
+    """M = 1, 8, 64, 512 on one workspace. Captured as the memory grows, early graphs keep the memory they know."""
+    module = generated(template("grouped_gemm"), plan, "a[M]")
+    products = [Product(group, m, 136, 96, torch.float16) for m in (1, 8, 64, 512)]
+    captured = []
+    if not growing:
+        for product in products:
+            product.check(module, 0)
+    for product in products:
+        product.check(module, 1)
+        captured.append(Captured(module, product))
+    order = random.Random(7)
+    wrong = []
+    for seed in range(200):
+        delay(seed, products[0].rank)
+        wrong.append(order.choice(captured).replay(seed))
+    assert not torch.stack(wrong).any()
+    check(group)
+
+
+def test_two_calls_in_one_graph_on_two_streams(generated, group):
+    module = generated(template("grouped_gemm"), "all_gather_1d", "a[M]")
+    product = Product(group, 515, 136, 96, torch.float16)
+    product.check(module, 0)
+    first, second = (product.data(seed) for seed in (1, 2))
+    inputs = [product.arguments(*first), product.arguments(*second)]
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph):
+        main = torch.cuda.current_stream()
+        side.wait_stream(main)
+        one = module.matmul(*inputs[0], group=group, sizes=product.sizes)
+        with torch.cuda.stream(side):
+            two = module.matmul(*inputs[1], group=group, sizes=product.sizes)
+        main.wait_stream(side)
+    for _ in range(20):
+        one.fill_(float("nan"))
+        two.fill_(float("nan"))
+        graph.replay()
+        for got, (a, b) in ((one, first), (two, second)):
+            assert not product.wrong(got, a.float() @ b.float())
+
+
+def test_a_first_call_in_a_capture_is_refused_on_every_rank(generated, group):
+    module = generated(template("grouped_gemm"), "all_gather_1d", "a[M]")
+    product = Product(group, 515, 136, 96, torch.float16)
+    inputs = product.arguments(*product.data(0))
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeContractError, match="while a CUDA graph is captured"), torch.cuda.graph(graph):
+        module.matmul(*inputs, group=group, sizes=product.sizes)
+    product.check(module, 1)

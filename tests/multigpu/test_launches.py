@@ -1,0 +1,151 @@
+"""Generated modules on real ranks: many launches, streams, shapes, memory reuse, groups, profiler."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from overlap.runtime.cuda import runtime_for_group
+from overlap.runtime.workspace import check, release, reserve, workspaces
+from tests.support.ranks import TEMPLATES, Product, delay, template
+
+from .conftest import WORLD
+
+SHAPES = [(512, 256, 128), (1000, 136, 96), (4091, 264, 1000), (130, 136, 96), (3, 64, 64), (1, 8, 8)]
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+
+
+@pytest.mark.parametrize("plan", ["all_gather_1d", "all_gather_1d_push", "all_gather_ring"])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_every_template_plan_shape_and_dtype(generated, group, name, plan):
+    module = generated(template(name), plan, "a[M]")
+    for dtype in DTYPES:
+        for shape in SHAPES:
+            for seed in range(2):
+                Product(group, *shape, dtype).check(module, seed)
+    check(group)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_columns_are_strided_chunks(generated, group, name):
+    module = generated(template(name), "all_gather_1d", "b[N]")
+    for shape in SHAPES:
+        Product(group, *shape, torch.bfloat16, on="b[N]").check(module, 0)
+    check(group)
+
+
+@pytest.mark.parametrize("plan", ["all_gather_1d", "all_gather_1d_push", "all_gather_ring"])
+def test_a_thousand_launches_with_new_data_and_delays(generated, group, plan):
+    module = generated(template("grouped_gemm"), plan, "a[M]")
+    product = Product(group, 515, 136, 96, torch.float16)
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for seed in range(1000):
+        delay(seed, product.rank)
+        wrong += product.wrong(*product.call(module, seed))
+    assert wrong.item() == 0
+    check(group)
+
+
+@pytest.mark.parametrize("plan", ["all_gather_1d", "all_gather_1d_push"])
+def test_launches_alternating_over_two_streams(generated, group, plan):
+    """Nothing but the runtime orders one call behind the other."""
+    module = generated(template("grouped_gemm"), plan, "a[M]")
+    product = Product(group, 515, 136, 96, torch.float16)
+    product.check(module, 0)
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    results = []
+    for seed in range(1, 101):
+        with torch.cuda.stream(streams[seed % 2]):
+            delay(seed, product.rank)
+            results.append(product.wrong(*product.call(module, seed)))
+    torch.cuda.synchronize()
+    assert not torch.stack(results).any()
+
+
+def test_inputs_freed_and_reused_right_after_the_call(generated, group):
+    module = generated(template("grouped_gemm"), "all_gather_1d", "a[M]")
+    product = Product(group, 2048, 136, 512, torch.float16)
+    reused = 0
+    for seed in range(20):
+        a, b = product.data(seed)
+        wanted = a.float() @ b.float()
+        shard, own = product.arguments(a, b)
+        address, shape = shard.data_ptr(), shard.shape
+        got = module.matmul(shard, own.clone(), group=group, sizes=product.sizes)
+        del shard
+        poison = [torch.full(shape, float("nan"), device="cuda", dtype=torch.float16) for _ in range(8)]
+        reused += any(tensor.data_ptr() == address for tensor in poison)
+        del poison
+        assert not product.wrong(got, wanted)
+    assert reused > 10, "the allocator gave other memory: nothing was tested"
+
+
+def test_two_instances_interleaved(generated, group):
+    one = generated(template("grouped_gemm"), "all_gather_1d", "a[M]")
+    other = generated(template("gemm_2d"), "all_gather_1d_push", "a[M]")
+    small, large = Product(group, 130, 136, 96, torch.float16), Product(group, 1000, 136, 96, torch.bfloat16)
+    wrong = []
+    for seed in range(50):
+        delay(seed, small.rank)
+        wrong += [p.wrong(*p.call(m, seed)) for m, p in ((one, small), (other, large), (one, large), (other, small))]
+    assert not torch.stack(wrong).any()
+
+
+@pytest.mark.parametrize("plan", ["all_gather_1d", "all_gather_1d_push"])
+def test_shapes_that_differ_every_call_share_memory(generated, group, plan):
+    module = generated(template("grouped_gemm"), plan, "a[M]")
+    reserve(module.OL_OPERATOR, group, {"M": 1024, "K": 96}, torch.float16)
+    (workspace,) = workspaces(runtime_for_group(group)).values()
+    memory = workspace.memory
+    for call, m in enumerate([1024, 1, 515, 64, 3, 8, 1000, 2, 700, 515, 1, 1024]):
+        Product(group, m, 136, 96, torch.float16).check(module, call)
+    assert workspace.memory is memory and not workspace.kept
+    with pytest.raises(Exception, match="needs 201600 bytes.*reserved are 196608 bytes"):
+        Product(group, 1050, 136, 96, torch.float16).check(module, 0)
+    Product(group, 512, 136, 96, torch.float16).check(module, 0)
+
+
+def test_growing_shapes_and_a_release_in_between(generated, group):
+    module = generated(template("grouped_gemm"), "all_gather_1d", "a[M]")
+    for round_ in range(2):
+        for m in (1, 64, 700, 3, 2000):
+            Product(group, m, 136, 96, torch.float16).check(module, m + round_)
+        release(group)
+
+
+@pytest.mark.ranks(4)
+def test_two_sub_groups_of_a_2x2_mesh_at_once(generated, process_group):
+    """Rows and columns of the mesh: a global rank used for a rank of the group would read another group's memory."""
+    module = generated(template("grouped_gemm"), "all_gather_1d", "a[M]")
+    groups = {}
+    for name, sets in (("rows", [[0, 1], [2, 3]]), ("columns", [[0, 2], [1, 3]])):
+        for ranks in sets:
+            made = dist.new_group(ranks, backend="cpu:gloo,cuda:nccl")
+            if dist.get_rank() in ranks:
+                groups[name] = (made, sets.index(ranks))
+    for seed in range(20):
+        for group, number in groups.values():
+            Product(group, 515, 136, 96, torch.float16).check(module, 100 * number + seed)
+    for group, _ in groups.values():
+        release(group)
+
+
+@pytest.mark.ranks(3)
+def test_a_sub_group_that_leaves_rank_0_out(generated, process_group):
+    module = generated(template("grouped_gemm"), "all_gather_1d_push", "a[M]")
+    ranks = list(range(1, WORLD))
+    group = dist.new_group(ranks, backend="cpu:gloo,cuda:nccl")
+    if dist.get_rank() in ranks:
+        for seed in range(5):
+            Product(group, 515, 136, 96, torch.float16).check(module, seed)
+        release(group)
+
+
+def test_under_the_profiler(generated, group):
+    module = generated(template("grouped_gemm"), "all_gather_1d", "a[M]")
+    product = Product(group, 515, 136, 96, torch.float16)
+    product.check(module, 0)
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        for seed in range(1, 6):
+            product.check(module, seed)
+    assert any("matmul_kernel" in event.key for event in profile.key_averages())
