@@ -64,7 +64,7 @@ def _mesh_group(mesh: Any, dim: Any) -> Any:
                 f"a mesh of {mesh.ndim} dimensions has a group in each", help=f"group=(mesh, dim), dim one of {shown}"
             )
         return mesh.get_group()
-    known = dim in (names or ()) if isinstance(dim, str) else isinstance(dim, int) and 0 <= dim < mesh.ndim
+    known = dim in (names or ()) if isinstance(dim, str) else type(dim) is int and 0 <= dim < mesh.ndim
     if not known:
         raise UsageError(f"the mesh has no dimension {dim!r}", help=f"its dimensions are {shown}")
     return mesh.get_group(dim)

@@ -1,6 +1,6 @@
 """Prebuilt operators: a kernel, a plan and a default realization each."""
 
-from .ag_gemm import ag_gemm, last_plan
+from .gather_gemm import ag_gemm, last_plan
 from .reserve import reserve
 
 __all__ = ["ag_gemm", "last_plan", "reserve"]

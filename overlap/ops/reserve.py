@@ -9,7 +9,7 @@ import torch
 from overlap.api.memory import reserve_operator
 from overlap.errors import UsageError
 
-from .ag_gemm import compiled_kernel
+from .gather_gemm import compiled_kernel
 from .gemm import ag_gemm_any, ag_gemm_rows
 from .products import rows_fit
 

@@ -1,0 +1,73 @@
+"""The kernels of the prebuilt operators, fused, for sm_90: every rule holds, and the pipeline is the plain kernel's."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from overlap.build.artifact import compile_kernel, facts
+from overlap.build.findings import check
+from overlap.build.target import parse_target
+from overlap.ops.gather_gemm import compiled_kernel
+from overlap.ops.products import Product, product_arguments
+from overlap.ops.views import GatherView
+from overlap.runtime.resolve import resolve
+
+HOPPER = parse_target("sm_90")
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch, tmp_path_factory):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "modules"))
+
+
+def build(rows, columns, depth, dtype, *, transposed=False, bias=False, batch=1, along="M"):
+    """Artifacts of the fused kernel and of the plain one, and the operator."""
+
+    def meta(*shape):
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    weight = meta(columns, depth).t() if transposed else meta(depth, columns)
+    product = Product(weight, meta(batch, rows, columns), meta(columns) if bias else None)
+    view = GatherView((batch, rows, depth), batch, rows, depth, along)
+    kernel, _, given = product_arguments(product, meta(batch, rows, depth), view, SimpleNamespace(sm_count=132))
+    operator = compiled_kernel(kernel, along, "all_gather_1d", 1).operator
+    made = []
+    for one, ours in ((operator.kernel, operator.ours), (kernel, ())):
+        bound = resolve(one, (), given, ours=ours, realization=operator.realization)
+        words = (torch.empty(64, dtype=torch.int32, device="meta"), torch.empty(64, dtype=torch.int64, device="meta"))
+        arguments = {**bound.arguments, **dict(zip(ours, words, strict=False))}
+        made.append(compile_kernel(bound.kernel, arguments, HOPPER, bound.options))
+    return *made, operator
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        dict(rows=8192, columns=14336, depth=4096, dtype=torch.bfloat16),
+        dict(rows=8192, columns=14336, depth=4096, dtype=torch.float16, transposed=True, bias=True),
+        dict(rows=1000, columns=130, depth=96, dtype=torch.bfloat16, bias=True),
+        dict(rows=48, columns=512, depth=4096, dtype=torch.bfloat16),
+        dict(rows=4091, columns=257, depth=1001, dtype=torch.float16),
+        dict(rows=1000, columns=130, depth=96, dtype=torch.float32),
+        dict(rows=1, columns=1, depth=8, dtype=torch.float16),
+        dict(rows=1, columns=1, depth=8, dtype=torch.float32),
+        dict(rows=512, columns=256, depth=64, dtype=torch.bfloat16, batch=4, along="B"),
+    ],
+    ids=lambda case: "-".join(str(v).removeprefix("torch.") for v in case.values()),
+)
+def test_the_rules_hold_and_the_pipeline_stays(case):
+    fused, plain, operator = build(**case)
+    found = check(fused, guarded={operator.tensor}, original=plain, flags=operator.ours[1])
+    assert [f for f in found if f.severity == "error"] == []
+    ours, theirs = facts(fused), facts(plain)
+    assert (ours.buffers, ours.wgmma, ours.tma_loads, ours.tma_stores) == (
+        theirs.buffers,
+        theirs.wgmma,
+        theirs.tma_loads,
+        theirs.tma_stores,
+    )
+    assert ours.spill_bytes == 0
+    by_descriptors = case["dtype"] != torch.float32 and case["depth"] % 8 == 0 and case.get("batch", 1) == 1
+    assert bool(ours.tma_loads) == by_descriptors

@@ -1,0 +1,78 @@
+"""`ag_gemm` as tracers see it: one node, shapes from the fake, the group by name."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from overlap.ops import ag_gemm, last_plan
+
+X, W = torch.randn(6, 8), torch.randn(8, 5)
+
+
+def targets(graph):
+    return [str(n.target) for n in graph.nodes if n.op == "call_function" and "overlap" in str(n.target)]
+
+
+def test_fakes_give_global_shapes(fake_group):
+    with FakeTensorMode():
+        x = torch.empty(2, 6, 8, device="cuda", dtype=torch.bfloat16)
+        weights = [torch.empty(8, n, device="cuda", dtype=torch.bfloat16) for n in (5, 7)]
+        ys, gathered = ag_gemm(x, weights, gather_dim=1, gather_size=23, group=fake_group, return_gathered=True)
+        y = ag_gemm(x, weights[0], gather_dim=-3, group=fake_group)
+    assert [tuple(t.shape) for t in (*ys, gathered, y)] == [(2, 23, 5), (2, 23, 7), (2, 23, 8), (8, 6, 5)]
+    assert {t.dtype for t in ys} == {torch.bfloat16} and y.device.type == "cuda"
+
+
+@pytest.mark.parametrize("mode", ["real", "symbolic"])
+def test_make_fx_sees_one_operator(fake_group, mode):
+    graph = make_fx(lambda x, w: ag_gemm(x, w, group=fake_group) + 1, tracing_mode=mode)(X, W).graph
+    assert targets(graph) == ["overlap.ag_gemm.default"]
+
+
+def test_compile_keeps_the_whole_function(fake_group):
+    """Every spelling of a group, several weights, a bias: no graph break, and the call runs."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    row = mesh["tp"]
+    seen = []
+
+    def backend(module, inputs):
+        seen.append(targets(module.graph))
+        return module
+
+    spellings = [(fake_group, 4), (fake_group.group_name, 4), (None, 4), (row, 2), ((mesh, "tp"), 2), ((mesh, 0), 2)]
+    for group, world in spellings:
+
+        def step(x, w, group=group):
+            (a, b), whole = ag_gemm(x * 2, [w, w], bias=[None, w[0]], group=group, return_gathered=True)
+            return a + b, whole
+
+        torch._dynamo.reset()
+        summed, whole = torch.compile(step, fullgraph=True, backend=backend)(X, W)
+        assert summed.shape == (6 * world, 5) and whole.shape == (6 * world, 8)
+    assert seen == [["overlap.ag_gemm.default"]] * len(spellings)
+
+
+def test_the_schema_and_the_fake_agree_with_the_operator(fake_group):
+    ag_gemm(X, W, group=fake_group)
+    arguments = (X, [W], [None], 0, None, fake_group.group_name, None, "all_gather_1d", 1, True)
+    torch.library.opcheck(torch.ops.overlap.ag_gemm.default, arguments)
+
+
+def test_a_gradient_is_refused_not_wrong(fake_group):
+    y = ag_gemm(X.clone().requires_grad_(), W, group=fake_group)
+    with pytest.raises(RuntimeError, match="no autograd formula"):
+        y.sum().backward()
+
+
+def test_why_serial_ran_is_said_once(fake_group, caplog, monkeypatch):
+    monkeypatch.setattr("overlap.api.report._LOGGED", set())
+    monkeypatch.setattr("overlap.ops.gather_gemm._LAST", {})
+    with caplog.at_level("INFO", logger="overlap"):
+        for _ in range(3):
+            ag_gemm(X, W, group=fake_group)
+    assert last_plan().backend == "serial"
+    assert "no peer copies for tensors on cpu" in last_plan().why_serial
+    (record,) = [r for r in caplog.records if r.name == "overlap"]
+    assert record.levelname == "WARNING" and "24x8 torch.float32 over 4 ranks" in record.getMessage()

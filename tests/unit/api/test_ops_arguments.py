@@ -1,0 +1,95 @@
+"""Arguments of `ag_gemm` that cannot be meant, and how a gathered tensor is viewed."""
+
+import pytest
+import torch
+
+from overlap.errors import RuntimeContractError, UnsupportedError, UsageError
+from overlap.ops import ag_gemm, reserve
+from overlap.ops.blocks import choose_blocks
+from overlap.ops.views import gather_view
+
+X, W = torch.randn(6, 8), torch.randn(8, 5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ((X, W.t()), UsageError, "weight 0 has shape.*weight.t()"),
+        ((X, [W, W[0]]), UsageError, "weight 1 has shape"),
+        ((X, []), UsageError, "no weight"),
+        ((X, W.double()), UsageError, "weight 0 is torch.float64, x is torch.float32"),
+        ((X, W, dict(bias=W[:, 0])), UsageError, "bias 0 has shape"),
+        ((X, [W, W], dict(bias=W[0])), UsageError, "one bias for 2 weights"),
+        ((X, [W, W], dict(bias=[W[0]])), UsageError, "1 biases for 2 weights"),
+        ((X, W, dict(gather_dim=1)), UnsupportedError, "sums over.*along K"),
+        ((X, W, dict(gather_dim=-1)), UnsupportedError, "sums over"),
+        ((X, W, dict(gather_dim=2)), UsageError, "gather_dim=2, x has 2 dimensions"),
+        ((X[0], W), UsageError, "x has 1 dimensions"),
+        ((X, W, dict(gather_size=23)), RuntimeContractError, r"rank 1 of 4: the piece of 23 .* is 6|x has 6"),
+        ((X, W, dict(gather_size=-4)), RuntimeContractError, "the piece of -4"),
+        ((X, W, dict(backend="copy_engin")), UsageError, "did you mean 'copy_engine'"),
+        ((X, W, dict(backend="copy_engine")), UsageError, "copy_engine is impossible here.*cpu"),
+        ((X, W, dict(out=torch.empty(24, 4))), UsageError, r"out 0 is \(24, 4\).*\(24, 5\)"),
+        ((X, W, dict(out=torch.empty(5, 24).t())), UsageError, "contiguous"),
+        ((X, [W, W], dict(out=torch.empty(24, 5))), UsageError, "1 tensors in out for 2 weights"),
+    ],
+)
+def test_refused_with_what_to_write(fake_group, arguments, error, said):
+    *positional, options = arguments if isinstance(arguments[-1], dict) else (*arguments, {})
+    if options.get("gather_size") == 23:
+        positional[0] = positional[0][:5]  # rank 1's piece of 23 is 6
+    with pytest.raises(error, match="(?s)" + said):
+        ag_gemm(*positional, **options, group=fake_group)
+
+
+def test_uneven_pieces_follow_torch_chunk(fake_group):
+    assert ag_gemm(X, W, gather_size=23, group=fake_group).shape == (23, 5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "size", "wanted"),
+    [
+        ((6, 8), 0, None, (1, 24, "M")),
+        ((6, 3, 8), 0, None, (1, 72, "M")),
+        ((6, 3, 8), 0, 23, (23, 3, "B")),
+        ((2, 6, 8), 1, 23, (2, 23, "M")),
+        ((2, 6, 3, 8), 1, None, (2, 72, "M")),
+        ((6, 1, 8), -3, 23, (1, 23, "M")),
+    ],
+)
+def test_views_cover_every_dimension(shape, dim, size, wanted):
+    x = torch.empty(shape)
+    view = gather_view(x, dim, size, 4, 1)
+    assert (view.batch, view.rows, view.along) == wanted and view.possible
+    shard = view.shard(x, dim % x.dim())
+    assert shard.shape[2] == 8 and shard.numel() == x.numel() and shard.data_ptr() == x.data_ptr()
+
+
+def test_uneven_shards_between_two_dimensions_need_a_collective(fake_group):
+    assert not gather_view(torch.empty(2, 6, 3, 8), 1, 23, 4, 1).possible
+    assert ag_gemm(torch.randn(2, 6, 3, 8), W, gather_dim=1, gather_size=23, group=fake_group).shape == (2, 23, 3, 5)
+
+
+@pytest.mark.parametrize("descriptors", [True, False])
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_blocks_keep_multiprocessors_busy(descriptors, itemsize):
+    for rows in (1, 3, 16, 64, 130, 1000, 8192):
+        for columns in (1, 64, 257, 14336):
+            blocks = choose_blocks(
+                descriptors=descriptors,
+                itemsize=itemsize,
+                batch=1,
+                rows=rows,
+                columns=columns,
+                multiprocessors=132,
+            )
+            assert blocks.m >= 16 and blocks.n >= 16 and blocks.k >= 16
+            assert blocks.m <= 2 * max(rows, 32)
+    large = choose_blocks(descriptors=True, itemsize=2, batch=1, rows=8192, columns=14336, multiprocessors=132)
+    assert (large.m, large.n, large.k, large.warps, large.stages) == (128, 256, 64, 8, 3)
+
+
+@pytest.mark.parametrize("sizes", [dict(max_tokens=0, hidden=8), dict(max_tokens=8, hidden=2.5)])
+def test_reserve_takes_positive_sizes(fake_group, sizes):
+    with pytest.raises(UsageError, match="positive integer"):
+        reserve(fake_group, **sizes)
