@@ -105,7 +105,7 @@ def compile_source(request: Request) -> Compilation:
         plan_text=plan_text,
         realization=realization,
         world=request.world,
-        source_path=shown_path(request.unit.path),
+        source_path=source_path(request),
         sha256=request.unit.sha256,
         regenerate=regenerate_command(request, program),
         check=check_command(request, program),
@@ -147,7 +147,7 @@ def compile_kernel(request: Request, decorators: int) -> Compilation:
         plan_text=plan_text,
         realization=realization,
         world=request.world,
-        source_path=shown_path(request.unit.path),
+        source_path=source_path(request),
         sha256=request.unit.sha256,
         watch=dump,
     )
@@ -341,6 +341,12 @@ def shown_path(path: str) -> str:
     absolute = os.path.abspath(path)
     here = os.getcwd() + os.sep
     return absolute[len(here) :].replace(os.sep, "/") if absolute.startswith(here) else absolute
+
+
+def source_path(request: Request) -> str:
+    """The source's path as the header names it: relative while the output stays under the working folder, else absolute."""
+    inside = request.output == "-" or not os.path.isabs(shown_path(request.output))
+    return shown_path(request.unit.path) if inside else os.path.abspath(request.unit.path)
 
 
 def regenerate_command(request: Request, program: ProgramModel) -> str:

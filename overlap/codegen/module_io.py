@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -81,12 +82,14 @@ def read_header(text: str, path: str) -> Header:
 def find_source(header: Header, path: str) -> str:
     """Path of the original that a generated module at ``path`` names, its text unchanged since.
 
+    A relative path is looked for from the working folder, then from the module's own folder upwards.
+
     Raises:
         SourceError: the file is gone or has changed.
     """
     where = SourceSpan(path, 1, 1, TITLE, len(TITLE))
-    candidates = [header.source, os.path.join(os.path.dirname(os.path.abspath(path)), header.source)]
-    for candidate in candidates:
+    folder = Path(os.path.abspath(path)).parent
+    for candidate in (header.source, *(str(parent / header.source) for parent in (folder, *folder.parents))):
         if os.path.isfile(candidate):
             with open(candidate, "rb") as f:
                 digest = hashlib.sha256(f.read()).hexdigest()
