@@ -22,7 +22,7 @@ from overlap.chunkplan.verify import verify_plan
 from overlap.errors import RuntimeContractError
 from overlap.schedule.model import AxisTiles, RankSchedule, TensorRead
 from overlap.schedule.runs import schedule_rank
-from overlap.schedule.steps import Step, launch_steps
+from overlap.schedule.steps import Entry, Step, launch_steps
 from overlap.schedule.sync import assign_slots
 from overlap.schedule.table import to_words
 
@@ -53,6 +53,7 @@ class Instance:
         verify_plan(self.plan)
         self.slots: tuple[dict[OpId, int], ...] = tuple(assign_slots(self.plan, r) for r in range(runtime.world))
         self.steps: tuple[Step, ...] = launch_steps(self.plan, runtime.rank)
+        self.entry = next(step for step in self.steps if isinstance(step, Entry))
         self.own = shard_interval(shape[operator.dim], runtime.world, runtime.rank)
         self.flags = max((len(s) for s in self.slots), default=0)
         self.workspace = workspace_of(operator, runtime, dtype)
@@ -96,11 +97,11 @@ class Instance:
                     f"the launch passes {axis.extent}={extent}, the gathered `{operator.tensor}` has "
                     f"{self.shape[operator.dim]} along {axis.name}"
                 )
-        mapping = on_host(operator.tile_map)
-        constants = {name: _plain(bound.arguments[name]) for name in mapping.__kwdefaults__ or _keyword_only(mapping)}
+        constants = {name: _plain(bound.arguments[name]) for name in _keyword_only(operator.tile_map)}
         key = (tuple(axes), tuple(sorted(constants.items())))
         if key not in self._tables:
             reads = tuple(TensorRead(r.tensor, r.axes, r.wraps) for r in operator.reads)
+            mapping = on_host(operator.tile_map)
 
             def tile_map(tile: int, counts: tuple[int, ...]) -> tuple[int, ...]:
                 return tuple(mapping(tile, *counts, **constants))

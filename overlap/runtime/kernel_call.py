@@ -6,12 +6,13 @@ the gathered buffer in its place, and the buffer has the strides that the launch
 
 from __future__ import annotations
 
-import inspect
 import linecache
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
+from types import CodeType
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from .call import HostCall
 from .instance import Instance, instance_for
 from .operator import Operator
 from .protocol import Runtime
-from .resolve import Bound, python_function
+from .resolve import Bound, parameters_of, python_function
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _GLOBAL = "sizes, strides and grid describe the whole tensor; only its data is this rank's shard"
@@ -66,18 +67,17 @@ class KernelCall(HostCall):
         self.grid = grid
         self.kwargs = dict(kwargs)
         self.behind = behind
-        self.where = calling_line()
         names = parameters(operator)
         if len(args) > len(names):
-            raise UsageError(f"`{operator.name}` takes {len(names)} arguments, not {len(args)}", where=self.where)
+            raise UsageError(f"`{operator.name}` takes {len(names)} arguments, not {len(args)}", where=calling_line())
         for name, value in zip(names, args, strict=False):
             if name in self.kwargs:
-                raise UsageError(f"`{operator.name}` got two values for `{name}`", where=self.where)
+                raise UsageError(f"`{operator.name}` got two values for `{name}`", where=calling_line())
             self.kwargs[name] = value
         self.instance: Instance | None = None
 
     def here(self) -> SourceSpan | None:
-        return self.where
+        return calling_line()
 
     def run(self) -> None:
         """Carries the launch out.
@@ -89,7 +89,8 @@ class KernelCall(HostCall):
         try:
             self._run()
         except OverlapError as error:
-            raise error.at(self.where) if self.where else error from None
+            where = calling_line()
+            raise error.at(where) if where else error from None
 
     def _run(self) -> None:
         operator = self.operator
@@ -138,10 +139,16 @@ class KernelCall(HostCall):
         launch.launch(self.operator, instance, self.shard, bound, grid, more)
 
 
-def parameters(operator: Operator) -> list[str]:
+@lru_cache(maxsize=256)
+def parameters(operator: Operator) -> tuple[str, ...]:
     """The kernel's own parameters."""
-    signature = inspect.signature(python_function(operator.kernel))
-    return [name for name in signature.parameters if name not in operator.ours]
+    return tuple(name for name in parameters_of(python_function(operator.kernel)) if name not in operator.ours)
+
+
+@lru_cache(maxsize=256)
+def _layout(operator: Operator) -> tuple[CodeType | None, ...]:
+    """Strides of the communicated tensor as code that gives them from the launch's arguments."""
+    return tuple(None if text is None else compile(text, "<stride>", "eval") for text in operator.layout)
 
 
 def _is_descriptor(value: Any) -> bool:
@@ -207,9 +214,9 @@ def global_strides(
         return tuple(value.strides)
     known = {name: v for name, v in arguments.items() if isinstance(v, int)}
     found: list[int | None] = []
-    for text in operator.layout:
+    for code in _layout(operator):
         try:
-            found.append(None if text is None else int(eval(text, {"__builtins__": {}}, known)))
+            found.append(None if code is None else int(eval(code, {"__builtins__": {}}, known)))
         except NameError as error:
             raise UsageError(f"the launch gives `{error.name}`, a stride of `{operator.tensor}`, no integer") from None
     return tuple(found) or (None,) * len(shape)

@@ -10,6 +10,7 @@ import inspect
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from overlap.backends.base import Realization
@@ -41,6 +42,12 @@ def python_function(kernel: Any) -> types.FunctionType:
     return kernel
 
 
+@lru_cache(maxsize=256)
+def parameters_of(function: types.FunctionType) -> dict[str, Any]:
+    """Parameter names of a plain function with their defaults (`inspect.Parameter.empty` for none)."""
+    return {name: p.default for name, p in inspect.signature(function).parameters.items()}
+
+
 def resolve(
     kernel: Any, args: Sequence[Any], kwargs: dict[str, Any], *, ours: tuple[str, ...], realization: Realization
 ) -> Bound:
@@ -56,8 +63,8 @@ def resolve(
         UsageError: arguments that do not fit the kernel.
     """
     function = python_function(kernel)
-    signature = inspect.signature(function)
-    names = [n for n in signature.parameters if n not in ours]
+    defaults = parameters_of(function)
+    names = [n for n in defaults if n not in ours]
     if len(args) > len(names):
         raise UsageError(f"{function.__name__} takes {len(names)} arguments, {len(args)} were given")
     bound: dict[str, Any] = dict(zip(names, args, strict=False))
@@ -97,7 +104,7 @@ def resolve(
                     bound[key] = compute({**bound, **options})
         layer = inner
     for name in names:
-        default = signature.parameters[name].default
+        default = defaults[name]
         if name not in bound and default is not inspect.Parameter.empty:
             bound[name] = default
     missing = [n for n in names if n not in bound]
