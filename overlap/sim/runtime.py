@@ -194,8 +194,15 @@ class SimRuntime:
 
         return enqueue
 
-    def warm(self, kernel: Any, grid: Any, kwargs: dict[str, Any], *, leave_room: bool = False) -> None:
+    def warm(
+        self, kernel: Any, grid: Any, kwargs: dict[str, Any], *, leave_room: bool = False
+    ) -> Callable[..., None]:
         """Nothing is compiled here, and a kernel of one warp fits beside any grid."""
+
+        def enqueue(stream: Stream, **replaced: Any) -> None:
+            self.launch(kernel, grid, (), {**kwargs, **replaced}, stream)
+
+        return enqueue
 
     def launch(self, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stream: Stream) -> None:
         self._step()

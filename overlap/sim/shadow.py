@@ -11,7 +11,7 @@ import numpy as np
 from overlap.errors import RaceFault, SourceSpan, UnwrittenFault
 
 from .clocks import Agent, Clock
-from .memory import BEFORE_ALL, NEVER_WRITTEN, Buffer
+from .memory import NEVER_WRITTEN, Buffer
 
 
 class Access:
@@ -237,6 +237,3 @@ def reason(before: Access, access: Access) -> str:
     if "TMA store" in before.verb:
         return "TMA stores land late on this Triton version: wait for them, or use plain stores, before the flag"
     return access.agent.hint
-
-
-__all__ = ["BEFORE_ALL", "Access", "Shadow", "reason", "span"]

@@ -17,10 +17,10 @@ from overlap.errors import AlignmentError, DeadlockFault, KernelCrashFault, Over
 from .access import KernelMemory
 from .clocks import Agent
 from .device import simulated_device
-from .engine import NOWHERE, Device, Launch, Stream, launch_operation
+from .engine import NOWHERE, Device, Stream, launch_operation
 from .fibres import Chooser, Condition, Deadlock, Fibre, RandomChooser, Scheduler
 from .kernel import KernelFunction, kernel_function
-from .memory import Buffer, Memory
+from .memory import Memory
 from .patch import interpreted
 from .runtime import SimGroup, SimRuntime
 from .shadow import Shadow, span
@@ -258,6 +258,3 @@ def _stores_land_late() -> bool:
 
     major, minor = (int(part) for part in triton.__version__.split(".")[:2])
     return (major, minor) < (3, 8)
-
-
-__all__ = ["DEFAULT_SMS", "Buffer", "Launch", "World"]
