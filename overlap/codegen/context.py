@@ -62,8 +62,8 @@ class Context:
     """The frozen inputs of a compilation, as passes see them.
 
     ``plan_text`` is embedded in the module under ``plan_name``; ``source_path`` and ``host_line`` (first line of
-    the host function, its decorators included) say where the original is. ``layout`` is given for kernels that are launched
-    directly: the stride of every dimension of the communicated tensor, as text over kernel parameters.
+    the host function, its decorators included) say where the original is. ``layout`` is given for kernels that are
+    launched directly: the stride of every dimension of the communicated tensor, as text over kernel parameters.
     """
 
     program: ProgramModel

@@ -74,7 +74,7 @@ def generate_kernel(
     header = Header(
         source=source_path,
         kernel=kernel.qualname,
-        host="none: the kernel is launched directly, and names this file does not define come from where it was decorated",
+        host="none: the kernel is launched directly; names this file does not define come from where it was decorated",
         sha256=sha256,
         plan=plan_name,
         on=f"{on.tensor}[{on.axis}]",

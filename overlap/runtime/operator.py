@@ -66,7 +66,7 @@ class Operator:
         world: the world the module is pinned to, or None.
         ours: names of the two parameters added to the kernel.
         extents: axis to the kernel parameter that holds its extent (kernels launched directly).
-        layout: stride of every dimension of the communicated tensor, as text over kernel parameters; None where unknown.
+        layout: stride of every dimension of the communicated tensor, as text over kernel parameters (None: unknown).
     """
 
     name: str
