@@ -9,9 +9,10 @@ compat.py    what differs between Triton versions
 """
 
 from .artifact import Artifact, Buffer, Facts, compile_kernel, facts
-from .findings import RULES, Finding, check
+from .findings import check
 from .module import BuildResult, build_module
 from .report import build_report
+from .rules import RULES, Finding
 from .target import KNOWN, Target, parse_target
 
 __all__ = [

@@ -1,65 +1,29 @@
 """The rules of the memory model, read off what Triton really emitted.
 
-Rules about order that the compiler could break are read off TTIR (what depends on what) and PTX (what
-stands before what); a Triton upgrade that changes one shows here and not as a race on a cluster.
+What must hold stands in `overlap.backends.memory_rules`; here it is looked for. Order that the compiler could break
+is read off TTIR (what depends on what) and PTX (what stands before what), so a Triton upgrade that changes one
+shows here and not as a race on a cluster.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
 
+from overlap.backends.memory_rules import PROXY_FENCE, READERS, SCOPE, SEM, WRITERS
 from overlap.schedule import table
 
 from . import ptx, ttir
-from .artifact import Artifact, Facts, facts
+from .artifact import Artifact
+from .compare import compare
 from .dataflow import backward_slice, bases, constant, constant_offset, ops_of, parameter_of
-
-Severity = Literal["error", "warning", "note"]
-
-RULES = {
-    "wait-feeds-load": "the address of every load of a communicated tensor is computed from what a wait returned",
-    "wait-used": "every wait feeds such a load",
-    "load-after-wait": "in the machine code, no copy of such a load runs before any wait",
-    "system-scope": "what crosses ranks is read and raised at system scope",
-    "acquire-release": "flags are read with acquire and raised with release semantics, never by plain loads and stores",
-    "wait-kept": "a wait of the source is still in the machine code",
-    "barrier-before-release": "a CTA barrier stands between a program's stores and the release of its flag",
-    "store-drained": "a TMA store is complete, not only read, before the flag behind it is raised",
-    "proxy-fence": "a proxy fence stands between a wait and TMA loads of what it waited for",
-    "one-cta": "num_ctas is 1: only the first CTA of a cluster would poll",
-    "no-warp-specialised-wait": "no wait stands in a warp-specialised loop",
-    "same-engines": "matrix instructions and TMA loads of the original are still there",
-    "same-stages": "every pipelined operand has as many buffers as in the original",
-    "same-shared-memory": "no more shared memory than the original, a few words for the waits aside",
-    "same-flattening": "a tile loop that was fused with its inner loop still is",
-    "no-spills": "no spilled registers that the original does not have",
-}
+from .rules import Finding
 
 LOCAL_WORDS = table.S_READY * table.SLOT_WORDS
 """Words of the state tensor below this are this rank's own: epoch, counter, spin limit, fault."""
 
-WAIT_BYTES = 256
-"""Shared memory that the waits may add: Triton hands a polled scalar to the other threads through it."""
-
 _ATOMIC = re.compile(r"\b(relaxed|acquire|release|acq_rel), (gpu|cta|sys)\b")
 _LOADS = ("tt.load", "tt.descriptor_load", "tt.descriptor_gather")
-_DOTS = ("tt.dot", "tt.dot_scaled", "ttng.warp_group_dot", "ttng.tc_gen5_mma", "ttng.tc_gen5_mma_scaled")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A broken rule, at a line of the compiled kernel's source (0: the kernel as a whole)."""
-
-    rule: str
-    severity: Severity
-    line: int
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.severity}: {self.rule}: {f'line {self.line}: ' if self.line else ''}{self.text}"
 
 
 def check(
@@ -97,7 +61,7 @@ class _Kernel:
         self.loads = [op for op in function.ops(*_LOADS) if self.tensors(op) & guarded]
         self.atomics = [op for op in function.ops() if op.name.startswith("tt.atomic") and self.is_flag(op)]
         self.polls = [op for op in self.atomics if _reads_only(op)]
-        self.waits = [op for op in self.polls if _semantics(op)[0] in ("acquire", "acq_rel")]
+        self.waits = [op for op in self.polls if _strong("poll", _semantics(op)[0])]
 
     def tensors(self, op: ttir.Op) -> set[str]:
         """Parameters whose memory an access touches."""
@@ -126,11 +90,21 @@ def _semantics(op: ttir.Op) -> tuple[str, str]:
     return (found[1], found[2]) if found else ("relaxed", "gpu")
 
 
+def _strong(word: str, semantics: str) -> bool:
+    """Whether an atomic is at least as strong as the rule for ``poll`` or ``flag`` asks."""
+    return semantics in (SEM[word], "acq_rel")
+
+
 def _reads_only(op: ttir.Op) -> bool:
     """An atomic that leaves the word as it is: an addition of 0, an atomic load or poll."""
     if op.name == "tt.atomic_rmw":
         return op.text.split()[1].rstrip(",") in ("add", "or", "xor") and constant(op.operands[1]) == 0
     return op.name in ("tt.atomic_load", "tt.atomic_poll", "tt.atomic_cas")
+
+
+def _reader(load: ttir.Op) -> str:
+    """The row of the memory table that a load belongs to where descriptors become TMA."""
+    return "tma load" if load.name.startswith("tt.descriptor") else "load"
 
 
 def _waits_feed_loads(kernel: _Kernel, artifact: Artifact) -> Iterable[Finding]:
@@ -146,8 +120,8 @@ def _waits_feed_loads(kernel: _Kernel, artifact: Artifact) -> Iterable[Finding]:
             yield Finding(
                 "wait-feeds-load", "error", load.line, f"the address of this load of {names} does not depend on a wait"
             )
-        elif artifact.target.has_tma and load.name.startswith("tt.descriptor"):
-            fences = [op for op in made_of if "fence.proxy.async" in op.text]
+        elif artifact.target.has_tma and READERS[_reader(load)].proxy_fence:
+            fences = [op for op in made_of if PROXY_FENCE in op.text]
             if not any(ops_of(backward_slice(fence.operands)) & set(kernel.waits) for fence in fences):
                 yield Finding(
                     "proxy-fence", "error", load.line, f"TMA load of {names} without a proxy fence behind its wait"
@@ -162,12 +136,14 @@ def _signals(kernel: _Kernel) -> Iterable[Finding]:
         semantics, scope = _semantics(op)
         poll = op in kernel.polls
         what = "read" if poll else "raised"
-        if scope != "sys":
-            yield Finding("system-scope", "error", op.line, f"a flag is {what} at {scope} scope; other ranks need sys")
-        if semantics not in (("acquire", "acq_rel") if poll else ("release", "acq_rel")):
-            wanted = "acquire" if poll else "release"
+        if scope != SCOPE:
             yield Finding(
-                "acquire-release", "error", op.line, f"a flag is {what} with {semantics}, not {wanted} semantics"
+                "system-scope", "error", op.line, f"a flag is {what} at {scope} scope; other ranks need {SCOPE}"
+            )
+        word = "poll" if poll else "flag"
+        if not _strong(word, semantics):
+            yield Finding(
+                "acquire-release", "error", op.line, f"a flag is {what} with {semantics}, not {SEM[word]} semantics"
             )
     for op in kernel.function.ops("tt.load", "tt.store"):
         if kernel.flags in kernel.tensors(op) and kernel.is_flag(op):
@@ -188,14 +164,14 @@ def _clusters(kernel: _Kernel, artifact: Artifact) -> Iterable[Finding]:
 
 
 def _machine_code(kernel: _Kernel, program: ptx.Program) -> Iterable[Finding]:
-    acquires = [i for i in program.instructions if i.has("sys", "acquire") or i.has("sys", "acq_rel")]
+    acquires = [i for i in program.instructions if SCOPE in i.words and any(_strong("poll", w) for w in i.words)]
     if kernel.polls and not acquires:
         yield Finding("wait-kept", "error", kernel.polls[0].line, "no acquire at system scope is left in the PTX")
     for instruction in program.instructions:
-        if not instruction.has("sys") or not {"release", "acq_rel"} & set(instruction.words):
+        if SCOPE not in instruction.words or not any(_strong("flag", word) for word in instruction.words):
             continue
         store = program.meets_before(instruction, _stores, _synchronises)
-        if store is not None:
+        if store is not None and WRITERS["load/store"].barrier:
             yield Finding(
                 "barrier-before-release",
                 "error",
@@ -203,7 +179,7 @@ def _machine_code(kernel: _Kernel, program: ptx.Program) -> Iterable[Finding]:
                 f"no barrier between the store of line {store.line} and this release: one thread raises, others store",
             )
         tma = program.meets_before(instruction, _stores_by_tma, _drains)
-        if tma is not None:
+        if tma is not None and WRITERS["tma store"].completes:
             yield Finding(
                 "store-drained",
                 "error",
@@ -245,60 +221,3 @@ def _loads(i: ptx.Instruction) -> bool:
     if words[0] == "ld":
         return "global" in words and "acquire" not in words
     return words[:2] == ("cp", "async") and "global" in words and not _stores_by_tma(i)
-
-
-def compare(made: Artifact, original: Artifact) -> list[Finding]:
-    """What the generated kernel lost against the original, compiled for the same target with the same arguments."""
-    ours, theirs = facts(made), facts(original)
-    return [*_engines(ours, theirs), *_pipeline(ours, theirs), *_loops(made, original)]
-
-
-def _engines(ours: Facts, theirs: Facts) -> Iterable[Finding]:
-    for what, mine, other in (
-        ("wgmma", ours.wgmma, theirs.wgmma),
-        ("matrix", ours.matrix_instructions, theirs.matrix_instructions),
-        ("TMA load", ours.tma_loads, theirs.tma_loads),
-        ("TMA store", ours.tma_stores, theirs.tma_stores),
-        ("cp.async", ours.async_copies, theirs.async_copies),
-    ):
-        if other and not mine:
-            yield Finding("same-engines", "error", 0, f"the original has {other} {what} instructions, this kernel none")
-    if theirs.spill_bytes == 0 and ours.spill_bytes:
-        yield Finding("no-spills", "warning", 0, f"{ours.spill_bytes} spilled; the original has none")
-
-
-def _pipeline(ours: Facts, theirs: Facts) -> Iterable[Finding]:
-    mine = {(b.shape, b.dtype): b.depth for b in ours.buffers}
-    kept = True
-    for buffer in theirs.buffers:
-        depth = mine.get((buffer.shape, buffer.dtype), 0)
-        if depth < buffer.depth:
-            kept = False
-            yield Finding("same-stages", "error", 0, f"{depth} buffers where the original has {buffer}")
-    more = ours.shared_bytes - theirs.shared_bytes
-    if more > WAIT_BYTES:
-        yield Finding("same-shared-memory", "error", 0, f"{ours.shared_bytes} bytes, {more} more than the original")
-    elif more < 0 and kept:
-        yield Finding(
-            "same-shared-memory",
-            "note",
-            0,
-            f"{ours.shared_bytes} bytes, {-more} fewer than the original: the epilogue does not overlap the next tile",
-        )
-
-
-def _loops(made: Artifact, original: Artifact) -> Iterable[Finding]:
-    mine, theirs = _dot_depth(made), _dot_depth(original)
-    if mine > theirs > 0:
-        yield Finding(
-            "same-flattening",
-            "warning",
-            0,
-            "the original's tile loop is fused with its inner loop, this kernel's is not",
-        )
-
-
-def _dot_depth(artifact: Artifact) -> int:
-    """Nested loops around the deepest matrix product, after Triton's loop passes."""
-    function = ttir.parse(artifact.stages["ttgir"])
-    return max((sum(a.name == "scf.for" for a in op.ancestors()) for op in function.ops(*_DOTS)), default=0)

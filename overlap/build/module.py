@@ -22,8 +22,9 @@ from overlap.language.words import WORDS
 
 from .artifact import Artifact, Facts, compile_kernel, facts
 from .device import planned_device
-from .findings import Finding, check
+from .findings import check
 from .report import build_report
+from .rules import Finding
 from .target import Target, parse_target
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}

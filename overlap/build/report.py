@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .artifact import Facts
-from .findings import RULES, Finding
+from .rules import RULES, Finding
 
 _ROWS = (
     ("registers a thread", "registers"),

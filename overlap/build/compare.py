@@ -1,0 +1,71 @@
+"""What a generated kernel lost against its original, both compiled for one target with the same arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from . import ttir
+from .artifact import Artifact, Facts, facts
+from .rules import Finding
+
+WAIT_BYTES = 256
+"""Shared memory that the waits may add: Triton hands a polled scalar to the other threads through it."""
+
+_DOTS = ("tt.dot", "tt.dot_scaled", "ttng.warp_group_dot", "ttng.tc_gen5_mma", "ttng.tc_gen5_mma_scaled")
+
+
+def compare(made: Artifact, original: Artifact) -> list[Finding]:
+    """What the generated kernel lost against the original, compiled for the same target with the same arguments."""
+    ours, theirs = facts(made), facts(original)
+    return [*_engines(ours, theirs), *_pipeline(ours, theirs), *_loops(made, original)]
+
+
+def _engines(ours: Facts, theirs: Facts) -> Iterable[Finding]:
+    for what, mine, other in (
+        ("wgmma", ours.wgmma, theirs.wgmma),
+        ("matrix", ours.matrix_instructions, theirs.matrix_instructions),
+        ("TMA load", ours.tma_loads, theirs.tma_loads),
+        ("TMA store", ours.tma_stores, theirs.tma_stores),
+        ("cp.async", ours.async_copies, theirs.async_copies),
+    ):
+        if other and not mine:
+            yield Finding("same-engines", "error", 0, f"the original has {other} {what} instructions, this kernel none")
+    if theirs.spill_bytes == 0 and ours.spill_bytes:
+        yield Finding("no-spills", "warning", 0, f"{ours.spill_bytes} spilled; the original has none")
+
+
+def _pipeline(ours: Facts, theirs: Facts) -> Iterable[Finding]:
+    mine = {(b.shape, b.dtype): b.depth for b in ours.buffers}
+    kept = True
+    for buffer in theirs.buffers:
+        depth = mine.get((buffer.shape, buffer.dtype), 0)
+        if depth < buffer.depth:
+            kept = False
+            yield Finding("same-stages", "error", 0, f"{depth} buffers where the original has {buffer}")
+    more = ours.shared_bytes - theirs.shared_bytes
+    if more > WAIT_BYTES:
+        yield Finding("same-shared-memory", "error", 0, f"{ours.shared_bytes} bytes, {more} more than the original")
+    elif more < 0 and kept:
+        yield Finding(
+            "same-shared-memory",
+            "note",
+            0,
+            f"{ours.shared_bytes} bytes, {-more} fewer than the original: the epilogue does not overlap the next tile",
+        )
+
+
+def _loops(made: Artifact, original: Artifact) -> Iterable[Finding]:
+    mine, theirs = _dot_depth(made), _dot_depth(original)
+    if mine > theirs > 0:
+        yield Finding(
+            "same-flattening",
+            "warning",
+            0,
+            "the original's tile loop is fused with its inner loop, this kernel's is not",
+        )
+
+
+def _dot_depth(artifact: Artifact) -> int:
+    """Nested loops around the deepest matrix product, after Triton's loop passes."""
+    function = ttir.parse(artifact.stages["ttgir"])
+    return max((sum(a.name == "scf.for" for a in op.ancestors()) for op in function.ops(*_DOTS)), default=0)
