@@ -86,11 +86,14 @@ sweep: setup
 golden: $(VENV)/.test
 	@$(PY) -m pytest tests/golden --snapshot-update
 
+# All four run, whatever the first ones say.
 lint: $(VENV)/.lint
-	@$(VENV)/bin/ruff check .
-	@$(VENV)/bin/ruff format --check .
-	@$(VENV)/bin/mypy
-	@$(VENV)/bin/lint-imports
+	@status=0; \
+	$(VENV)/bin/ruff check --output-format concise . || status=1; \
+	$(VENV)/bin/ruff format --check --quiet . || { echo "ruff format: make format"; status=1; }; \
+	$(VENV)/bin/mypy || status=1; \
+	$(VENV)/bin/lint-imports --no-cache || status=1; \
+	exit $$status
 
 format: $(VENV)/.lint
 	@$(VENV)/bin/ruff check --fix .
