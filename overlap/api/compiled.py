@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,9 @@ from overlap.runtime.resolve import python_function
 from .cache import helper_sources, load, module_file
 from .fallback import Choice, choose
 from .groups import resolve_group
+from .measure import exposed_ms
 from .memory import reserve_operator
-from .report import LastPlan, announce, predicted_ms
+from .report import LastPlan, announce, logger, predicted_ms
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,38 @@ class CompiledKernel:
                 dtype=str(shard.dtype),
                 predicted_ms=predicted_ms(plan, runtime.rank, shard.element_size()),
             )
+        return self.last_plan
+
+    def measure(self, grid: Any, *args: Any, group: Any = None, iterations: int = 20, **kwargs: Any) -> LastPlan:
+        """Launches the kernel repeatedly and measures the communication that computation does not hide; collective.
+
+        Args:
+            grid, args, kwargs: a launch, as for ``kernel[grid](...)``. It must bear being repeated.
+            iterations: launches that are timed; the median counts.
+
+        Returns:
+            `last_plan` with ``exposed_ms``: the fused launch's time less that of the original kernel on gathered data.
+        """
+        resolved = resolve_group(group)
+        gathered: list[torch.Tensor] = []
+
+        def keep(instance: Instance) -> None:
+            if not gathered:
+                gathered.append(instance.buffer.clone(memory_format=torch.preserve_format))
+
+        said = self.launch(grid, args, kwargs, group=resolved, behind=keep)
+        if not gathered:
+            return said  # serial: nothing is hidden
+        alone = KernelCall(self.operator, runtime_of(resolved), grid, args, kwargs)
+        alone.read_launch(said.world, said.rank)
+        alone.substitute(gathered[0])
+        exposed = exposed_ms(
+            lambda: self.launch(grid, args, kwargs, group=resolved),
+            lambda: self.fn[grid](**alone.kwargs),
+            iterations,
+        )
+        self.last_plan = replace(said, exposed_ms=exposed)
+        logger().info("%s", self.last_plan)
         return self.last_plan
 
     def reserve(self, group: Any = None, *, dtype: torch.dtype, **max_sizes: int) -> None:

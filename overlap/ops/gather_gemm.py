@@ -20,7 +20,8 @@ import torch
 from overlap.api import CompiledKernel, LastPlan, compile
 from overlap.api.fallback import Choice, check_backend, choose
 from overlap.api.groups import group_by_name, resolve_group
-from overlap.api.report import announce
+from overlap.api.measure import exposed_ms
+from overlap.api.report import announce, logger
 from overlap.api.serial import gather
 from overlap.errors import UsageError
 from overlap.interop import define, group_name, traced
@@ -94,6 +95,44 @@ def ag_gemm(
         results = run(x, weights, biases, gather_dim, gather_size, group, outs, backend, plan, split, return_gathered)
     ys = results[0] if isinstance(w, torch.Tensor) else list(results[: len(weights)])
     return (ys, results[-1]) if return_gathered else ys
+
+
+def measure(
+    x: torch.Tensor, w: torch.Tensor | Sequence[torch.Tensor], *, iterations: int = 20, **options: Any
+) -> LastPlan:
+    """Calls `ag_gemm` repeatedly and measures the communication that its products do not hide; collective.
+
+    Args:
+        x, w, options: as for `ag_gemm`.
+        iterations: calls that are timed; the median counts.
+
+    Returns:
+        `last_plan` with ``exposed_ms``: the call's time less that of the same kernels on the gathered x.
+    """
+    plain = {key: value for key, value in options.items() if key != "return_gathered"}
+    _, whole = ag_gemm(x, w, **plain, return_gathered=True)
+    said = _LAST["ag_gemm"]
+    if said.backend == "serial":
+        return said
+    group = resolve_group(options.get("group"))
+    view = gather_view(x, options.get("gather_dim", 0), options.get("gather_size"), said.world, said.rank)
+    gathered, runtime = whole.view(view.batch, view.rows, view.depth), runtime_of(group)
+    weights = [w] if isinstance(w, torch.Tensor) else list(w)
+    bias = options.get("bias")
+    biases = list(bias) if isinstance(bias, (list, tuple)) else [bias] * len(weights)
+    products = [
+        Product(each, torch.empty(view.batch, view.rows, each.shape[1], dtype=x.dtype, device=x.device), b)
+        for each, b in zip(weights, biases, strict=True)
+    ]
+
+    def alone() -> None:
+        for product in products:
+            launch_product(product, gathered, view, runtime)
+
+    exposed = exposed_ms(lambda: ag_gemm(x, w, **plain), alone, iterations)
+    _LAST["ag_gemm"] = replace(said, exposed_ms=exposed)
+    logger().info("%s", _LAST["ag_gemm"])
+    return _LAST["ag_gemm"]
 
 
 def check_arguments(x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]) -> None:

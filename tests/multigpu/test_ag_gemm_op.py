@@ -223,3 +223,22 @@ def test_a_decorated_kernel(group, repo, plan):
     )  # fmt: skip
     assert not wrong(c, gather.whole, w) and kernel.last_plan.why_serial == "asked for"
     overlap.check(group)
+
+
+def test_exposed_time_on_request(group, repo):
+    gather = Gather(group, (4096, 1024), 0, torch.bfloat16, 0)
+    w = gather.weight(1024, 0)
+    said = overlap.ops.measure(gather.shard, w, group=group, backend=FUSED, iterations=5)
+    assert said is last_plan() and 0 <= said.exposed_ms < 100
+    kernel = overlap.compile(plan="all_gather_1d", on="a[M]", backend=FUSED)(
+        load_module(str(repo / template("grouped_gemm"))).matmul_kernel
+    )
+    c = torch.empty(4096, 1024, device="cuda", dtype=torch.bfloat16)
+    tiles = triton.cdiv(4096, 64) * triton.cdiv(1024, 64)
+    said = kernel.measure(
+        (tiles,), gather.shard, w, c, 4096, 1024, 1024, 1024, 1, 1024, 1, 1024, 1,
+        BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, GROUP_M=8, group=group, iterations=5,
+    )  # fmt: skip
+    assert said is kernel.last_plan and 0 <= said.exposed_ms < 100
+    assert not wrong(c, gather.whole, w)
+    overlap.check(group)

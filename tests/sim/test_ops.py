@@ -9,7 +9,7 @@ import torch
 
 from overlap.chunkplan.region import shard_interval
 from overlap.errors import RaceFault, UsageError
-from overlap.ops import ag_gemm, last_plan
+from overlap.ops import ag_gemm, last_plan, measure
 from overlap.runtime import launch as launch_layer
 from overlap.sim import World
 
@@ -201,3 +201,27 @@ def test_a_simulated_group_has_no_collectives():
 
     with pytest.raises(UsageError, match="no collectives"):
         World(2).run(body)
+
+
+def test_exposed_time_is_measured_on_request(monkeypatch):
+    """Both sides of the measurement run, and give what they should; the clock is not simulated."""
+    whole, w = torch.randn(20, 16, dtype=torch.float16), torch.randn(16, 24).half()
+    timed = []
+
+    def clock(run, iterations):
+        run()
+        timed.append(iterations)
+        return 2.5 if run.__name__ == "alone" else 3.0
+
+    monkeypatch.setattr("overlap.api.measure.median_ms", clock)
+
+    def body(group):
+        shard = whole.chunk(2)[group.overlap_runtime.rank].clone()
+        said = measure(shard, w, group=group, iterations=7)
+        group.overlap_runtime.synchronize()
+        return said
+
+    for said in World(2).run(body):
+        assert (said.exposed_ms, said.backend, said.world) == (0.5, "copy_engine", 2)
+        assert "0.500 ms of it exposed" in str(said)
+    assert timed == [7] * 4
