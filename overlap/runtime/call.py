@@ -215,9 +215,15 @@ class Call(HostCall):
         self.shard = shard
         self.instance = instance_for(operator, runtime, shape, shard)
         self.arguments[operator.tensor] = stand_in(self.instance.buffer, operator.tensor, self.here)
-        with self.instance.opening():
-            result = unwrap(self.run_body())
-        return self._result(result)
+        try:
+            with self.instance.opening():
+                result = unwrap(self.run_body())
+            return self._result(result)
+        finally:
+            # The stand-in knows this call and this call the stand-in: a ring that would keep every tensor of the
+            # call alive until the garbage collector comes.
+            self.arguments.clear()
+            self.bound = None
 
     def execute(self, bound: Bound, grid: tuple[int, int, int]) -> None:
         assert self.instance is not None

@@ -22,7 +22,7 @@ from overlap.errors import OverlapError, RuntimeContractError
 
 from .copies import plan_copy
 from .deadline import Watch, spins_for
-from .kernels import compiled, require_room
+from .kernels import bound_launch, compiled, require_room
 from .meeting import Meetings
 from .providers import Provider, choose_provider
 
@@ -38,6 +38,7 @@ class CudaRuntime:
         self.rank: int = dist.get_rank(group)
         self.world: int = dist.get_world_size(group)
         self.device = torch.device("cuda", torch.cuda.current_device())
+        self._index: int = torch.cuda.current_device()
         self.sm_count: int = torch.cuda.get_device_properties(self.device).multi_processor_count
         self.meetings = Meetings(dist.distributed_c10d._get_process_group_store(group), self.rank, self.world)
         self._provider = provider
@@ -129,7 +130,7 @@ class CudaRuntime:
     # streams
 
     def main_stream(self) -> torch.cuda.Stream:
-        return torch.cuda.current_stream(self.device)
+        return torch.cuda.current_stream(self._index)
 
     def fork(self, lane: int) -> torch.cuda.Stream:
         if lane not in self._lanes:
@@ -194,10 +195,13 @@ class CudaRuntime:
 
     # kernels
 
-    def warm(self, kernel: Any, grid: Any, kwargs: dict[str, Any], *, leave_room: bool = False) -> None:
+    def warm(
+        self, kernel: Any, grid: Any, kwargs: dict[str, Any], *, leave_room: bool = False, later: Sequence[str] = ()
+    ) -> Callable[..., None]:
         made = compiled(kernel, grid, kwargs)
         if leave_room:
             require_room(made, grid, self.device)
+        return bound_launch(kernel, made, grid, {name: v for name, v in kwargs.items() if name not in later})
 
     def launch(
         self, kernel: Any, grid: tuple[int, int, int], args: tuple[Any, ...], kwargs: dict[str, Any], stream: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -22,6 +23,25 @@ def compiled(kernel: Any, grid: Any, kwargs: dict[str, Any]) -> Any:
         made = made.result()
     made._init_handles()
     return made
+
+
+def bound_launch(kernel: Any, made: Any, grid: tuple[int, int, int], kwargs: dict[str, Any]) -> Callable[..., None]:
+    """A launch of the compiled kernel ``made`` that skips Triton's argument analysis (`Runtime.warm`).
+
+    Args:
+        kwargs: arguments by name; those left out are given in every launch.
+    """
+    places = {name: i for i, name in enumerate(kernel.arg_names)}
+    bound = [kwargs.get(name) for name in kernel.arg_names]
+    run = made[grid]
+
+    def enqueue(stream: Any, **replaced: Any) -> None:
+        values = list(bound)
+        for name, value in replaced.items():
+            values[places[name]] = value
+        run(*values, stream=stream.cuda_stream)
+
+    return enqueue
 
 
 def require_room(made: Any, grid: tuple[int, int, int], device: torch.device) -> None:

@@ -61,7 +61,7 @@ def launch(
     tiles = sum(run.tiles for run in schedule.runs)
     arguments = {**bound.arguments, operator.ours[0]: table, operator.ours[1]: instance.state, **bound.options}
     steps = instance.steps if STEP_FILTER is None else STEP_FILTER(runtime.rank, instance.steps)
-    entry = _entry(instance, shard, next((s for s in steps if isinstance(s, st.Entry)), _entry_step(instance)))
+    entry = _entry(instance, shard, next((s for s in steps if isinstance(s, st.Entry)), instance.entry))
     warm = partial(_warm, instance, entry, bound.kernel if tiles else None, grid, arguments)
     variant = _variant(id(table), arguments)
     if variant not in instance.warmed:
@@ -79,7 +79,7 @@ def launch(
         for step in steps:
             match step:
                 case st.Entry():
-                    runtime.launch(entry_kernel, (entry["programs"], 1, 1), (), entry, main)
+                    entry.enqueue(main, shard)
                 case st.Fork(lane):
                     lanes[lane] = runtime.fork(lane)
                     open_lanes.add(lane)
@@ -120,14 +120,14 @@ def _variant(table: int, arguments: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _warm(
-    instance: Instance, entry: dict[str, Any], kernel: Any, grid: tuple[int, int, int], arguments: dict[str, Any]
+    instance: Instance, entry: _Entry, kernel: Any, grid: tuple[int, int, int], arguments: dict[str, Any]
 ) -> None:
     """Compiles and loads every kernel of a launch: nothing may be loaded while a kernel spins."""
     runtime = instance.runtime
     awaits = [step for step in instance.steps if isinstance(step, st.Await)]
-    runtime.warm(entry_kernel, (entry["programs"], 1, 1), entry)
-    if awaits:
-        runtime.warm(wait_kernel, (1, 1, 1), _await_arguments(instance, awaits[0]))
+    entry.warm()
+    for step in awaits:
+        _prepared(instance, step)
     if kernel is not None:
         runtime.warm(kernel, grid, arguments, leave_room=bool(awaits))
 
@@ -136,12 +136,9 @@ def _prepared(instance: Instance, step: Any) -> Enqueue:
     made = instance.prepared.get(step)
     if made is None:
         match step:
-            case st.Await():
-                arguments = _await_arguments(instance, step)
-
-                def made(stream: Any) -> None:
-                    instance.runtime.launch(wait_kernel, (1, 1, 1), (), arguments, stream)
-
+            case st.Await(_, op, rank):
+                arguments = {"flag": _flag(instance, op, rank), "state": instance.state, "num_warps": 1}
+                made = instance.runtime.warm(wait_kernel, (1, 1, 1), arguments)
             case st.Copy(_, op):
                 made = _copy(instance, op)
             case st.Raise(_, op):
@@ -166,43 +163,57 @@ def _view(tensor: torch.Tensor, chunk: Chunk) -> torch.Tensor:
     return tensor[tuple(slice(lo, hi) for lo, hi in zip(chunk.box.lo, chunk.box.hi, strict=True))]
 
 
-def _entry_step(instance: Instance) -> st.Entry:
-    (step,) = [s for s in instance.steps if isinstance(s, st.Entry)]
-    return step
+class _Entry:
+    """The entry kernel with everything bound but the shard's address, for one layout of the shard."""
 
-
-def _entry(instance: Instance, shard: torch.Tensor, step: st.Entry) -> dict[str, Any]:
-    """Arguments of the entry kernel; what depends on the shard's layout alone is made once."""
-    key = (step, tuple(shard.stride()), shard.data_ptr() % 8, shard.storage_offset() % 8)
-    made = instance.prepared.get(key)
-    if made is None:
+    def __init__(self, instance: Instance, shard: torch.Tensor, step: st.Entry) -> None:
         runtime = instance.runtime
         low, high = instance.own
         own = instance.buffer.narrow(instance.operator.dim, low, high - low)
-        copy = staging(shard, own)
-        constants: dict[str, Any] = {
-            "dst": as_words(own, copy.dtype) if copy.dims else instance.buffer,
+        self._runtime = runtime
+        self._copy = staging(shard, own)
+        self._grid = (max(1, min(runtime.sm_count, -(-self._copy.words // ENTRY_BLOCK))), 1, 1)
+        self._nothing = instance.buffer
+        self._arguments: dict[str, Any] = {
+            "src": self._source(shard),
+            "dst": as_words(own, self._copy.dtype) if self._copy.dims else instance.buffer,
             "state": instance.state,
             "peers": instance.peers,
             "rank": runtime.rank,
             "world": runtime.world,
-            "programs": max(1, min(runtime.sm_count, -(-copy.words // ENTRY_BLOCK))),
+            "programs": self._grid[0],
             "instance": instance.number,
-            **copy.arguments(),
-            "DIMS": copy.dims,
-            "WIDE": copy.words > 2**30,
+            **self._copy.arguments(),
+            "DIMS": self._copy.dims,
+            "WIDE": self._copy.words > 2**30,
             "WAIT_DONE": step.wait_done,
             "READY": step.ready,
             "BLOCK": ENTRY_BLOCK,
             "num_warps": ENTRY_WARPS,
         }
-        made = instance.prepared[key] = (copy, constants)
-    copy, constants = made
-    return {"src": as_words(shard, copy.dtype) if copy.dims else instance.buffer, **constants}
+        self._launch: Callable[..., None] | None = None
+
+    def _source(self, shard: torch.Tensor) -> torch.Tensor:
+        return as_words(shard, self._copy.dtype) if self._copy.dims else self._nothing
+
+    def warm(self) -> Callable[..., None]:
+        """Compiles and binds it, once; keeps no shard alive."""
+        if self._launch is None:
+            self._launch = self._runtime.warm(entry_kernel, self._grid, self._arguments, later=("src",))
+            self._arguments = {}
+        return self._launch
+
+    def enqueue(self, stream: Any, shard: torch.Tensor) -> None:
+        self.warm()(stream, src=self._source(shard))
 
 
-def _await_arguments(instance: Instance, step: st.Await) -> dict[str, Any]:
-    return {"flag": _flag(instance, step.op, step.rank), "state": instance.state, "num_warps": 1}
+def _entry(instance: Instance, shard: torch.Tensor, step: st.Entry) -> _Entry:
+    """The entry kernel for a shard of this layout."""
+    key = (step, tuple(shard.stride()), shard.data_ptr() % 16, shard.storage_offset() % 8)
+    made = instance.prepared.get(key)
+    if made is None:
+        made = instance.prepared[key] = _Entry(instance, shard, step)
+    return made
 
 
 def _copy(instance: Instance, op_id: tuple[int, int]) -> Enqueue:

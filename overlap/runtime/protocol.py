@@ -68,10 +68,14 @@ class Runtime(Protocol):
         ``dst`` and ``src`` are views of one shape and dtype.
         """
 
-    def warm(self, kernel: Any, grid: Any, kwargs: dict[str, Any], *, leave_room: bool = False) -> None:
+    def warm(
+        self, kernel: Any, grid: Any, kwargs: dict[str, Any], *, leave_room: bool = False, later: Sequence[str] = ()
+    ) -> Callable[..., None]:
         """Compiles and loads what `launch` would run, without running it.
 
         With ``leave_room`` a kernel of one warp must be able to become resident beside the grid, else UnsupportedError.
+        Returns ``enqueue(stream, **replaced)``, a launch with its arguments bound. What replaces an argument has its
+        dtype and its alignment to 16 bytes. Arguments named in ``later`` are replaced in every launch and not kept alive.
         """
 
     def launch(self, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stream: Any) -> None:

@@ -195,12 +195,13 @@ class SimRuntime:
         return enqueue
 
     def warm(
-        self, kernel: Any, grid: Any, kwargs: dict[str, Any], *, leave_room: bool = False
+        self, kernel: Any, grid: Any, kwargs: dict[str, Any], *, leave_room: bool = False, later: Sequence[str] = ()
     ) -> Callable[..., None]:
         """Nothing is compiled here, and a kernel of one warp fits beside any grid."""
+        kept = {name: value for name, value in kwargs.items() if name not in later}
 
         def enqueue(stream: Stream, **replaced: Any) -> None:
-            self.launch(kernel, grid, (), {**kwargs, **replaced}, stream)
+            self.launch(kernel, grid, (), {**kept, **replaced}, stream)
 
         return enqueue
 

@@ -1,0 +1,213 @@
+"""One workspace, many shapes: shared epochs, growth, reserve, release, and what a failed call leaves behind."""
+
+import pytest
+import torch
+
+from overlap.chunkplan.region import shard_interval
+from overlap.codegen.module_io import load_module
+from overlap.errors import RuntimeContractError, UsageError
+from overlap.runtime import instance as instance_layer
+from overlap.runtime import launch as launch_layer
+from overlap.runtime.workspace import check, release, reserve, workspaces
+from overlap.schedule.steps import Copy
+from overlap.sim import World
+
+K, N = 16, 8
+
+
+@pytest.fixture(scope="module")
+def module(repo):
+    return load_module(str(repo / "tests/golden/hand/grouped_gemm.py"))
+
+
+def operands(m, seed, k=K, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(shape, generator=generator).to(dtype) for shape in ((m, k), (k, N)))
+
+
+def call(module, group, m, seed, k=K, dtype=torch.float32):
+    """One call on this rank, and the oracle."""
+    runtime = group.overlap_runtime
+    a, b = operands(m, seed, k, dtype)
+    low, high = shard_interval(m, runtime.world, runtime.rank)
+    return module.matmul(a[low:high].clone(), b, group=group, sizes={"M": m, "K": k, "N": N}), a.float() @ b.float()
+
+
+def checked(module, group, *shapes):
+    """Calls of these M in a row; then all results are looked at."""
+    results = [call(module, group, m, seed) for seed, m in enumerate(shapes)]
+    group.overlap_runtime.synchronize()
+    for m, (got, wanted) in zip(shapes, results, strict=True):
+        torch.testing.assert_close(got, wanted, msg=f"M={m}")
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_shapes_alternate_on_one_epoch(module, world, seed):
+    """Small after large and back: each launch waits for its own flags at the shared epoch."""
+
+    def body(group):
+        checked(module, group, 130, 1, 70, 130, 3, 1, 70)
+        return len(workspaces(group.overlap_runtime))
+
+    assert World(world, seed=seed).run(body) == [1] * world
+
+
+def test_a_shape_that_fits_allocates_nothing(module):
+    def body(group):
+        runtime = group.overlap_runtime
+        checked(module, group, 130)
+        (workspace,) = workspaces(runtime).values()
+        memory, before = workspace.memory, runtime._world.memory
+        held = sum(buffer.copies is not None for buffer in before._buffers)
+        checked(module, group, 64, 1, 129, 0)
+        assert workspace.memory is memory
+        assert sum(buffer.copies is not None for buffer in before._buffers) == held
+
+    World(2).run(body)
+
+
+def test_growth_rebinds_the_shapes_before_it(module):
+    def body(group):
+        checked(module, group, 8, 70, 8, 200, 70, 8)
+        (workspace,) = workspaces(group.overlap_runtime).values()
+        assert workspace.memory.capacity == 200 * K and workspace.kept == []
+
+    World(3, seed=1).run(body)
+
+
+def test_memory_that_a_graph_uses_is_kept(module):
+    def body(group):
+        checked(module, group, 8)
+        (workspace,) = workspaces(group.overlap_runtime).values()
+        small = workspace.memory
+        small.captured = True
+        checked(module, group, 70, 8)
+        assert workspace.kept == [small]
+
+    World(2).run(body)
+
+
+def test_reserve_holds_everything_up_to_its_sizes_and_names_both_beyond(module):
+    def body(group):
+        runtime = group.overlap_runtime
+        reserve(module.OL_OPERATOR, group, {"M": 100, "K": K}, torch.float32)
+        (workspace,) = workspaces(runtime).values()
+        memory = workspace.memory
+        checked(module, group, 100, 1, 64)
+        with pytest.raises(RuntimeContractError, match=r"`matmul` of \(101, 16\) needs 6464 bytes.*reserved are 6400 bytes"):
+            call(module, group, 101, 0)
+        checked(module, group, 100)
+        assert workspace.memory is memory
+
+    World(2).run(body)
+
+
+@pytest.mark.parametrize("sizes", [{"M": 4}, {"M": 4, "K": -1}, {"M": 4, "K": True}, {"M": "4", "K": 4}])
+def test_reserve_wants_a_size_of_every_axis(module, sizes):
+    def body(group):
+        reserve(module.OL_OPERATOR, group, sizes, torch.float32)
+
+    with pytest.raises(UsageError, match="reserve needs the largest size of [MK]"):
+        World(1).run(body)
+
+
+def test_ranks_that_reserve_differently_are_told(module):
+    def body(group):
+        rank = group.overlap_runtime.rank
+        reserve(module.OL_OPERATOR, group, {"M": 100 + rank, "K": K}, torch.float32)
+
+    with pytest.raises(RuntimeContractError, match=r"reserves.*10\d, 16.*rank \d .*10\d, 16"):
+        World(2).run(body)
+
+
+def test_dtypes_have_workspaces_of_their_own(module):
+    def body(group):
+        for dtype in (torch.float32, torch.float16):
+            got, wanted = call(module, group, 70, 0, dtype=dtype)
+            group.overlap_runtime.synchronize()
+            torch.testing.assert_close(got.float(), wanted, atol=2e-2, rtol=2e-2)
+        return len(workspaces(group.overlap_runtime))
+
+    assert World(2).run(body) == [2, 2]
+
+
+def test_release_starts_anew(module):
+    def body(group):
+        checked(module, group, 70, 8)
+        release(group)
+        assert not workspaces(group.overlap_runtime)
+        checked(module, group, 8, 70)
+        check(group)
+
+    World(3).run(body)
+
+
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [({"m": 71}, r"shape \(\d+, 16\) against \(\d+, 16\)"), ({"dtype": torch.float16}, r"dtype torch.\w+ against")],
+)
+def test_ranks_that_call_differently_are_told_the_first_difference(module, other, difference):
+    def body(group):
+        call(module, group, **{"m": 70, "seed": 0, **(other if group.overlap_runtime.rank else {})})
+
+    with pytest.raises(RuntimeContractError, match=f"call `matmul` differently: {difference}"):
+        World(2).run(body)
+
+
+def test_a_rank_that_raises_in_a_first_call_tells_the_others(module):
+    """Both go on from there: the failed call counted the same meetings on every rank."""
+
+    def body(group):
+        runtime = group.overlap_runtime
+        a, b = operands(70, 0)
+        low, high = shard_interval(70, 2, runtime.rank)
+        wrong = runtime.rank == 1
+        with pytest.raises(ValueError if wrong else RuntimeContractError) as caught:
+            module.matmul(a[low:high], b[:, 0] if wrong else b, group=group, sizes={"M": 70})
+        assert wrong or "rank 1 raised instead of coming" in str(caught.value)
+        checked(module, group, 70)
+
+    World(2, seed=3).run(body)
+
+
+def test_a_launch_that_raises_half_way_poisons_its_workspace(module, monkeypatch):
+    prepared, failing = launch_layer._prepared, set()
+
+    def sometimes(instance, step):
+        if isinstance(step, Copy) and instance.runtime.rank in failing:
+            raise ValueError("the driver said no")
+        return prepared(instance, step)
+
+    monkeypatch.setattr(launch_layer, "_prepared", sometimes)
+
+    def body(group):
+        checked(module, group, 70)
+        failing.add(group.overlap_runtime.rank)
+        with pytest.raises(ValueError, match="the driver said no"):
+            call(module, group, 70, 1)
+        failing.discard(group.overlap_runtime.rank)
+        for m in (70, 8):
+            with pytest.raises(RuntimeContractError, match="an earlier launch of `matmul` raised half-way.*driver said no"):
+                call(module, group, m, 2)
+        release(group)
+        checked(module, group, 8)
+
+    World(2).run(body)
+
+
+def test_an_unclear_shard_keeps_one_instance_whatever_its_strides(module):
+    """One row: its strides say nothing about memory order, and differ from call to call on one rank only."""
+
+    def body(group):
+        runtime = group.overlap_runtime
+        a, b = operands(2, 0)
+        low, high = shard_interval(2, 2, runtime.rank)
+        for stride in (K, 1, 7):
+            shard = a[low:high].clone().as_strided((1, K), (stride if runtime.rank else K, 1))
+            got = module.matmul(shard, b, group=group, sizes={"M": 2})
+            runtime.synchronize()
+            torch.testing.assert_close(got, a @ b)
+        return len(instance_layer._instances(runtime))
+
+    assert World(2).run(body) == [1, 1]
