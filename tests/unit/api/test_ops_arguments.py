@@ -6,6 +6,8 @@ import torch
 from overlap.errors import RuntimeContractError, UnsupportedError, UsageError
 from overlap.ops import ag_gemm, reserve
 from overlap.ops.blocks import choose_blocks
+from overlap.ops.gather_gemm import compiled_kernel
+from overlap.ops.gemm import ag_gemm_any, ag_gemm_rows
 from overlap.ops.views import gather_view
 
 X, W = torch.randn(6, 8), torch.randn(8, 5)
@@ -93,3 +95,14 @@ def test_blocks_keep_multiprocessors_busy(descriptors, itemsize):
 def test_reserve_takes_positive_sizes(fake_group, sizes):
     with pytest.raises(UsageError, match="positive integer"):
         reserve(fake_group, **sizes)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "along", "axes"),
+    [(ag_gemm_rows, "M", ("M", None)), (ag_gemm_any, "M", ("B", "M", None)), (ag_gemm_any, "B", ("B", "M", None))],
+)
+def test_tiles_wait_for_their_own_rows_only(kernel, along, axes):
+    """A read that is not understood would wait for the whole tensor."""
+    operator = compiled_kernel(kernel, along, "all_gather_1d", 1).operator
+    assert [read.axes for read in operator.reads] == [axes]
+    assert operator.axis == along
