@@ -28,7 +28,7 @@ from overlap.runtime.resolve import python_function
 
 from .cache import helper_sources, load, module_file
 from .fallback import Choice, choose
-from .groups import resolve_group
+from .groups import no_group, resolve_group
 from .measure import exposed_ms
 from .memory import reserve_operator
 from .report import LastPlan, announce, logger, predicted_ms
@@ -156,6 +156,9 @@ class CompiledKernel:
             backend: overrides the kernel's own choice for this launch.
             behind: enqueues more work that reads the gathered buffer (`overlap.runtime.launch`); fused launches only.
         """
+        if no_group(group):
+            self._forced = False
+            return self._serial(None, grid, args, kwargs, Choice("serial", "no process group, so one rank"))
         group = resolve_group(group)
         choice = self._choose(group, args, kwargs, backend or self.backend)
         self._forced = choice.forced

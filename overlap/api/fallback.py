@@ -46,7 +46,7 @@ def choose(group: Any, tensor: torch.Tensor, gathered_bytes: int, asked: str | N
     """The backend for a call.
 
     Args:
-        group: as `resolve_group` returns it.
+        group: as `resolve_group` returns it; None in a program without process groups.
         tensor: this rank's shard.
         gathered_bytes: bytes of the gathered tensor.
         asked: what the caller asked for, None to choose.
@@ -57,6 +57,8 @@ def choose(group: Any, tensor: torch.Tensor, gathered_bytes: int, asked: str | N
         return Choice("copy_engine")
     if asked == "serial":
         return Choice("serial", "asked for")
+    if group is None:
+        return Choice("serial", "no process group, so one rank")
     why = impossible(group, tensor)
     if why:
         if asked is not None:

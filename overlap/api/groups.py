@@ -41,6 +41,15 @@ def resolve_group(group: Any) -> Any:
     )
 
 
+def no_group(group: Any) -> bool:
+    """Whether no group is meant and none exists: a program on one device, for which there is nothing to gather."""
+    if group is not None:
+        return False
+    import torch.distributed as dist
+
+    return not dist.is_initialized()
+
+
 def group_by_name(name: str) -> Any:
     """The process group called ``name`` (its ``group_name``).
 

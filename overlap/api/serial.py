@@ -20,15 +20,18 @@ def gather(
     """The global tensor of ``shape``, of which every rank passes its piece under `torch.chunk` along ``dim``.
 
     Args:
+        group: None is one rank alone.
         order: dimensions in memory of the result, outermost first; row-major without.
     """
-    world = dist.get_world_size(group)
+    world = 1 if group is None else dist.get_world_size(group)
     order = order or tuple(range(len(shape)))
     whole = torch.empty([shape[d] for d in order], dtype=shard.dtype, device=shard.device)
     whole = whole.permute([order.index(d) for d in range(len(shape))])
     bounds = [shard_interval(shape[dim], world, rank) for rank in range(world)]
     longest = max(high - low for low, high in bounds)
     rest = [n for d, n in enumerate(shape) if d != dim]
+    if world == 1:
+        return whole.copy_(shard)
     outer = shard.movedim(dim, 0)
     if whole.is_contiguous() and dim == 0 and shape[0] == longest * world:
         _all_gather(whole, outer.contiguous(), group=group)
@@ -45,7 +48,7 @@ def gather(
 
 
 class SerialKernelCall(KernelCall):
-    """A direct launch that gathers first and then launches the original kernel."""
+    """A direct launch that gathers first and then launches the original kernel. Without a group there is one rank."""
 
     def __init__(
         self, operator: Any, group: Any, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -57,7 +60,11 @@ class SerialKernelCall(KernelCall):
 
     def _run(self) -> None:
         self.shape, order = self.read_launch(self.runtime.world, self.runtime.rank)
-        self.substitute(gather(self.group, self.shard, self.shape, self.operator.dim, order))
+        if self.runtime.world == 1 and self.shard.permute(order).is_contiguous():
+            whole = self.shard
+        else:
+            whole = gather(self.group, self.shard, self.shape, self.operator.dim, order)
+        self.substitute(whole)
         self.kernel_object[self.grid](**self.kwargs)
 
 
@@ -65,5 +72,5 @@ class _Ranks:
     """Rank and size of a group."""
 
     def __init__(self, group: Any) -> None:
-        self.rank = dist.get_rank(group)
-        self.world = dist.get_world_size(group)
+        self.rank = 0 if group is None else dist.get_rank(group)
+        self.world = 1 if group is None else dist.get_world_size(group)

@@ -19,7 +19,7 @@ import torch
 
 from overlap.api import CompiledKernel, LastPlan, compile
 from overlap.api.fallback import Choice, check_backend, choose
-from overlap.api.groups import group_by_name, resolve_group
+from overlap.api.groups import group_by_name, no_group, resolve_group
 from overlap.api.measure import exposed_ms
 from overlap.api.report import announce, logger
 from overlap.api.serial import gather
@@ -86,12 +86,12 @@ def ag_gemm(
     if isinstance(bias, torch.Tensor) and not isinstance(w, torch.Tensor):
         raise UsageError(f"one bias for {len(weights)} weights", help="pass a list: a bias, or None, for each weight")
     check_arguments(x, weights, biases)
-    if out is None and traced(group, [x, *weights, *biases]):
+    if out is None and not no_group(group) and traced(group, [x, *weights, *biases]):
         name = group_name(group)
         results = _OPERATOR(x, weights, biases, gather_dim, gather_size, name, backend, plan, split, return_gathered)
     else:
         outs = None if out is None else [out] if isinstance(out, torch.Tensor) else list(out)
-        group = resolve_group(group)
+        group = None if no_group(group) else resolve_group(group)
         results = run(x, weights, biases, gather_dim, gather_size, group, outs, backend, plan, split, return_gathered)
     ys = results[0] if isinstance(w, torch.Tensor) else list(results[: len(weights)])
     return (ys, results[-1]) if return_gathered else ys
@@ -228,6 +228,8 @@ def _ranks(group: Any) -> tuple[int, int]:
     carried = getattr(group, "overlap_runtime", None)
     if carried is not None:
         return carried.world, carried.rank
+    if group is None:
+        return 1, 0
     return group.size(), group.rank()
 
 

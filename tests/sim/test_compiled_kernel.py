@@ -224,3 +224,14 @@ def test_the_source_is_the_one_that_was_decorated(repo, tmp_path):
     with pytest.raises(SourceError, match="does not begin on line"):
         overlap.compile(plan="all_gather_1d", on="a[M]")(stale)
     assert os.path.exists(path)
+
+
+def test_without_process_groups_the_kernel_runs_alone(kernels):
+    """A script that uses a decorated kernel still runs on one device, and the simulator checks it like any other."""
+    kernel = overlap.compile(plan="all_gather_1d", on="a[M]")(kernels("grouped_gemm").matmul_kernel)
+    a, b = data(34), data(K, N, seed=1)
+    ((c, _),) = on_ranks(1, a, lambda group, shard: grouped(kernel, shard, b, 34, None))
+    close(c, a, b)
+    assert kernel.last_plan.why_serial == "no process group, so one rank"
+    with pytest.raises(RuntimeContractError, match="rank 0 of 1: the launch passes M=35"):
+        on_ranks(1, a, lambda group, shard: grouped(kernel, shard, b, 35, None))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from overlap.errors import RuntimeContractError, UnsupportedError, UsageError
-from overlap.ops import ag_gemm, reserve
+from overlap.ops import ag_gemm, last_plan, reserve
 from overlap.ops.blocks import choose_blocks
 from overlap.ops.gather_gemm import compiled_kernel
 from overlap.ops.gemm import ag_gemm_any, ag_gemm_rows
@@ -106,3 +106,12 @@ def test_tiles_wait_for_their_own_rows_only(kernel, along, axes):
     operator = compiled_kernel(kernel, along, "all_gather_1d", 1).operator
     assert [read.axes for read in operator.reads] == [axes]
     assert operator.axis == along
+
+
+def test_without_process_groups_there_is_one_rank():
+    y, whole = ag_gemm(X, W, bias=W[0], return_gathered=True)
+    torch.testing.assert_close(y, X @ W + W[0])
+    assert torch.equal(whole, X) and whole.data_ptr() != X.data_ptr()
+    assert last_plan().why_serial == "no process group, so one rank"
+    with pytest.raises(RuntimeContractError, match="rank 0 of 1: the piece of 7"):
+        ag_gemm(X, W, gather_size=7)
