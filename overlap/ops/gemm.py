@@ -1,6 +1,6 @@
 """The kernels of `ag_gemm`: C = A @ B (+ bias), with the gathered A in memory of the fused launch.
 
-`ag_gemm_rows` moves tiles of A by TMA, and those of B and C too where their rows allow it; `ag_gemm_any` takes every
+`ag_gemm_tma` moves tiles of A by TMA, and those of B and C too where their rows allow it; `ag_gemm_any` takes every
 shape and stride. Both run on one GPU as they stand, which is how further products on the same gathered A are computed.
 
 Which of the two runs depends on A alone, which all ranks share: a rank's own weight never changes the protocol.
@@ -13,18 +13,20 @@ import triton.language as tl
 
 
 @triton.jit
-def ag_gemm_rows(
+def ag_gemm_tma(
     a_desc,
     b_desc,
     c_desc,
     b_ptr,
     c_ptr,
     bias_ptr,
+    B,
     M,
     N,
     K,
     stride_bk,
     stride_bn,
+    BLOCK_B: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -34,34 +36,40 @@ def ag_gemm_rows(
     C_BY: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):
-    """A[M,K], B[K,N], C[M,N] in rows; persistent.
+    """A[B,M,K], B[K,N], C[B,M,N] in rows; persistent, BLOCK_B is 1.
 
     ``B_BY``: ``rows`` or ``columns``, where B's memory runs along N or along K and ``b_desc`` is [K,N] or [N,K]; or
     ``pointers``, any strides. ``C_BY``: ``rows`` or ``pointers``. What is not used is None.
     """
-    # @overlap.tensor a_desc[M,K] read
+    # @overlap.tensor a_desc[B,M,K] read
+    # @overlap.axis_count B block=BLOCK_B
+    num_pid_b = tl.cdiv(B, BLOCK_B)
     # @overlap.axis_count M block=BLOCK_M
     num_pid_m = tl.cdiv(M, BLOCK_M)
     # @overlap.axis_count N block=BLOCK_N
     num_pid_n = tl.cdiv(N, BLOCK_N)
     # @overlap.axis_count K=range
     k_tiles = tl.cdiv(K, BLOCK_K)
+    num_in_matrix = num_pid_m * num_pid_n
     num_in_group = GROUP_M * num_pid_n
     # @overlap.tile_id persistent
-    for tile in tl.range(tl.program_id(0), num_pid_m * num_pid_n, NUM_PROGRAMS, flatten=True):
+    for tile in tl.range(tl.program_id(0), num_pid_b * num_in_matrix, NUM_PROGRAMS, flatten=True):
         # @overlap.dispatch begin
-        # @overlap.pid_map M=pid_m N=pid_n
-        group = tile // num_in_group
+        # @overlap.pid_map B=pid_b M=pid_m N=pid_n
+        pid_b = tile // num_in_matrix
+        in_matrix = tile % num_in_matrix
+        group = in_matrix // num_in_group
         first_m = group * GROUP_M
         rows = min(num_pid_m - first_m, GROUP_M)
-        pid_m = first_m + (tile % num_in_group) % rows
-        pid_n = (tile % num_in_group) // rows
+        pid_m = first_m + (in_matrix % num_in_group) % rows
+        pid_n = (in_matrix % num_in_group) // rows
         # @overlap.dispatch end
+        off_b = pid_b * BLOCK_B
         off_m = pid_m * BLOCK_M
         off_n = pid_n * BLOCK_N
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for k in range(k_tiles):
-            a = a_desc.load([off_m, k * BLOCK_K])
+            a = a_desc.load([off_b, off_m, k * BLOCK_K]).reshape(BLOCK_M, BLOCK_K)
             if B_BY == "rows":
                 b = b_desc.load([k * BLOCK_K, off_n])
             elif B_BY == "columns":
@@ -76,10 +84,10 @@ def ag_gemm_rows(
         if HAS_BIAS:
             acc += tl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)[None, :]
         if C_BY == "rows":
-            c_desc.store([off_m, off_n], acc.to(c_desc.dtype))
+            c_desc.store([off_b, off_m, off_n], acc.to(c_desc.dtype).reshape(BLOCK_B, BLOCK_M, BLOCK_N))
         else:
             offs_m = off_m + tl.arange(0, BLOCK_M)
-            c_rows = c_ptr + offs_m[:, None].to(tl.int64) * N
+            c_rows = c_ptr + (off_b.to(tl.int64) * M + offs_m[:, None]) * N
             inside = (offs_m[:, None] < M) & (offs_n[None, :] < N)
             tl.store(c_rows + offs_n[None, :], acc.to(c_ptr.dtype.element_ty), mask=inside)
 

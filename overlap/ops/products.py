@@ -13,10 +13,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from overlap.runtime.protocol import Runtime
 
 from .blocks import choose_blocks
-from .gemm import ag_gemm_any, ag_gemm_rows, copy_flat
+from .gemm import ag_gemm_any, ag_gemm_tma, copy_flat
 from .views import GatherView
 
 COPY_BLOCK = 4096
+FEWEST_ROWS = 48
+"""Smaller matrices of a batch go by pointers, in smaller tiles."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,9 @@ def rows_fit(depth: int, dtype: torch.dtype) -> bool:
     return dtype.itemsize == 2 and depth * 2 % 16 == 0 and torch.cuda.get_device_capability()[0] >= 9
 
 
-def by_rows(view: GatherView, dtype: torch.dtype) -> bool:
-    """Whether the gathered tensor is one matrix that TMA can read. The same on every rank."""
-    return view.batch == 1 and view.along == "M" and rows_fit(view.depth, dtype)
+def by_tma(view: GatherView, dtype: torch.dtype) -> bool:
+    """Whether TMA reads the gathered tensor: it can, and matrices of a batch fill its tiles. Alike on every rank."""
+    return rows_fit(view.depth, dtype) and (view.batch == 1 or view.rows >= FEWEST_ROWS)
 
 
 def product_arguments(
@@ -67,9 +69,9 @@ def product_arguments(
     """
     w, c = product.weight, product.result
     m, n, k = view.rows, product.columns, view.depth
-    rows = by_rows(view, w.dtype)
+    tma = by_tma(view, w.dtype)
     blocks = choose_blocks(
-        descriptors=rows,
+        descriptors=tma,
         itemsize=w.element_size(),
         batch=view.batch,
         rows=m,
@@ -78,14 +80,14 @@ def product_arguments(
     )
     tiles = blocks.tiles(view.batch, m, n)
     shared = {
-        "bias_ptr": product.bias, "HAS_BIAS": product.bias is not None, "M": m, "N": n, "K": k,
-        "stride_bk": w.stride(0), "stride_bn": w.stride(1), **blocks.arguments(),
+        "bias_ptr": product.bias, "HAS_BIAS": product.bias is not None, "B": view.batch, "M": m, "N": n, "K": k,
+        "BLOCK_B": 1, "stride_bk": w.stride(0), "stride_bn": w.stride(1), **blocks.arguments(),
     }  # fmt: skip
-    if not rows:
+    if not tma:
         arguments = {
-            "a_ptr": a, "b_ptr": w, "c_ptr": c, "B": view.batch, "stride_ab": m * k, "stride_am": k, "stride_ak": 1,
+            "a_ptr": a, "b_ptr": w, "c_ptr": c, "stride_ab": m * k, "stride_am": k, "stride_ak": 1,
             "stride_cb": m * n, "stride_cm": n, "stride_cn": 1,
-            "BLOCK_B": 1, "PRECISION": "ieee" if w.element_size() > 2 else "tf32", **shared,
+            "PRECISION": "ieee" if w.element_size() > 2 else "tf32", **shared,
         }  # fmt: skip
         return ag_gemm_any, (tiles,), arguments
     programs = max(1, min(runtime.sm_count, tiles))
@@ -96,20 +98,20 @@ def product_arguments(
     elif weight_by == "columns":
         b_desc = TensorDescriptor(w, [n, k], [w.stride(1), 1], [blocks.n, blocks.k])
     if result_by == "rows":
-        c_desc = TensorDescriptor(c, [m, n], [n, 1], [blocks.m, blocks.n])
+        c_desc = TensorDescriptor(c, [view.batch, m, n], [m * n, n, 1], [1, blocks.m, blocks.n])
     arguments = {
-        "a_desc": _descriptor(a[0], [m, k], [blocks.m, blocks.k]),
+        "a_desc": _descriptor(a, [view.batch, m, k], [1, blocks.m, blocks.k]),
         "b_desc": b_desc, "c_desc": c_desc,
         "b_ptr": w if b_desc is None else None, "c_ptr": c if c_desc is None else None,
         "NUM_PROGRAMS": programs, "B_BY": weight_by, "C_BY": result_by, **shared,
     }  # fmt: skip
-    return ag_gemm_rows, (programs,), arguments
+    return ag_gemm_tma, (programs,), arguments
 
 
-def _descriptor(matrix: torch.Tensor, shape: list[int], block: list[int]) -> TensorDescriptor:
+def _descriptor(a: torch.Tensor, shape: list[int], block: list[int]) -> TensorDescriptor:
     """A descriptor of the gathered tensor, unchecked: a shard in its place need not be aligned, the buffer is."""
     made = object.__new__(TensorDescriptor)
-    made.base, made.shape, made.strides, made.block_shape = matrix, shape, [shape[1], 1], block
+    made.base, made.shape, made.strides, made.block_shape = a, shape, [shape[1] * shape[2], shape[2], 1], block
     return made
 
 

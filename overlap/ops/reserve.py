@@ -10,7 +10,7 @@ from overlap.api.memory import reserve_operator
 from overlap.errors import UsageError
 
 from .gather_gemm import compiled_kernel
-from .gemm import ag_gemm_any, ag_gemm_rows
+from .gemm import ag_gemm_any, ag_gemm_tma
 from .products import rows_fit
 
 
@@ -32,7 +32,8 @@ def reserve(
         group: as for `ag_gemm`.
         max_tokens: the largest number of rows of the gathered x, all dimensions but the last multiplied.
         hidden: the largest D.
-        inner_dims: also for gathers along inner dimensions and uneven ones, which lie in memory of their own.
+        inner_dims: also for gathers along inner dimensions, in batches of small matrices and of uneven shards, which
+            lie in memory of their own.
         plan, split: as the calls will say.
 
     Raises:
@@ -42,15 +43,10 @@ def reserve(
     for name, size in (("max_tokens", max_tokens), ("hidden", hidden)):
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise UsageError(f"{name}={size!r}", help=f"{name} is a positive integer")
-    by_rows = rows_fit(hidden, dtype)
-    outer = (max_tokens, hidden) if by_rows else (0, 0)
-    reserve_operator(compiled_kernel(ag_gemm_rows, "M", plan, split).operator, group, _sizes(1, *outer), dtype)
-    rest = (max_tokens, hidden) if inner_dims or not by_rows else (0, 0)
-    reserve_operator(compiled_kernel(ag_gemm_any, "M", plan, split).operator, group, _sizes(1, *rest), dtype)
-    uneven = (1, hidden) if inner_dims else (0, 0)
-    batch = max_tokens if inner_dims else 0
-    reserve_operator(compiled_kernel(ag_gemm_any, "B", plan, split).operator, group, _sizes(batch, *uneven), dtype)
-
-
-def _sizes(batch: int, rows: int, depth: int) -> dict[str, int]:
-    return {"B": batch, "M": rows, "K": depth}
+    kernels = (ag_gemm_tma, ag_gemm_any) if rows_fit(hidden, dtype) else (ag_gemm_any,)
+    for kernel in (ag_gemm_tma, ag_gemm_any):
+        for along in ("M", "B"):
+            wanted = kernel is kernels[0] and along == "M" or kernel in kernels and inner_dims
+            tokens, depth = (max_tokens, hidden) if wanted else (0, 0)
+            sizes = {"B": 1, "M": tokens, "K": depth} if along == "M" else {"B": tokens, "M": 1, "K": depth}
+            reserve_operator(compiled_kernel(kernel, along, plan, split).operator, group, sizes, dtype)

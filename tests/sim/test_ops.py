@@ -50,6 +50,8 @@ CASES = {
     "uneven outer dimension": Case((7, 5, 24), (40,), world=3, dtype=torch.float32),
     "inner dimension, batched": Case((2, 37, 24), (40, 7), world=3, dim=1, bias=True, plan="all_gather_1d_push"),
     "inner dimension from the end": Case((3, 8, 2, 16), (16,), world=4, dim=-3, dtype=torch.float32, x="strided"),
+    "inner dimension by TMA": Case((2, 101, 24), (40, 16), world=3, dim=1, bias=True, plan="all_gather_1d_push"),
+    "uneven outer dimension by TMA": Case((7, 52, 16), (33,), world=3, dtype=torch.bfloat16, weight="transposed"),
     "stride 0": Case((66, 32), (24,), x="expanded"),
     "offset view, odd address": Case((66, 32), (24,), world=3, x="offset", weight="offset"),
     "every other column of a weight": Case((66, 32), (24,), weight="skipping"),

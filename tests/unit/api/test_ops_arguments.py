@@ -7,7 +7,7 @@ from overlap.errors import RuntimeContractError, UnsupportedError, UsageError
 from overlap.ops import ag_gemm, last_plan, reserve
 from overlap.ops.blocks import choose_blocks
 from overlap.ops.gather_gemm import compiled_kernel
-from overlap.ops.gemm import ag_gemm_any, ag_gemm_rows
+from overlap.ops.gemm import ag_gemm_any, ag_gemm_tma
 from overlap.ops.views import gather_view
 
 X, W = torch.randn(6, 8), torch.randn(8, 5)
@@ -98,13 +98,13 @@ def test_reserve_takes_positive_sizes(fake_group, sizes):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "along", "axes"),
-    [(ag_gemm_rows, "M", ("M", None)), (ag_gemm_any, "M", ("B", "M", None)), (ag_gemm_any, "B", ("B", "M", None))],
+    ("kernel", "along"),
+    [(kernel, along) for kernel in (ag_gemm_tma, ag_gemm_any) for along in "MB"],
 )
-def test_tiles_wait_for_their_own_rows_only(kernel, along, axes):
+def test_tiles_wait_for_their_own_rows_only(kernel, along):
     """A read that is not understood would wait for the whole tensor."""
     operator = compiled_kernel(kernel, along, "all_gather_1d", 1).operator
-    assert [read.axes for read in operator.reads] == [axes]
+    assert [read.axes for read in operator.reads] == [("B", "M", None)]
     assert operator.axis == along
 
 
