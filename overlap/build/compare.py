@@ -35,7 +35,9 @@ def _engines(ours: Facts, theirs: Facts) -> Iterable[Finding]:
 
 
 def _pipeline(ours: Facts, theirs: Facts) -> Iterable[Finding]:
-    mine = {(b.shape, b.dtype): b.depth for b in ours.buffers}
+    mine: dict[tuple[tuple[int, ...], str], int] = {}
+    for b in ours.buffers:  # the result's tile may have an operand's shape
+        mine[b.shape, b.dtype] = max(b.depth, mine.get((b.shape, b.dtype), 0))
     kept = True
     for buffer in theirs.buffers:
         depth = mine.get((buffer.shape, buffer.dtype), 0)

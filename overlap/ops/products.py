@@ -92,6 +92,8 @@ def product_arguments(
         return ag_gemm_any, (tiles,), arguments
     programs = max(1, min(runtime.sm_count, tiles))
     weight_by, result_by = product.weight_by(), product.result_by()
+    if weight_by == "pointers":
+        shared["num_warps"] = 8  # addresses take registers
     b_desc = c_desc = None
     if weight_by == "rows":
         b_desc = TensorDescriptor(w, [k, n], [w.stride(0), 1], [blocks.k, blocks.n])
