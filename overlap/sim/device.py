@@ -14,6 +14,7 @@ from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 from triton.runtime.driver import driver
 
 if TYPE_CHECKING:
@@ -65,10 +66,56 @@ class _Poisoned(TorchDispatchMode):
                 tensor, buffer = self._world.memory.allocate(rank, made.shape, made.dtype, stride=made.stride())
                 buffer.name = "memory from torch.empty"
                 return tensor
+        if not func.is_view and self._touches_memory((args, kwargs)):
+            deferred = None if func._schema.is_mutable else self._in_stream_order(func, args, kwargs)
+            if deferred is not None:
+                return deferred
+            self._wait_for_stream()
         result = func(*args, **kwargs)
         if func._schema.is_mutable:
             self._world.host_wrote(func, args, kwargs)
         return result
+
+    def _touches_memory(self, arguments: Any) -> bool:
+        return self._world.current_runtime() is not None and any(
+            isinstance(value, torch.Tensor) and value.device.type == "cpu" and self._world.memory.of(value) is not None
+            for value in tree_leaves(arguments)
+        )
+
+    def _in_stream_order(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A torch operation of host code is work for the rank's stream; its result is memory that the stream will fill.
+
+        None for operations that give no new tensors: a number or a truth value is known once the stream is idle.
+        """
+        on_meta = tree_map(lambda v: v.to("meta") if isinstance(v, torch.Tensor) else v, (args, kwargs))
+        try:
+            shapes = func(*on_meta[0], **on_meta[1])
+        except (RuntimeError, NotImplementedError):
+            return None
+        if not all(isinstance(shape, torch.Tensor) for shape in tree_leaves(shapes)):
+            return None
+        runtime = self._world.current_runtime()
+        assert runtime is not None
+
+        def place(shape: torch.Tensor) -> torch.Tensor:
+            tensor, buffer = self._world.memory.allocate(runtime.rank, shape.shape, shape.dtype, stride=shape.stride())
+            buffer.name = f"result of {func.name().removeprefix('aten::')}"
+            return tensor
+
+        results = tree_map(place, shapes)
+        runtime.torch_operation(func, args, kwargs, results)
+        return results
+
+
+    def _wait_for_stream(self) -> None:
+        """The host blocks until its stream is idle; other ranks' host code runs meanwhile.
+
+        Torch turns a mode off inside its own handler, for the whole thread, so it is turned on again for them.
+        """
+        runtime = self._world.current_runtime()
+        if runtime is not None and runtime.busy:
+            with self:
+                runtime.synchronize()
 
 
 def _properties(world: World) -> SimpleNamespace:

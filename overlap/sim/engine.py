@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from overlap.errors import RuntimeContractError
 
@@ -258,6 +259,23 @@ def fill_operation(world: World, tensor: torch.Tensor, values: torch.Tensor, ran
             buffer.view(numpy_of_torch(tensor.dtype))[places // size] = array_of(values.contiguous()).reshape(-1)
             world.scheduler.progress = True
             world.kernel_memory.changed(buffer)
+
+    return run
+
+
+def torch_operation(world: World, func: Any, args: Any, kwargs: Any, results: Any) -> Callable[[Stream], None]:
+    """Runs a torch operation on what its arguments hold by then, and puts its results where they were promised."""
+
+    def run(stream: Stream) -> None:
+        verb = f"runs {func.name().removeprefix('aten::')} on"
+        for value in tree_leaves((args, kwargs)):
+            buffer = world.memory.of(value) if isinstance(value, torch.Tensor) and value.numel() else None
+            if buffer is not None:
+                places = buffer.granules(world.memory.offsets(value), value.element_size())
+                world.shadow.read(buffer, places, world.shadow.access(stream.agent, verb, NOWHERE))
+        made = func(*args, **kwargs)
+        for target, value in zip(tree_leaves(results), tree_leaves(made), strict=True):
+            fill_operation(world, target, value, stream.rank)(stream)
 
     return run
 

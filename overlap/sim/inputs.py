@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,26 +54,36 @@ def check_sizes(operator: Any, sizes: dict[str, int]) -> None:
     for axis in sorted(set(sizes) - axes):
         raise UsageError(f"--shape names axis {axis}, which no tensor has", help="axes: " + ", ".join(sorted(axes)))
     for axis, extent in sizes.items():
-        if extent < 1:
-            raise UsageError(f"{axis}={extent}: sizes are positive")
+        if extent < 0:
+            raise UsageError(f"{axis}={extent}: sizes are 0 or more")
 
 
 def make_inputs(
-    operator: Any, sizes: dict[str, int], dtype: torch.dtype, world: int, launches: int
+    operator: Any,
+    sizes: dict[str, int],
+    dtype: torch.dtype,
+    world: int,
+    launches: int,
+    dtypes: Mapping[str, torch.dtype] | None = None,
 ) -> list[list[CallInputs]]:
-    """``[launch][rank]``: the communicated tensor cut as ``torch.chunk`` does, the others different on every rank."""
+    """``[launch][rank]``: the communicated tensor cut as ``torch.chunk`` does, the others different on every rank.
+
+    ``dtypes`` names the tensors that are not of ``dtype``.
+    """
+    dtypes = dtypes or {}
     generator = torch.Generator().manual_seed(20)
     rest = _other_arguments(operator)
     calls = []
     for _ in range(launches):
-        gathered = _random([sizes[axis] for axis in operator.inputs[operator.tensor]], dtype, generator)
+        kind = dtypes.get(operator.tensor, dtype)
+        gathered = _random([sizes[axis] for axis in operator.inputs[operator.tensor]], kind, generator)
         ranks = []
         for rank in range(world):
             whole = dict(rest)
             for name, dims in operator.inputs.items():
-                whole[name] = (
-                    gathered if name == operator.tensor else _random([sizes[axis] for axis in dims], dtype, generator)
-                )
+                shape = [sizes[axis] for axis in dims]
+                other = gathered if name == operator.tensor else None
+                whole[name] = _random(shape, dtypes.get(name, dtype), generator) if other is None else other
             low, high = shard_interval(gathered.shape[operator.dim], world, rank)
             shard = gathered.narrow(operator.dim, low, high - low).contiguous()
             ranks.append(CallInputs(whole, {**whole, operator.tensor: shard}))

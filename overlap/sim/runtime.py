@@ -14,7 +14,7 @@ import torch
 from overlap.errors import RuntimeContractError
 
 from .clocks import Agent
-from .engine import Event, Stream, copy_operation, fill_operation, record_operation, wait_operation
+from .engine import Event, Stream, copy_operation, fill_operation, record_operation, torch_operation, wait_operation
 from .fibres import Condition
 
 if TYPE_CHECKING:
@@ -214,12 +214,22 @@ class SimRuntime:
         self._step()
         self._main.enqueue(fill_operation(self._world, tensor, values, self.rank), self.host)
 
+    def torch_operation(self, func: Any, args: Any, kwargs: Any, results: Any) -> None:
+        """Enqueues a torch operation of host code; it writes ``results``, tensors made for it."""
+        self.host.tick()
+        self._main.enqueue(torch_operation(self._world, func, args, kwargs, results), self.host)
+
     def watch(self, state: Any) -> Callable[[], Any]:
         """Simulated waits never give up: a wait in vain is a deadlock, which the simulator finds and names."""
         return lambda: None
 
     def release(self) -> None:
         """A simulated rank's memory goes with its world."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether the caller's stream has work left."""
+        return not self._main.idle
 
     def synchronize(self) -> None:
         """Blocks the host until the caller's stream is idle; it then knows all that the stream did."""

@@ -9,7 +9,7 @@ Every seed is another order of everything that may be reordered; the data stays 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,6 +43,7 @@ class ModuleCheck:
         world: int,
         shape: dict[str, int],
         dtype: str,
+        dtypes: Mapping[str, str] | None = None,
         launches: int = 3,
         original: str | None = None,
         sms: int | None = None,
@@ -64,14 +65,15 @@ class ModuleCheck:
             raise SourceError(f"{path} is not UTF-8 text") from None
         self.original = original or find_source(header, path)
         self._original_host = None if original else load_original(header, path)
-        module = load_module(path)
+        module = load_module(path, search=(os.path.dirname(os.path.abspath(self.original)),))
         self.operator = find_operator(module)
         self.host = getattr(module, self.operator.name)
         if self.operator.world is not None and self.operator.world != world:
             raise UsageError(f"{path} was compiled for {self.operator.world} ranks, not for {world}")
         check_sizes(self.operator, self.sizes)
         kind = dtype_of(dtype)
-        self.inputs = make_inputs(self.operator, self.sizes, kind, world, launches)
+        others = {name: dtype_of(text) for name, text in (dtypes or {}).items()}
+        self.inputs = make_inputs(self.operator, self.sizes, kind, world, launches, others)
         self.tolerance = tolerance(self.operator, self.sizes, kind)
         self.wanted = self._run_original()
         self.report = SimReport(
@@ -147,8 +149,10 @@ class ModuleCheck:
                     f"the first is {_index(position, got.shape)}"
                 )
             world.shadow.read(buffer, places, world.shadow.access(runtime.host, "reads the result", NOWHERE))
-        one = array_of(got.contiguous()).astype(np.float64)
-        other = array_of(wanted.contiguous()).astype(np.float64)
+        got, wanted = got.contiguous(), wanted.contiguous()
+        runtime.synchronize()
+        one = array_of(got).astype(np.float64)
+        other = array_of(wanted).astype(np.float64)
         difference = np.where((one == other) | (np.isnan(one) & np.isnan(other)), 0.0, np.abs(one - other))
         wrong = ~(difference <= self.tolerance)
         if wrong.any():
@@ -167,6 +171,7 @@ def check_module(
     world: int,
     shape: dict[str, int],
     dtype: str = "fp16",
+    dtypes: Mapping[str, str] | None = None,
     seeds: Sequence[int] = (0,),
     launches: int = 3,
     sms: int | None = None,
@@ -182,6 +187,7 @@ def check_module(
         world: number of ranks.
         shape: axis to the extent that the user's host function sees.
         dtype: of all tensors: fp16, bf16, fp32, ...
+        dtypes: tensors of another dtype than that, by host name.
         seeds: orders to try; stops at the first that shows a fault.
         launches: calls in a row in each run, each with new data in the same memory.
         sms: programs of a rank that are resident at a time; the setting ``sim_sms`` by default.
@@ -198,6 +204,7 @@ def check_module(
         world=world,
         shape=shape,
         dtype=dtype,
+        dtypes=dtypes,
         launches=launches,
         original=original,
         sms=sms,

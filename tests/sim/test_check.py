@@ -83,10 +83,16 @@ def test_sizes_that_are_missing_or_unknown_are_refused(compiled):
         check_module(path, world=2, shape={"M": 4, "N": 4})
     with pytest.raises(UsageError, match="axis L, which no tensor has"):
         check_module(path, world=2, shape={**SHAPE, "L": 3})
-    with pytest.raises(UsageError, match="sizes are positive"):
-        check_module(path, world=2, shape={**SHAPE, "N": 0})
+    with pytest.raises(UsageError, match="sizes are 0 or more"):
+        check_module(path, world=2, shape={**SHAPE, "N": -1})
     with pytest.raises(UsageError, match="unknown dtype 'fp17'"):
         check_module(path, world=2, shape=SHAPE, dtype="fp17")
+
+
+@pytest.mark.parametrize("axis", ["M", "N", "K"])
+def test_a_size_of_zero(compiled, axis):
+    report = check_module(compiled(), world=3, shape={**SHAPE, axis: 0}, launches=2)
+    assert report.ok, str(report)
 
 
 def test_files_that_are_no_generated_modules_are_refused(tmp_path):

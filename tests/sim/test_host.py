@@ -1,5 +1,6 @@
 """Host code on simulated ranks: the device it sees, memory never written, streams that starve, absent ranks."""
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -7,6 +8,7 @@ import triton.language as tl
 
 from overlap.errors import DeadlockFault, KernelCrashFault, RaceFault, RuntimeContractError, UnwrittenFault
 from overlap.sim import World
+from overlap.sim.memory import array_of
 
 
 @triton.jit
@@ -50,7 +52,7 @@ def test_host_code_sees_the_simulated_device():
 def test_memory_from_torch_empty_is_nan_until_written(make):
     def body(group):
         tensor = make()
-        assert tensor.isnan().all()
+        assert np.isnan(array_of(tensor).astype(np.float32)).all()
         runtime = group.overlap_runtime
         runtime.launch(
             copy_kernel, (1,), (torch.zeros(6, dtype=tensor.dtype), tensor, 6), {"BLOCK": 8}, runtime.main_stream()
@@ -72,17 +74,29 @@ def test_what_host_code_writes_is_written():
     assert World(1).run(body) == [[2.0] * 6]
 
 
-def test_host_code_that_writes_what_a_kernel_still_reads():
+@pytest.mark.parametrize("seed", range(5))
+def test_torch_operations_of_host_code_run_in_stream_order(seed):
+    """They come behind the kernels launched before them and ahead of those launched after, as on a device."""
+
     def body(group):
         runtime = group.overlap_runtime
-        tensor, out = torch.empty(6), torch.empty(6)
+        tensor, out, last = torch.empty(6), torch.empty(6), torch.empty(6)
         tensor.fill_(1.0)
         runtime.launch(copy_kernel, (1,), (out, tensor, 6), {"BLOCK": 8}, runtime.main_stream())
         tensor.fill_(2.0)
+        doubled = out.t() * 2 + tensor
+        runtime.launch(copy_kernel, (1,), (last, doubled, 6), {"BLOCK": 8}, runtime.main_stream())
+        del doubled
+        assert out.sum() == 6.0
+        runtime.synchronize()
+        return out.tolist(), last.tolist()
 
-    for seed in range(5):
-        with pytest.raises(RaceFault, match="rank 0 host writes|while nothing orders it behind: rank 0 host writes"):
-            World(1, seed=seed).run(body)
+    assert World(3, seed=seed).run(body) == [([1.0] * 6, [4.0] * 6)] * 3
+
+
+def test_a_torch_operation_on_memory_never_written():
+    with pytest.raises(UnwrittenFault, match=r"runs add.Tensor on memory from torch.empty.* nobody ever writes"):
+        World(1).run(lambda group: (torch.empty(6) + 1, group.overlap_runtime.synchronize()))
 
 
 def spinning(local):

@@ -1,4 +1,4 @@
-"""Kernels of other styles, and of the paper, from pragma to simulated ranks on ragged shapes."""
+"""Kernels of other styles, of the paper, and of public packages, from pragma to simulated ranks on ragged shapes."""
 
 from __future__ import annotations
 
@@ -19,4 +19,38 @@ def test_agrees_with_the_original(repo, tmp_path, name, world, plan):
     out = tmp_path / "out.py"
     out.write_text(compile_source(Request(SourceUnit.from_file(path), plan, on)).module.text)
     report = check_module(str(out), world=world, shape={"M": 130, "N": 72, "K": 64}, dtype="fp16", seeds=[0])
+    assert report.ok, str(report)
+
+
+PUBLIC = {
+    # name: gathered tensor, sizes, dtype, tensors of another dtype
+    "annotated_torchao": ("A[M]", {"M": 130, "N": 70, "K": 96}, "fp32", {"A": "int8", "B": "int8"}),
+    "annotated_rotalabs": ("x[M]", {"M": 131, "N": 70, "K": 64}, "fp16", {"weight_int8": "int8", "scale": "fp32"}),
+    # This kernel's own stores wrap without a mask: 64 must divide M and N, shards may be uneven.
+    "annotated_flaggems": (
+        "a[M]",
+        {"M": 320, "N": 128, "K": 256, "G": 2, "H": 1},
+        "fp32",
+        {"a": "fp8e4nv", "b": "fp8e4nv"},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """One place for all worlds: a module that registers operators can be imported once a process."""
+    return tmp_path_factory.mktemp("public")
+
+
+@pytest.mark.parametrize("world", [3, 4])
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_kernels_unchanged_but_for_pragmas(repo, folder, tmp_path, monkeypatch, name, world):
+    monkeypatch.syspath_prepend(str(repo / "tests" / "kernels"))
+    import public
+
+    on, shape, dtype, dtypes = PUBLIC[name]
+    path = getattr(public, name)(folder)
+    out = tmp_path / "out.py"
+    out.write_text(compile_source(Request(SourceUnit.from_file(path), "all_gather_1d", on)).module.text)
+    report = check_module(str(out), world=world, shape=shape, dtype=dtype, dtypes=dtypes, seeds=[0, 1])
     assert report.ok, str(report)

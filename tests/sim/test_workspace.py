@@ -1,5 +1,7 @@
 """One workspace, many shapes: shared epochs, growth, reserve, release, and what a failed call leaves behind."""
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -20,25 +22,43 @@ def module(repo):
     return load_module(str(repo / "tests/golden/hand/grouped_gemm.py"))
 
 
-def operands(m, seed, k=K, dtype=torch.float32):
+@cache
+def operands(m, seed, dtype=torch.float32, rank=0):
+    """A and B of a call, in memory of this rank's own."""
     generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.randn(shape, generator=generator).to(dtype) for shape in ((m, k), (k, N)))
+    return tuple(torch.randn(shape, generator=generator).to(dtype) for shape in ((m, K), (K, N)))
 
 
-def call(module, group, m, seed, k=K, dtype=torch.float32):
-    """One call on this rank, and the oracle."""
+@pytest.fixture(scope="module", autouse=True)
+def made_before():
+    """Data exist before a simulation begins: what its host code computes would be part of it."""
+    for m in (0, 1, 2, 3, 8, 64, 70, 71, 100, 101, 129, 130, 200):
+        for seed in range(8):
+            for rank in range(3):
+                for dtype in (torch.float32, torch.float16):
+                    operands(m, seed, dtype, rank)
+
+
+def call(module, group, m, seed, dtype=torch.float32):
+    """One call on this rank: its size, its data and its result."""
     runtime = group.overlap_runtime
-    a, b = operands(m, seed, k, dtype)
+    a, b = operands(m, seed, dtype, runtime.rank)
     low, high = shard_interval(m, runtime.world, runtime.rank)
-    return module.matmul(a[low:high].clone(), b, group=group, sizes={"M": m, "K": k, "N": N}), a.float() @ b.float()
+    return m, seed, dtype, module.matmul(a[low:high], b, group=group, sizes={"M": m, "K": K, "N": N})
 
 
-def checked(module, group, *shapes):
-    """Calls of these M in a row; then all results are looked at."""
-    results = [call(module, group, m, seed) for seed, m in enumerate(shapes)]
-    group.overlap_runtime.synchronize()
-    for m, (got, wanted) in zip(shapes, results, strict=True):
-        torch.testing.assert_close(got, wanted, msg=f"M={m}")
+def calls(module, group, *shapes):
+    """Calls of these M in a row."""
+    return [call(module, group, m, seed) for seed, m in enumerate(shapes)]
+
+
+def run(world, body, seed=0):
+    """Runs ``body``, which returns calls; all results are compared when the run is over."""
+    for results in World(world, seed=seed).run(body):
+        for m, number, dtype, got in results:
+            a, b = operands(m, number, dtype)
+            wanted = a.float() @ b.float()
+            torch.testing.assert_close(got.float(), wanted, atol=2e-2, rtol=2e-2, msg=f"call {number}, M={m}")
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -47,45 +67,51 @@ def test_shapes_alternate_on_one_epoch(module, world, seed):
     """Small after large and back: each launch waits for its own flags at the shared epoch."""
 
     def body(group):
-        checked(module, group, 130, 1, 70, 130, 3, 1, 70)
-        return len(workspaces(group.overlap_runtime))
+        results = calls(module, group, 130, 1, 70, 130, 3, 1, 70)
+        assert len(workspaces(group.overlap_runtime)) == 1
+        return results
 
-    assert World(world, seed=seed).run(body) == [1] * world
+    run(world, body, seed)
 
 
 def test_a_shape_that_fits_allocates_nothing(module):
     def body(group):
         runtime = group.overlap_runtime
-        checked(module, group, 130)
+        results = calls(module, group, 130)
         (workspace,) = workspaces(runtime).values()
         memory, before = workspace.memory, runtime._world.memory
         held = sum(buffer.copies is not None for buffer in before._buffers)
-        checked(module, group, 64, 1, 129, 0)
+        results += calls(module, group, 64, 1, 129, 0)
         assert workspace.memory is memory
         assert sum(buffer.copies is not None for buffer in before._buffers) == held
+        return results
 
-    World(2).run(body)
+    run(2, body)
 
 
 def test_growth_rebinds_the_shapes_before_it(module):
     def body(group):
-        checked(module, group, 8, 70, 8, 200, 70, 8)
+        results = calls(module, group, 8, 70, 8, 200, 70, 8)
         (workspace,) = workspaces(group.overlap_runtime).values()
         assert workspace.memory.capacity == 200 * K and workspace.kept == []
+        called = [instance for instance in workspace.instances if instance.shape[0] in (70, 8)]
+        assert {instance.memory for instance in called} == {workspace.memory}
+        return results
 
-    World(3, seed=1).run(body)
+    run(3, body, seed=1)
 
 
 def test_memory_that_a_graph_uses_is_kept(module):
     def body(group):
-        checked(module, group, 8)
+        results = calls(module, group, 8)
         (workspace,) = workspaces(group.overlap_runtime).values()
         small = workspace.memory
         small.captured = True
-        checked(module, group, 70, 8)
+        results += calls(module, group, 70, 8)
         assert workspace.kept == [small]
+        return results
 
-    World(2).run(body)
+    run(2, body)
 
 
 def test_reserve_holds_everything_up_to_its_sizes_and_names_both_beyond(module):
@@ -94,13 +120,14 @@ def test_reserve_holds_everything_up_to_its_sizes_and_names_both_beyond(module):
         reserve(module.OL_OPERATOR, group, {"M": 100, "K": K}, torch.float32)
         (workspace,) = workspaces(runtime).values()
         memory = workspace.memory
-        checked(module, group, 100, 1, 64)
-        with pytest.raises(RuntimeContractError, match=r"`matmul` of \(101, 16\) needs 6464 bytes.*reserved are 6400 bytes"):
+        results = calls(module, group, 100, 1, 64)
+        with pytest.raises(RuntimeContractError, match=r"\(101, 16\) needs 6464 bytes.*reserved are 6400 bytes"):
             call(module, group, 101, 0)
-        checked(module, group, 100)
+        results += calls(module, group, 100)
         assert workspace.memory is memory
+        return results
 
-    World(2).run(body)
+    run(2, body)
 
 
 @pytest.mark.parametrize("sizes", [{"M": 4}, {"M": 4, "K": -1}, {"M": 4, "K": True}, {"M": "4", "K": 4}])
@@ -123,24 +150,23 @@ def test_ranks_that_reserve_differently_are_told(module):
 
 def test_dtypes_have_workspaces_of_their_own(module):
     def body(group):
-        for dtype in (torch.float32, torch.float16):
-            got, wanted = call(module, group, 70, 0, dtype=dtype)
-            group.overlap_runtime.synchronize()
-            torch.testing.assert_close(got.float(), wanted, atol=2e-2, rtol=2e-2)
-        return len(workspaces(group.overlap_runtime))
+        results = [call(module, group, 70, 0, dtype) for dtype in (torch.float32, torch.float16, torch.float32)]
+        assert len(workspaces(group.overlap_runtime)) == 2
+        return results
 
-    assert World(2).run(body) == [2, 2]
+    run(2, body)
 
 
 def test_release_starts_anew(module):
     def body(group):
-        checked(module, group, 70, 8)
+        results = calls(module, group, 70, 8)
         release(group)
         assert not workspaces(group.overlap_runtime)
-        checked(module, group, 8, 70)
+        results += calls(module, group, 8, 70)
         check(group)
+        return results
 
-    World(3).run(body)
+    run(3, body)
 
 
 @pytest.mark.parametrize(
@@ -160,15 +186,15 @@ def test_a_rank_that_raises_in_a_first_call_tells_the_others(module):
 
     def body(group):
         runtime = group.overlap_runtime
-        a, b = operands(70, 0)
+        a, b = operands(70, 0, rank=runtime.rank)
         low, high = shard_interval(70, 2, runtime.rank)
         wrong = runtime.rank == 1
         with pytest.raises(ValueError if wrong else RuntimeContractError) as caught:
             module.matmul(a[low:high], b[:, 0] if wrong else b, group=group, sizes={"M": 70})
         assert wrong or "rank 1 raised instead of coming" in str(caught.value)
-        checked(module, group, 70)
+        return calls(module, group, 70)
 
-    World(2, seed=3).run(body)
+    run(2, body, seed=3)
 
 
 def test_a_launch_that_raises_half_way_poisons_its_workspace(module, monkeypatch):
@@ -182,18 +208,18 @@ def test_a_launch_that_raises_half_way_poisons_its_workspace(module, monkeypatch
     monkeypatch.setattr(launch_layer, "_prepared", sometimes)
 
     def body(group):
-        checked(module, group, 70)
+        results = calls(module, group, 70)
         failing.add(group.overlap_runtime.rank)
         with pytest.raises(ValueError, match="the driver said no"):
             call(module, group, 70, 1)
         failing.discard(group.overlap_runtime.rank)
         for m in (70, 8):
-            with pytest.raises(RuntimeContractError, match="an earlier launch of `matmul` raised half-way.*driver said no"):
+            with pytest.raises(RuntimeContractError, match="earlier launch of `matmul` raised half-way.*driver said no"):
                 call(module, group, m, 2)
         release(group)
-        checked(module, group, 8)
+        return results + calls(module, group, 8)
 
-    World(2).run(body)
+    run(2, body)
 
 
 def test_an_unclear_shard_keeps_one_instance_whatever_its_strides(module):
@@ -201,13 +227,13 @@ def test_an_unclear_shard_keeps_one_instance_whatever_its_strides(module):
 
     def body(group):
         runtime = group.overlap_runtime
-        a, b = operands(2, 0)
+        a, b = operands(2, 0, rank=runtime.rank)
         low, high = shard_interval(2, 2, runtime.rank)
+        results = []
         for stride in (K, 1, 7):
-            shard = a[low:high].clone().as_strided((1, K), (stride if runtime.rank else K, 1))
-            got = module.matmul(shard, b, group=group, sizes={"M": 2})
-            runtime.synchronize()
-            torch.testing.assert_close(got, a @ b)
-        return len(instance_layer._instances(runtime))
+            shard = a[low:high].as_strided((1, K), (stride if runtime.rank else K, 1))
+            results.append((2, 0, torch.float32, module.matmul(shard, b, group=group, sizes={"M": 2})))
+        assert len(instance_layer._instances(runtime)) == 1
+        return results
 
-    assert World(2).run(body) == [1, 1]
+    run(2, body)
