@@ -72,7 +72,7 @@ def logger() -> logging.Logger:
 
 def announce(plan: LastPlan, *, warn: bool = False) -> None:
     """Logs one line the first time an operator runs a shape in one way; a forced fallback is a warning."""
-    key = (plan.operator, plan.shape, plan.dtype, plan.world, plan.rank, plan.backend, plan.why_serial)
+    key = (plan.operator, plan.shape, plan.dtype, plan.world, plan.rank, plan.backend, plan.why_serial, plan.exposed_ms)
     if key not in _LOGGED:
         _LOGGED.add(key)
         logger().log(logging.WARNING if warn else logging.INFO, "%s", plan)

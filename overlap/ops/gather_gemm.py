@@ -20,8 +20,6 @@ import torch
 from overlap.api import CompiledKernel, LastPlan, compile
 from overlap.api.fallback import Choice, check_backend, choose
 from overlap.api.groups import group_by_name, no_group, resolve_group
-from overlap.api.measure import exposed_ms
-from overlap.api.report import announce, logger
 from overlap.api.serial import gather
 from overlap.errors import UsageError
 from overlap.interop import define, group_name, traced
@@ -29,17 +27,10 @@ from overlap.runtime.instance import Instance
 from overlap.runtime.protocol import runtime_of
 
 from .products import Product, copy_whole, launch_product, product_arguments, warm_copy, warm_product
+from .record import remember
 from .views import GatherView, gather_view
 
 FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-_LAST: dict[str, LastPlan] = {}
-
-Tensors = torch.Tensor | list[torch.Tensor]
-
-
-def last_plan(operator: str = "ag_gemm") -> LastPlan | None:
-    """What the last call of a prebuilt operator did in this process, or None before the first."""
-    return _LAST.get(operator)
 
 
 def ag_gemm(
@@ -97,44 +88,6 @@ def ag_gemm(
     return (ys, results[-1]) if return_gathered else ys
 
 
-def measure(
-    x: torch.Tensor, w: torch.Tensor | Sequence[torch.Tensor], *, iterations: int = 20, **options: Any
-) -> LastPlan:
-    """Calls `ag_gemm` repeatedly and measures the communication that its products do not hide; collective.
-
-    Args:
-        x, w, options: as for `ag_gemm`.
-        iterations: calls that are timed; the median counts.
-
-    Returns:
-        `last_plan` with ``exposed_ms``: the call's time less that of the same kernels on the gathered x.
-    """
-    plain = {key: value for key, value in options.items() if key != "return_gathered"}
-    _, whole = ag_gemm(x, w, **plain, return_gathered=True)
-    said = _LAST["ag_gemm"]
-    if said.backend == "serial":
-        return said
-    group = resolve_group(options.get("group"))
-    view = gather_view(x, options.get("gather_dim", 0), options.get("gather_size"), said.world, said.rank)
-    gathered, runtime = whole.view(view.batch, view.rows, view.depth), runtime_of(group)
-    weights = [w] if isinstance(w, torch.Tensor) else list(w)
-    bias = options.get("bias")
-    biases = list(bias) if isinstance(bias, (list, tuple)) else [bias] * len(weights)
-    products = [
-        Product(each, torch.empty(view.batch, view.rows, each.shape[1], dtype=x.dtype, device=x.device), b)
-        for each, b in zip(weights, biases, strict=True)
-    ]
-
-    def alone() -> None:
-        for product in products:
-            launch_product(product, gathered, view, runtime)
-
-    exposed = exposed_ms(lambda: ag_gemm(x, w, **plain), alone, iterations)
-    _LAST["ag_gemm"] = replace(said, exposed_ms=exposed)
-    logger().info("%s", _LAST["ag_gemm"])
-    return _LAST["ag_gemm"]
-
-
 def check_arguments(x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]) -> None:
     """Raises UsageError unless weights and biases fit ``x``."""
     if not weights:
@@ -186,7 +139,7 @@ def run(
         said = LastPlan(
             "ag_gemm", "serial", "collective", 0, world, rank, view.whole, str(x.dtype), why_serial=choice.why_serial
         )
-        _remember(said, choice)
+        remember(said, warn=choice.forced)
         return [*ys, whole] if return_gathered else ys
 
     shard = view.shard(x, dim)
@@ -214,7 +167,7 @@ def run(
         warm_product(product, view, runtime)
     more: Callable[[Instance], None] | None = behind if len(products) > 1 or whole is not None else None
     said = compiled.launch(grid, (), arguments, group=group, backend=choice.backend, behind=more)
-    _remember(replace(said, operator="ag_gemm"), choice)
+    remember(replace(said, operator="ag_gemm"), warn=choice.forced)
     return [*ys, whole] if whole is not None else ys
 
 
@@ -271,12 +224,6 @@ def _nothing_to_move(
     for y, b in zip(ys, biases, strict=True):
         y.copy_(b.to(y.dtype).expand(y.shape)) if b is not None else y.zero_()
     return [*ys, torch.empty(view.whole, dtype=x.dtype, device=x.device)] if gathered else ys
-
-
-def _remember(said: LastPlan, choice: Choice) -> None:
-    if _LAST.get("ag_gemm") != said:
-        _LAST["ag_gemm"] = said
-        announce(said, warn=choice.forced)
 
 
 def _call(

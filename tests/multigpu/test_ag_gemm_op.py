@@ -229,7 +229,7 @@ def test_exposed_time_on_request(group, repo):
     gather = Gather(group, (4096, 1024), 0, torch.bfloat16, 0)
     w = gather.weight(1024, 0)
     said = overlap.ops.measure(gather.shard, w, group=group, backend=FUSED, iterations=5)
-    assert said is last_plan() and 0 <= said.exposed_ms < 100
+    assert said == last_plan() and 0 <= said.exposed_ms < 100
     kernel = overlap.compile(plan="all_gather_1d", on="a[M]", backend=FUSED)(
         load_module(str(repo / template("grouped_gemm"))).matmul_kernel
     )

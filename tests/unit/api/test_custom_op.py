@@ -68,7 +68,7 @@ def test_a_gradient_is_refused_not_wrong(fake_group):
 
 def test_why_serial_ran_is_said_once(fake_group, caplog, monkeypatch):
     monkeypatch.setattr("overlap.api.report._LOGGED", set())
-    monkeypatch.setattr("overlap.ops.gather_gemm._LAST", {})
+    monkeypatch.setattr("overlap.ops.record._LAST", {})
     with caplog.at_level("INFO", logger="overlap"):
         for _ in range(3):
             ag_gemm(X, W, group=fake_group)
