@@ -92,21 +92,40 @@ def _exchange(group: Any, device: torch.device) -> str:
     """Compares hosts and devices of all ranks; collective, once a group."""
     from overlap.runtime.protocol import runtime_of
 
-    mine = (socket.gethostname(), str(getattr(torch.cuda.get_device_properties(device), "uuid", device)))
-    told = runtime_of(group).agree("where the ranks of a group are", (mine, _unreachable(device)))
-    places = [place for place, _ in told]
-    hosts = sorted({host for host, _ in places})
-    if len(hosts) > 1:
-        return f"the group spans {len(hosts)} hosts ({', '.join(hosts)}), and copies reach peers on one host only"
+    mine = (_machine(), str(getattr(torch.cuda.get_device_properties(device), "uuid", device)))
+    facts = (mine, socket.gethostname(), _unreachable(device))
+    return compare(runtime_of(group).agree("where the ranks of a group are", facts))
+
+
+def compare(told: list[tuple[tuple[str, str], str, list[str]]]) -> str:
+    """Why ranks with these facts cannot reach each other's memory, or nothing.
+
+    Args:
+        told: in rank order, (machine, device's UUID), the host's name, and the UUIDs of devices without peer access.
+    """
+    places = [place for place, _, _ in told]
+    machines = {machine: name for (machine, _), name, _ in told}
+    if len(machines) > 1:
+        names = ", ".join(sorted(machines.values()))
+        return f"the group spans {len(machines)} hosts ({names}), and copies reach peers on one host only"
     for rank, place in enumerate(places):
         if place in places[:rank]:
             return f"ranks {places.index(place)} and {rank} share one device"
     devices = {uuid: rank for rank, (_, uuid) in enumerate(places)}
-    for rank, (_, closed) in enumerate(told):
+    for rank, (_, _, closed) in enumerate(told):
         blocked = [devices[uuid] for uuid in closed if uuid in devices]
         if blocked:
             return f"rank {rank} has no peer access to rank {blocked[0]}"
     return ""
+
+
+def _machine() -> str:
+    """Tells machines apart also where all have one name: the kernel's boot id."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return socket.gethostname()
 
 
 def _unreachable(device: torch.device) -> list[str]:

@@ -1,0 +1,61 @@
+"""When a call goes through a plain collective, and why."""
+
+import pytest
+import torch
+
+from overlap.api.fallback import Choice, choose, compare
+from overlap.errors import UsageError
+
+
+@pytest.fixture
+def reachable(monkeypatch):
+    """A group whose ranks reach each other."""
+    monkeypatch.setattr("overlap.api.fallback.impossible", lambda group, tensor: "")
+
+
+def test_ranks_that_reach_each_other():
+    assert compare([(("m", f"gpu {rank}"), "host", ["gpu 9"]) for rank in range(4)]) == ""
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ([(("m", "g0"), "one", []), (("n", "g0"), "two", [])], "spans 2 hosts (one, two)"),
+        ([(("m", "g0"), "one", []), (("n", "g1"), "one", [])], "spans 2 hosts"),
+        (
+            [(("m", "g0"), "one", []), (("m", "g1"), "one", []), (("m", "g0"), "one", [])],
+            "ranks 0 and 2 share one device",
+        ),
+        ([(("m", "g0"), "one", []), (("m", "g1"), "one", ["g7", "g0"])], "rank 1 has no peer access to rank 0"),
+    ],
+)
+def test_ranks_that_do_not(told, said):
+    assert said in compare(told)
+
+
+def test_small_tensors_go_serially(fake_group, reachable, monkeypatch):
+    x = torch.empty(1)
+    monkeypatch.setenv("OVERLAP_SERIAL_BELOW_BYTES", "1000")
+    assert choose(fake_group, x, 1000, None) == Choice("copy_engine")
+    assert choose(fake_group, x, 999, None).why_serial == "999 bytes are below serial_below_bytes=1000"
+    assert choose(fake_group, x, 999, "copy_engine") == Choice("copy_engine")
+    assert choose(fake_group, x, 10**9, "serial") == Choice("serial", "asked for")
+
+
+def test_what_is_impossible_is_a_fallback_or_a_refusal(fake_group):
+    x = torch.empty(1)
+    assert choose(fake_group, x, 10**9, None) == Choice("serial", "no peer copies for tensors on cpu", forced=True)
+    with pytest.raises(UsageError, match="copy_engine is impossible here: no peer copies"):
+        choose(fake_group, x, 10**9, "copy_engine")
+
+
+def test_one_rank_has_nothing_to_gather(reachable):
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        assert choose(dist.group.WORLD, torch.empty(1), 10**9, None).why_serial == "one rank has nothing to gather"
+    finally:
+        dist.destroy_process_group()
+    assert choose(None, torch.empty(1), 10**9, None).why_serial == "no process group, so one rank"
