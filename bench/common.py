@@ -28,6 +28,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -85,9 +86,17 @@ class Session:
         if self.cuda:
             torch.cuda.set_device(self.device)
         torch.backends.cuda.matmul.allow_tf32 = False
-        limit = timedelta(seconds=2 * BUILD_LIMIT_S)
-        bound = {"device_id": self.device} if self.cuda else {}
-        dist.init_process_group("nccl" if self.cuda else "gloo", timeout=limit, **bound)
+        # A restart may find the store of the attempt before it, whose addresses lead nowhere.
+        store, _, _ = next(rendezvous("env://", self.rank, self.world))
+        attempt = dist.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        dist.init_process_group(
+            "nccl" if self.cuda else "gloo",
+            store=attempt,
+            rank=self.rank,
+            world_size=self.world,
+            timeout=timedelta(seconds=2 * BUILD_LIMIT_S),
+            device_id=self.device if self.cuda else None,
+        )
         self._flag = torch.zeros(1, device=self.device)
         self._flush = torch.empty(FLUSH_BYTES if self.cuda else 0, dtype=torch.int8, device=self.device)
 

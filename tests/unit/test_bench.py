@@ -206,7 +206,7 @@ def test_journal_goes_on_only_in_a_restart(bench, tmp_path, monkeypatch):
 
 def start(repo, *words: str, ranks: int = 2, **environment: str) -> subprocess.CompletedProcess[str]:
     """A script under torchrun, on this repository."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *words]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *words]
     env = {**os.environ, "PYTHONPATH": str(repo), "OMP_NUM_THREADS": "1", **environment}
     env = {name: value for name, value in env.items() if name not in ("RANK", "TORCHELASTIC_RESTART_COUNT")}
     return subprocess.run(command, capture_output=True, text=True, cwd=repo, env=env, timeout=120, check=False)
@@ -294,3 +294,70 @@ def test_without_torchrun_it_says_how_to_start(repo):
     )
     assert done.returncode == 1
     assert done.stderr.strip() == ("start me with: python -m torch.distributed.run --nproc-per-node 4 bench/ag_gemm.py")
+
+
+class OneRank:
+    """A session of one rank whose clock says what the test wants."""
+
+    rank, cuda = 0, False
+
+    def __init__(self, times=()):
+        self.times = {name: list(values) for name, values in dict(times).items()}
+        self.order = []
+
+    def synchronize(self):
+        """Nothing runs behind the host's back."""
+
+    def everywhere(self, ok):
+        return ok
+
+    def largest(self, values):
+        return [10 * value for value in values]
+
+    def time(self, call):
+        name = call()
+        self.order.append(name)
+        return self.times[name].pop(0)
+
+
+@pytest.fixture
+def watchdog(bench):
+    """One that tells on nobody."""
+    return bench("common").Watchdog(lambda step, why: None)
+
+
+def test_results_that_are_old_or_never_written_are_wrong(bench, watchdog, capsys):
+    common = bench("common")
+    import torch
+
+    expected = {"product": torch.full((4, 4), 3.0), "gather": torch.full((2, 2), 1.0).bfloat16()}
+    never, scratch = torch.full((4, 4), 3.0), torch.full((2, 2), 1.0).bfloat16()
+
+    def through_scratch():
+        return torch.full((4, 4), 3.0) * scratch.float()[0, 0]
+
+    contenders = {
+        "gemm": common.Contender("gemm", lambda: torch.full((4, 4), 3.0)),
+        "serial": common.Contender("serial", lambda: never),
+        "asynctp": common.Contender("asynctp", lambda: torch.full((4, 4), 2.0)),
+        "ours": common.Contender("ours", through_scratch, scratch=(scratch,)),
+        "nccl": common.Contender("nccl", lambda: torch.full((2, 2), 1.0).bfloat16(), expected="gather"),
+    }
+    assert common.check(OneRank(), watchdog, contenders, expected) == ["serial", "asynctp", "ours"]
+    assert "serial is WRONG: 16 of 16 elements are not finite" in capsys.readouterr().out
+
+
+def test_a_number_is_the_median_on_the_worst_rank(bench, watchdog):
+    common = bench("common")
+    session = OneRank({"serial": [5.0, 1.0, 2.0], "ours": [0.5, 9.0, 0.25]})
+    contenders = {n: common.Contender(n, lambda n=n: n) for n in ("serial", "ours")}
+    assert common.measure(session, watchdog, contenders, rounds=3, seed=1) == {"serial": 20.0, "ours": 5.0}
+    assert [sorted(session.order[i : i + 2]) for i in (0, 2, 4)] == [["ours", "serial"]] * 3
+
+
+def test_an_error_that_nobody_caught_is_written_down(bench):
+    told = []
+    with pytest.raises(RuntimeError, match="illegal address"):
+        with bench("common").Watchdog(lambda *words: told.append(words)).step("ours", 60):
+            raise RuntimeError("illegal address")
+    assert told == [("ours", "RuntimeError")]

@@ -27,7 +27,7 @@ def run(repo):
 def test_mlp_with_uneven_rows(run):
     """10 rows on 4 ranks: 3, 3, 3 and 1."""
     sizes = ["--tokens", "10", "--width", "16", "--hidden", "48"]
-    done = run("-m", "torch.distributed.run", "--nproc-per-node", "4", MLP, "--device", "cpu", *sizes)
+    done = run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", MLP, "--device", "cpu", *sizes)
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
     assert line.startswith("ok: MLP of 10 x 16 x 48 on 4 ranks, relative error ")
