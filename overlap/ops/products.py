@@ -51,7 +51,8 @@ class Product:
 
 def rows_fit(depth: int, dtype: torch.dtype) -> bool:
     """Whether TMA can read rows of ``depth`` elements: 16-bit, a multiple of 16 bytes, sm_90 or later."""
-    return dtype.itemsize == 2 and depth * 2 % 16 == 0 and torch.cuda.get_device_capability()[0] >= 9
+    fits = dtype.itemsize == 2 and depth * 2 % 16 == 0
+    return fits and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
 
 
 def by_tma(view: GatherView, dtype: torch.dtype) -> bool:

@@ -18,6 +18,7 @@ HOPPER = parse_target("sm_90")
 
 @pytest.fixture(autouse=True)
 def hopper(monkeypatch, tmp_path_factory):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "modules"))
 

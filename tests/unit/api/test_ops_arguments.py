@@ -115,3 +115,11 @@ def test_without_process_groups_there_is_one_rank():
     assert last_plan().why_serial == "no process group, so one rank"
     with pytest.raises(RuntimeContractError, match="rank 0 of 1: the piece of 7"):
         ag_gemm(X, W, gather_size=7)
+
+
+def test_without_peer_copies_there_is_nothing_to_reserve(fake_group, caplog):
+    with caplog.at_level("INFO", logger="overlap"):
+        reserve(fake_group, max_tokens=64, hidden=64)
+    assert {"nothing to reserve for ag_gemm_any", "nothing to reserve for ag_gemm_tma"} == {
+        r.getMessage().split(":")[0] for r in caplog.records if r.name == "overlap"
+    }
