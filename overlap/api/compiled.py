@@ -7,6 +7,7 @@ every call     choose a backend -> KernelCall (protocol, fused kernel) or gather
 from __future__ import annotations
 
 import math
+import sys
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,12 +20,13 @@ import torch
 from overlap.annotate.source import SourceUnit
 from overlap.backends.base import Realization
 from overlap.chunkplan.library import find_template
+from overlap.errors import UnsupportedError
 from overlap.pipeline import Request, compile_kernel
 from overlap.runtime.instance import Instance
 from overlap.runtime.kernel_call import KernelCall, parameters
 from overlap.runtime.operator import Operator
 from overlap.runtime.protocol import runtime_of
-from overlap.runtime.resolve import python_function
+from overlap.runtime.resolve import parameters_of, python_function
 
 from .cache import helper_sources, load, module_file
 from .fallback import Choice, choose
@@ -63,6 +65,26 @@ class KernelSource:
         return found
 
 
+def refuse_tuning(name: str) -> None:
+    """Raises UnsupportedError inside an autotuner that has configurations to choose from."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name in (
+        "run",
+        "kernel_call",
+        "_tuned",
+        "__call__",
+        "<lambda>",
+        "wrapper",
+    ):
+        tuner = frame.f_locals.get("self")
+        if len(getattr(tuner, "configs", None) or ()) > 1:
+            raise UnsupportedError(
+                f"autotune above overlap.compile would launch `{name}` a different number of times on every rank",
+                help="put @overlap.compile above @triton.autotune; the first configuration then runs",
+            )
+        frame = frame.f_back  # type: ignore[assignment]
+
+
 class CompiledKernel:
     """An annotated kernel that gathers one of its tensors while it computes. Made by `overlap.compile`.
 
@@ -92,6 +114,7 @@ class CompiledKernel:
         self.backend = backend
         self.options = options
         self.last_plan: LastPlan | None = None
+        self.arg_names = list(parameters_of(source.function()))
         self.__name__ = source.function().__name__
         self.__doc__ = source.function().__doc__
         self.__module__ = source.function().__module__
@@ -131,8 +154,15 @@ class CompiledKernel:
         return lambda *args, group=None, **kwargs: self._launched(grid, args, kwargs, group)
 
     def run(self, *args: Any, grid: Any, warmup: bool = False, group: Any = None, **kwargs: Any) -> None:
-        """`kernel[grid](...)` spelt as Triton's own launchers spell it."""
-        self._launched(grid, args, kwargs, group)
+        """`kernel[grid](...)` as Triton's launchers spell it, so that heuristics may stand above `overlap.compile`.
+
+        Raises:
+            UnsupportedError: an autotuner with several configurations calls this, which would launch as often on every
+                rank as its clock likes.
+        """
+        refuse_tuning(self.__name__)
+        if not warmup:
+            self._launched(grid, args, kwargs, group)
 
     def _launched(self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], group: Any) -> None:
         before = self.last_plan

@@ -13,7 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 import overlap
 from overlap.chunkplan.region import shard_interval
 from overlap.codegen.module_io import load_module
-from overlap.errors import RuntimeContractError, SourceError, UsageError
+from overlap.errors import RuntimeContractError, SourceError, UnsupportedError, UsageError
 from overlap.sim import World
 
 K, N = 24, 40
@@ -235,3 +235,33 @@ def test_without_process_groups_the_kernel_runs_alone(kernels):
     assert kernel.last_plan.why_serial == "no process group, so one rank"
     with pytest.raises(RuntimeContractError, match="rank 0 of 1: the launch passes M=35"):
         on_ranks(1, a, lambda group, shard: grouped(kernel, shard, b, 35, None))
+
+
+def test_heuristics_and_one_configuration_above_and_no_tuning(kernels):
+    """Decorators above ours hand launches on; one that would time launches on each rank alone is refused."""
+    fuse = overlap.compile(plan="all_gather_1d", on="a[M]")
+    rows = 34
+    a, b = data(rows), data(K, N, seed=1)
+    configs = [triton.Config({"BLOCK_N": n}, num_warps=4) for n in (32, 16)]
+
+    def launch(kernel):
+        def call(group, shard):
+            c = torch.empty(rows, N, dtype=a.dtype)
+            grid = (triton.cdiv(rows, 32) * triton.cdiv(N, 32),)
+            kernel[grid](
+                shard, b, c, rows, N, K, K, 1, N, 1, N, 1, BLOCK_M=32, BLOCK_K=16, group=group
+            )  # fmt: skip
+            return c
+
+        return call
+
+    above = triton.heuristics({"GROUP_M": lambda args: 2 if args["M"] > 16 else 1})
+    for tuned, ok in ((configs[:1], True), (configs, False)):
+        kernel = triton.autotune(configs=tuned, key=["M"])(above(fuse(kernels("grouped_gemm").matmul_kernel)))
+        if ok:
+            for results in on_ranks(2, a, launch(kernel)):
+                for c in results:
+                    close(c, a, b)
+        else:
+            with pytest.raises(UnsupportedError, match="autotune above overlap.compile"):
+                on_ranks(2, a, launch(kernel))
