@@ -72,7 +72,8 @@ def examine(answers: Answers | None = None) -> Examination:
         devices=devices,
         peers=peers,
         providers=providers,
-        backends=_backends(answers, parts, providers, devices, peers),
+        provider=_chosen(providers),
+        backends=_backends(answers, parts, providers, devices),
         multicast=_multicast(os.environ),
         settings=values,
         unknown=unknown,
@@ -151,12 +152,24 @@ def _providers(
     }
 
 
+def _allowed(providers: dict[str, Verdict]) -> list[str]:
+    """The providers that the setting allows, in the order in which they are tried."""
+    try:
+        wanted = settings.get("provider")
+    except OverlapError:
+        return list(providers)
+    return [name for name in providers if wanted in ("auto", name)]
+
+
+def _chosen(providers: dict[str, Verdict]) -> str:
+    return next((name for name in _allowed(providers) if providers[name].ok), "")
+
+
 def _backends(
     answers: Answers,
     parts: dict[str, Verdict],
     providers: dict[str, Verdict],
     devices: tuple[Device, ...],
-    peers: tuple[tuple[bool, ...], ...],
 ) -> tuple[BackendAbility, ...]:
     try:
         from overlap.backends import backends
@@ -167,8 +180,9 @@ def _backends(
         missing = [] if parts["GPUs"].ok else [parts["GPUs"].why or "no GPU"]
         if not answers["triton"]["ok"]:
             missing.append("Triton cannot be imported")
-        if devices and not any(p.ok for p in providers.values()):
-            missing.append("no symmetric memory: " + "; ".join(f"{n}: {p.why}" for n, p in providers.items()))
+        if devices and not _chosen(providers):
+            why = "; ".join(f"{name}: {providers[name].why}" for name in _allowed(providers))
+            missing.append(f"no symmetric memory: {why}")
         if backend.writer == "copy engine" and devices and not answers["driver_calls"]["ok"]:
             missing.append(f"cuda-bindings: {answers['driver_calls']['error']}")
         if backend.writer == "tma store":

@@ -60,7 +60,8 @@ class Examination:
     """Everything the report shows.
 
     ``parts``: compiler, simulator, build, GPUs. ``peers[i][j]``: device i can read and write the memory of device j.
-    ``providers``: where symmetric memory could come from. ``environment``: variables of others that matter here.
+    ``providers``: where symmetric memory could come from; ``provider``: the one that would be taken, empty for none.
+    ``environment``: variables of others that matter here.
     """
 
     overlap: str
@@ -74,6 +75,7 @@ class Examination:
     devices: tuple[Device, ...]
     peers: tuple[tuple[bool, ...], ...]
     providers: dict[str, Verdict]
+    provider: str
     backends: tuple[BackendAbility, ...]
     multicast: Verdict
     settings: tuple[SettingValue, ...]

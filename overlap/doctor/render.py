@@ -81,7 +81,10 @@ def tables(found: Examination) -> Iterator[Table]:
         yield "peer access", headings, [(str(i), *map(_cell, row)) for i, row in enumerate(found.peers)]
     else:
         yield "devices", ("none",), [(found.parts["GPUs"].why or "no GPU",)]
-    yield "symmetric memory", ("provider", "usable"), [(name, _say(v)) for name, v in found.providers.items()]
+    providers = [
+        (name, "yes" if name == found.provider else "no", _say(verdict)) for name, verdict in found.providers.items()
+    ]
+    yield "symmetric memory", ("provider", "taken", "usable"), providers
     abilities = [
         (b.name, " ".join(b.directions), _say(b.compile), _say(b.simulate), _say(b.run)) for b in found.backends
     ]

@@ -361,3 +361,32 @@ def test_an_error_that_nobody_caught_is_written_down(bench):
         with bench("common").Watchdog(lambda *words: told.append(words)).step("ours", 60):
             raise RuntimeError("illegal address")
     assert told == [("ours", "RuntimeError")]
+
+
+def test_the_kernel_alone_is_launched_as_the_operator_does(bench, monkeypatch):
+    """On the gathered tensor, with every parameter of the kernel given."""
+    from types import SimpleNamespace
+
+    import torch
+
+    from overlap.ops import products
+    from overlap.runtime import protocol
+
+    launches = []
+
+    def recorded(*words):
+        kernel, grid, arguments = prepared(*words)
+        launcher = {grid: lambda **given: launches.append((kernel, given))}
+        return launcher, grid, arguments
+
+    prepared = products.product_arguments
+    monkeypatch.setattr(products, "product_arguments", recorded)
+    monkeypatch.setattr(protocol, "runtime_of", lambda group: SimpleNamespace(sm_count=132))
+    session = SimpleNamespace(device=torch.device("cpu"), world=2, rank=1, cuda=True, synchronize=lambda: None)
+    module = bench("ag_gemm")
+    problem = module.Problem(session, 64, 32, 16, torch.float32)
+    assert module.triton_gemm(problem, {}).call() is problem.c
+    ((kernel, given),) = launches
+    assert given["a_ptr"].data_ptr() == problem.a.data_ptr()
+    assert (given["M"], given["N"], given["K"], given["stride_am"]) == (64, 16, 16, 16)
+    assert set(given) - {"num_warps", "num_stages"} == set(kernel.arg_names)

@@ -110,8 +110,17 @@ def test_why_a_backend_cannot_run_here(change, words):
 
 def test_the_other_provider_is_enough():
     found = examined(torch={"symmetric": "RuntimeError: no handle"}, nvshmem={"ok": True, "error": ""})
-    assert (found.providers["torch"].ok, found.providers["nvshmem"].ok) == (False, True)
+    assert (found.providers["torch"].ok, found.providers["nvshmem"].ok, found.provider) == (False, True, "nvshmem")
     assert found.backends[0].run.ok
+
+
+def test_the_provider_that_the_setting_names_is_taken(monkeypatch):
+    assert examined().provider == "torch"
+    assert lines(examined())["torch"].startswith("yes yes")
+    monkeypatch.setenv("OVERLAP_PROVIDER", "nvshmem")
+    found = examined()
+    assert found.provider == ""
+    assert found.backends[0].run.why == "no symmetric memory: nvshmem: ModuleNotFoundError: No module named 'nvshmem'"
 
 
 def test_a_backend_that_writes_by_tma_needs_sm_90(monkeypatch):
