@@ -39,7 +39,8 @@ FLUSH_BYTES = 256 << 20
 WARM_CALLS = 3
 BUILD_LIMIT_S = 120.0
 """Covers compiling a kernel; a contender that is not built by then hangs."""
-CALL_LIMIT_S = 30.0
+CALL_LIMIT_S = 45.0
+"""Longer than the deadline of the waits on the device, whose error names what was waited for."""
 HUNG = 75
 """Exit status of a rank whose contender did not come back."""
 
