@@ -18,7 +18,7 @@ from typing import Any
 from overlap.annotate.source import SourceUnit
 from overlap.backends.base import Realization
 from overlap.errors import SourceError, UsageError
-from overlap.runtime.resolve import python_function
+from overlap.runtime.resolve import parameters_of, python_function
 
 from .compiled import CompiledKernel, KernelSource
 from .fallback import check_backend
@@ -84,6 +84,11 @@ class KernelCompiler:
         if not hasattr(kernel, "fn"):
             name = getattr(kernel, "__name__", type(kernel).__name__)
             raise UsageError(f"`{name}` is not a Triton kernel", help="overlap.compile stands above @triton.jit")
+        if "group" in parameters_of(python_function(kernel)):
+            raise UsageError(
+                f"`{python_function(kernel).__name__}` has a parameter `group`, which launches of a compiled kernel add",
+                help="give the parameter another name",
+            )
         frame = sys._getframe(1)
         source = kernel_source(kernel, {**frame.f_globals, **frame.f_locals})
         return CompiledKernel(

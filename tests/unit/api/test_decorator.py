@@ -57,6 +57,26 @@ def test_a_plain_function_and_a_compiled_kernel(template):
         fuse(fuse(template()))
 
 
+def test_a_parameter_that_launches_add(template):
+    @triton.jit
+    def kernel(group, N):
+        tl.store(group, N)
+
+    with pytest.raises(UsageError, match="has a parameter `group`"):
+        overlap.compile(plan="all_gather_1d", on="a[M]")(kernel)
+
+
+def test_annotations_that_exist_for_type_checkers_only(template, tmp_path):
+    def postponed(text):
+        return text.replace("import torch", "from __future__ import annotations\n\nimport torch").replace(
+            "a_ptr,\n", "a_ptr: NobodyImportsThis,\n", 1
+        )
+
+    kernel = overlap.compile(plan="all_gather_1d", on="a[M]")(template("grouped_gemm", postponed, tmp_path))
+    assert use(kernel).tensor == "a_ptr"
+    assert "from __future__ import annotations" in kernel.path.read_text()
+
+
 def test_an_unknown_backend():
     with pytest.raises(UsageError, match="did you mean 'copy_engine'"):
         overlap.compile(plan="all_gather_1d", on="a[M]", backend="copyengine")
