@@ -1,5 +1,9 @@
 """Carries out a launch: the protocol's steps (`overlap.schedule.steps`) through a `Runtime`.
 
+Copies are enqueued ahead of the kernel that waits for them. The other way round (`launch_steps(kernel_first=True)`) anything
+that makes the host wait for the device in between, such as memory that the garbage collector frees, waits for ever;
+and it was no faster (2 H100s, 26 us and 144 us a launch in a graph either way).
+
 Everything that depends on the shape alone (views, copy descriptors, arguments of the small kernels) is made once an
 instance; a call binds what its arguments bring and enqueues. Nothing here knows whether ranks are simulated.
 """

@@ -126,7 +126,8 @@ class Workspace:
                     self.error = deadline_error(self.operator.name, memory, record, instance, seconds)
                     break
         if self.error is not None:
-            raise self.error
+            # A new one each time: a raised exception holds its frames, and they would hold the memory.
+            raise type(self.error)(self.error.message, where=self.error.where, help=self.error.help)
 
 
 def workspaces(runtime: Runtime) -> dict[Any, Workspace]:

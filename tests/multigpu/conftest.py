@@ -1,6 +1,6 @@
 """One pytest process a rank:
 
-    python -m torch.distributed.run --nproc-per-node 4 -m pytest tests/multigpu -q
+    python -m torch.distributed.run --nproc-per-node 4 -m pytest tests/multigpu -q -o faulthandler_timeout=130
 
 All ranks collect and run the same tests in the same order. Started in any other way, or with fewer GPUs than ranks, the
 folder collects nothing and says why. A test marked ``ranks(n)`` needs at least n ranks and is deselected otherwise.

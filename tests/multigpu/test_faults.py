@@ -54,7 +54,8 @@ def test_one_rank_repeats_a_known_shape_while_the_others_call_a_new_one(generate
     known, new = (Product(group, m, 136, 96, torch.float16) for m in (512, 520))
     known.check(module, 0)
     start = time.monotonic()
-    with pytest.raises(DeadlineError, match=f"rank {me()}"):
+    # A `DeadlineError`, or, where the other rank has gone on to another meeting by then, that.
+    with pytest.raises(RuntimeContractError, match=f"rank {me()}"):
         (known if me() == LAST else new).call(module, 1)
         check(group)
     assert time.monotonic() - start < 5 * DEADLINE_S
@@ -98,7 +99,7 @@ def test_a_rank_that_compiles_longer_than_the_deadline_is_waited_for(generated, 
         ("all_gather_ring", r"for rank \d+ to be ready"),
     ],
 )
-def test_a_rank_that_comes_too_late(generated, group, deadline, plan, awaited):
+def test_a_rank_that_comes_too_late(generated, group, deadline, monkeypatch, plan, awaited):
     """The others' grids drain and say what they waited for, now and at every later call, until all release."""
     module = generated(GROUPED, plan, "a[M]")
     product = Product(group, 4096, 1024, 96, torch.float16)
@@ -123,6 +124,7 @@ def test_a_rank_that_comes_too_late(generated, group, deadline, plan, awaited):
             check(group)
     except OverlapError as error:
         assert isinstance(error, DeadlineError)
+    monkeypatch.setenv("OVERLAP_DEADLINE_S", "60")
     release(group)
     product.check(module, 3)
     check(group)

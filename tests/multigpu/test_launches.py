@@ -130,14 +130,16 @@ def test_two_sub_groups_of_a_2x2_mesh_at_once(generated, process_group):
 
 
 @pytest.mark.ranks(3)
-def test_a_sub_group_that_leaves_rank_0_out(generated, process_group):
+def test_a_sub_group_that_leaves_rank_0_out(generated, group):
+    """Its rank 0 is another; and it makes symmetric memory that rank 0 does not, before all ranks make some."""
     module = generated(template("grouped_gemm"), "all_gather_1d_push", "a[M]")
     ranks = list(range(1, WORLD))
-    group = dist.new_group(ranks, backend="cpu:gloo,cuda:nccl")
+    some = dist.new_group(ranks, backend="cpu:gloo,cuda:nccl")
     if dist.get_rank() in ranks:
         for seed in range(5):
-            Product(group, 515, 136, 96, torch.float16).check(module, seed)
-        release(group)
+            Product(some, 515, 136, 96, torch.float16).check(module, seed)
+        release(some)
+    Product(group, 515, 136, 96, torch.float16).check(module, 9)
 
 
 def test_under_the_profiler(generated, group):

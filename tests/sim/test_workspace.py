@@ -214,7 +214,9 @@ def test_a_launch_that_raises_half_way_poisons_its_workspace(module, monkeypatch
             call(module, group, 70, 1)
         failing.discard(group.overlap_runtime.rank)
         for m in (70, 8):
-            with pytest.raises(RuntimeContractError, match="earlier launch of `matmul` raised half-way.*driver said no"):
+            with pytest.raises(
+                RuntimeContractError, match="earlier launch of `matmul` raised half-way.*driver said no"
+            ):
                 call(module, group, m, 2)
         release(group)
         return results + calls(module, group, 8)

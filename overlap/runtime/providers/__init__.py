@@ -21,8 +21,14 @@ class Provider(Protocol):
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """This rank's own 1-D tensor. Raises on the rank that has no memory left."""
 
-    def map(self, local: torch.Tensor) -> list[torch.Tensor]:
-        """Collective, once all ranks have allocated: every rank's tensor, in rank order, ``local`` at this rank's place."""
+    def history(self) -> int:
+        """What the ranks tell each other before `map`."""
+
+    def map(self, local: torch.Tensor, histories: list[int]) -> list[torch.Tensor]:
+        """Collective, once all ranks have allocated: every rank's tensor, in rank order, ``local`` at this rank's place.
+
+        ``histories``: `history` of every rank.
+        """
 
     def free(self, address: int) -> None:
         """Gives back the memory of the local tensor at ``address``, as far as one rank may alone."""

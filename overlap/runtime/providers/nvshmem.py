@@ -7,6 +7,7 @@ Memory goes back when all ranks release it together: one rank alone may not free
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ class NvshmemMemory:
     name = "nvshmem"
 
     def __init__(self, group: Any, device: torch.device) -> None:
+        # Read when NVSHMEM is initialised: NVLink multicast is never used.
+        os.environ["NVSHMEM_DISABLE_NVLS"] = "1"
         import nvshmem.core as core
         from nvshmem.core.interop import torch as interop
 
@@ -78,7 +81,10 @@ class NvshmemMemory:
         self._held.append(made)
         return made
 
-    def map(self, local: torch.Tensor) -> list[torch.Tensor]:
+    def history(self) -> int:
+        return 0
+
+    def map(self, local: torch.Tensor, histories: list[int]) -> list[torch.Tensor]:
         mine = self._core.my_pe()
         return [local if pe == mine else self._interop.get_peer_tensor(local, pe) for pe in self._peers]
 
