@@ -40,7 +40,9 @@ def compile_part() -> None:
     say("25 lines of the generated kernel")
     print("\n".join(_excerpt(compilation.module.text, 25)))
     seconds = time.perf_counter() - started
-    print(f"\ncompiled in {seconds:.1f} s, torch loaded: {'torch' in sys.modules}, triton loaded: {'triton' in sys.modules}")
+    print(
+        f"\ncompiled in {seconds:.1f} s, torch loaded: {'torch' in sys.modules}, triton loaded: {'triton' in sys.modules}"
+    )
 
 
 def simulate_part() -> int:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from overlap import settings
-from overlap.annotate import annotate, describe as describe_model, kernel_entry, parse_on, returns_after_dispatch
+from overlap.annotate import annotate, kernel_entry, parse_on, returns_after_dispatch
+from overlap.annotate import describe as describe_model
 from overlap.annotate.model import Axis, ProgramModel
 from overlap.annotate.on import OnSpec
 from overlap.annotate.source import SourceUnit
@@ -178,7 +179,9 @@ def realize(request: Request, program: ProgramModel) -> Realization:
         UsageError: unknown backend or setting.
     """
     constexprs = tuple(p.name for p in program.kernel.params if p.is_constexpr)
-    realization = Realization(backend=request.backend or "copy_engine").with_settings(dict(request.settings), constexprs)
+    realization = Realization(backend=request.backend or "copy_engine").with_settings(
+        dict(request.settings), constexprs
+    )
     if request.backend and realization.backend != request.backend:
         raise UsageError(f"--backend says {request.backend}, --set says {realization.backend}")
     chosen = find_backend(realization.backend)
@@ -294,7 +297,9 @@ def block_size(compilation: Compilation, axis: Axis) -> int:
     )
 
 
-def explain(compilation: Compilation, *, world: int, sizes: dict[str, int], rank: int | None = None) -> Iterator[tuple[str, str]]:
+def explain(
+    compilation: Compilation, *, world: int, sizes: dict[str, int], rank: int | None = None
+) -> Iterator[tuple[str, str]]:
     """Title and text of each stage's result, for one world and one set of sizes.
 
     Args:
@@ -352,7 +357,13 @@ def source_path(request: Request) -> str:
 def regenerate_command(request: Request, program: ProgramModel) -> str:
     """The command that makes the module again."""
     words = [
-        "overlap", "compile", f"{shown_path(request.unit.path)}:{program.kernel.name}", "--plan", request.plan, "--on", request.on,
+        "overlap",
+        "compile",
+        f"{shown_path(request.unit.path)}:{program.kernel.name}",
+        "--plan",
+        request.plan,
+        "--on",
+        request.on,
     ]
     if request.world is not None:
         words += ["--world", str(request.world)]

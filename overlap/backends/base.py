@@ -48,8 +48,11 @@ class Realization:
 
     def __repr__(self) -> str:
         shown = [f"backend={self.backend!r}"]
-        shown += [f"{k}={getattr(self, k)!r}" for k in ("split", "comm_sms", "num_warps", "num_stages", "meta")
-                  if getattr(self, k) != type(self).__dataclass_fields__[k].default]
+        shown += [
+            f"{k}={getattr(self, k)!r}"
+            for k in ("split", "comm_sms", "num_warps", "num_stages", "meta")
+            if getattr(self, k) != type(self).__dataclass_fields__[k].default
+        ]
         return f"Realization({', '.join(shown)})"
 
     def with_settings(self, settings: dict[str, str], constexprs: tuple[str, ...]) -> Realization:
@@ -71,7 +74,7 @@ class Realization:
                 low = 0 if key == "comm_sms" else 1
                 if number is None or number < low:
                     raise UsageError(f"{key} must be an integer of at least {low}, not {text!r}")
-                result = replace(result, **{key: number})
+                result = replace(result, **{key: number})  # type: ignore[arg-type]
             elif key in constexprs:
                 assert number is not None
                 kept = tuple(pair for pair in result.meta if pair[0] != key)

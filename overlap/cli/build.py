@@ -17,12 +17,16 @@ from .options import DTYPES, SHAPE, need
 @click.option("--shape", type=SHAPE, help="Global sizes the launch is specialised for (default: 4096 each).")
 @click.option("--dtype", type=click.Choice(DTYPES), default="fp16", show_default=True)
 @click.option("--world", type=click.IntRange(min=1), default=4, show_default=True)
-@click.option("-o", "folder", metavar="DIR", type=click.Path(file_okay=False), help="Write the intermediate files here.")
+@click.option(
+    "-o", "folder", metavar="DIR", type=click.Path(file_okay=False), help="Write the intermediate files here."
+)
 def command(file: str, target: str, shape: dict[str, int] | None, dtype: str, world: int, folder: str | None) -> None:
     """Build OUT.py's kernel and check the emitted code: registers, shared memory, stages, findings."""
     need("build", "torch", "triton")
     if os.environ.get("TRITON_INTERPRET") == "1":
-        raise UsageError("building needs Triton's compiler, TRITON_INTERPRET=1 turns it off", help="unset TRITON_INTERPRET")
+        raise UsageError(
+            "building needs Triton's compiler, TRITON_INTERPRET=1 turns it off", help="unset TRITON_INTERPRET"
+        )
     from overlap.build import build_module
 
     result = build_module(file, target=target, shape=shape, dtype=dtype, world=world, folder=folder)

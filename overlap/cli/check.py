@@ -21,7 +21,9 @@ from .options import SHAPE
 @click.argument("plan", metavar="PLAN")
 @click.option("--world", type=click.IntRange(min=1), required=True, help="Number of ranks.")
 @click.option("--shape", type=SHAPE, required=True, help="The tensor's axes in order.")
-@click.option("--on", metavar="TENSOR[AXIS]", help="Name of the tensor and its sharded axis (default: x, the first axis).")
+@click.option(
+    "--on", metavar="TENSOR[AXIS]", help="Name of the tensor and its sharded axis (default: x, the first axis)."
+)
 @click.option("--backend", default="copy_engine", show_default=True)
 @click.option("--split", type=click.IntRange(min=1), default=1, show_default=True, help="Chunks a shard is cut into.")
 def command(plan: str, world: int, shape: dict[str, int], on: str | None, backend: str, split: int) -> None:
@@ -49,6 +51,7 @@ def _on(text: str | None, axes: list[str]) -> tuple[str, str]:
     match = re.fullmatch(r"\s*(\w+)\[(\w+)\]\s*", text)
     if not match or match[2] not in axes:
         raise OnError(
-            f"--on {text}: not TENSOR[AXIS] with an axis of --shape", help=f"axes: {', '.join(axes)}; e.g. 'x[{axes[0]}]'"
+            f"--on {text}: not TENSOR[AXIS] with an axis of --shape",
+            help=f"axes: {', '.join(axes)}; e.g. 'x[{axes[0]}]'",
         )
     return match[1], match[2]

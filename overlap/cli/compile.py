@@ -13,7 +13,14 @@ from .options import compile_options, request_of
 
 @click.command("compile")
 @compile_options
-@click.option("-o", "output", required=True, metavar="OUT.py", type=click.Path(dir_okay=False), help="File to write; - for standard output.")
+@click.option(
+    "-o",
+    "output",
+    required=True,
+    metavar="OUT.py",
+    type=click.Path(dir_okay=False),
+    help="File to write; - for standard output.",
+)
 def command(
     file: str, plan: str, on: str, world: int | None, backend: str | None, settings: tuple[str, ...], output: str
 ) -> None:

@@ -49,7 +49,9 @@ def compile_options(function: F) -> F:
             click.option("--on", required=True, metavar="TENSOR[AXIS]", help="What is communicated, e.g. 'a[M]'."),
             click.option("--world", type=click.IntRange(min=1), help="Number of ranks; compile: pins the file to it."),
             click.option("--backend", metavar="NAME", help="How chunks move (default: copy_engine)."),
-            click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A Realization key, e.g. split=2."),
+            click.option(
+                "--set", "settings", multiple=True, metavar="KEY=VALUE", help="A Realization key, e.g. split=2."
+            ),
         ]
     ):
         function = option(function)

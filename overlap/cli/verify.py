@@ -38,6 +38,4 @@ def command(
     with tempfile.TemporaryDirectory(prefix="overlap-") as folder:
         path = output or os.path.join(folder, os.path.basename(request.unit.path))
         write_text(path, compilation.module.text)
-        simulate(
-            path, world=world or 4, shape=shape, dtype=dtype, seeds=seeds, seed=seed, command="verify"
-        )
+        simulate(path, world=world or 4, shape=shape, dtype=dtype, seeds=seeds, seed=seed, command="verify")

@@ -102,7 +102,9 @@ class Context:
         for access in accesses:
             if access.mode != "read":
                 raise UnsupportedError(
-                    f"`{param}` is gathered and also written", where=access.span, help="write the result to another tensor"
+                    f"`{param}` is gathered and also written",
+                    where=access.span,
+                    help="write the result to another tensor",
                 )
             if access.region is None:
                 raise UnsupportedError(

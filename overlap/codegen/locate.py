@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import libcst as cst
 import libcst.matchers as m
@@ -28,7 +29,7 @@ def comment(text: str) -> cst.EmptyLine:
 def statements(code: str) -> list[cst.BaseStatement]:
     """Parses dedented statements; comments above one stay with it."""
     module = cst.parse_module(code)
-    body = list(module.body)
+    body: list[cst.BaseStatement] = list(module.body)
     if body and module.header:
         body[0] = body[0].with_changes(leading_lines=[*module.header, *_leading(body[0])])
     return body
@@ -73,7 +74,14 @@ def replace_function(
 ) -> cst.Module:
     """The module with one function changed."""
     node = find_function(module, qualname)
-    return module.deep_replace(node, change(node))  # type: ignore[return-value]
+    return replaced(module, node, change(node))
+
+
+def replaced(module: cst.Module, old: cst.CSTNode, new: Any) -> cst.Module:
+    """The module with one node, found by identity, replaced."""
+    result = module.deep_replace(old, new)
+    assert isinstance(result, cst.Module)
+    return result
 
 
 def names_in(node: cst.CSTNode) -> set[str]:
@@ -166,7 +174,7 @@ class Substitute(cst.CSTTransformer):
         return updated_node
 
     def _count(self, pair: tuple[str, ...], node: cst.BaseExpression) -> cst.BaseExpression:
-        name = self.counts.get(pair)  # type: ignore[call-overload]
+        name = self.counts.get((pair[0], pair[1]))
         if name is None:
             return node
         self.changes += 1

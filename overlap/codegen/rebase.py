@@ -45,9 +45,7 @@ class Rebase:
         """Whether a region statement stays as it is: the one that assigns the tile id itself."""
         return self.assigns_tile_id and m.matches(
             statement,
-            m.SimpleStatementLine(
-                body=[m.Assign(targets=[m.AssignTarget(target=m.Name(self.region.tile_id or ""))])]
-            ),
+            m.SimpleStatementLine(body=[m.Assign(targets=[m.AssignTarget(target=m.Name(self.region.tile_id or ""))])]),
         )
 
     def substitute(self) -> Substitute:
@@ -72,7 +70,9 @@ class Rebase:
         used = used.union(*(names_in(cst.parse_module(line)) for line in behind))
         for axis in context.axes:
             if self.counts[axis.name] in used:
-                lines.append(f"{self.counts[axis.name]} = {ol}.count({table}, {self.run}, {context.axis_index(axis.name)})")
+                lines.append(
+                    f"{self.counts[axis.name]} = {ol}.count({table}, {self.run}, {context.axis_index(axis.name)})"
+                )
         return lines + behind
 
     def virtual_lines(self, position: str) -> list[str]:
@@ -94,7 +94,9 @@ class Rebase:
         return [cst.Module([cst.parse_statement(s.text).visit(substitute)]).code.rstrip("\n") for s in self.moved]  # type: ignore[list-item]
 
 
-def _moved(slice_: tuple[SliceStatement, ...], seeds: set[str], context: Context, grid: bool) -> tuple[SliceStatement, ...]:
+def _moved(
+    slice_: tuple[SliceStatement, ...], seeds: set[str], context: Context, grid: bool
+) -> tuple[SliceStatement, ...]:
     """Outside statements that depend on counts, tile ids or program ids; what depends on none of them keeps its value."""
     tainted = set(seeds)
     blocks = {(a.extent, a.block) for a in context.axes}
@@ -103,7 +105,9 @@ def _moved(slice_: tuple[SliceStatement, ...], seeds: set[str], context: Context
         if statement.inside:
             continue
         node = cst.parse_statement(statement.text)
-        probe = Substitute({}, {(e, b or ""): "x" for e, b in blocks}, {d: "x" for d in range(3)}, {d: "x" for d in range(3)})
+        probe = Substitute(
+            {}, {(e, b or ""): "x" for e, b in blocks}, {d: "x" for d in range(3)}, {d: "x" for d in range(3)}
+        )
         node.visit(probe)
         if probe.changes or names_in(node) & tainted:
             moved.append(statement)

@@ -29,8 +29,14 @@ WORDS = {
         Word("find_run", ("table", "tile"), "the run that holds position `tile`, as an offset into the table"),
         Word("rebase", ("table", "run", "tile"), "position inside the run"),
         Word("count", ("table", "run", "axis"), "number of tiles of the run along an axis"),
-        Word("place", ("table", "run", "tile", "axis", "pid"), "coordinate in the whole grid of a coordinate inside the run"),
-        Word("wait", ("table", "run", "state", "epoch"), "polls the run's flags; returns the smallest value seen (int64)"),
+        Word(
+            "place",
+            ("table", "run", "tile", "axis", "pid"),
+            "coordinate in the whole grid of a coordinate inside the run",
+        ),
+        Word(
+            "wait", ("table", "run", "state", "epoch"), "polls the run's flags; returns the smallest value seen (int64)"
+        ),
         Word("after", ("index", "seen"), "`index`, dependent on the wait that returned `seen`"),
         Word("after_async", ("index", "seen"), "as `after`, and orders TMA loads behind it", nvidia=True),
         Word("notify", ("flag", "value"), "all stores of the program, then a release of `value` at system scope"),

@@ -26,7 +26,7 @@ class Runtime(Protocol):
     """The `torch.device` that ordinary tensors of this rank live on."""
 
     def symmetric(self, shape: Sequence[int], dtype: Any, *, zero: bool = False) -> Any:
-        """Collective: the same tensor (contiguous) on every rank, reachable by peers. Zeroed before any peer can reach it when asked."""
+        """Collective: the same contiguous tensor on every rank, reachable by peers; ``zero``: cleared before any can reach it."""
 
     def peer(self, tensor: Any, rank: int) -> Any:
         """The same-shaped view of ``rank``'s copy of a symmetric tensor (or view of one); rank itself gives ``tensor``."""

@@ -1,7 +1,7 @@
 """The order in which chunks reach a rank.
 
-    all-gather by pull, 4 ranks, rank 1:     time 0      1      2      3
-                                             own 1   from 2  from 3  from 0
+all-gather by pull, 4 ranks, rank 1:     time 0      1      2      3
+                                         own 1   from 2  from 3  from 0
 """
 
 from __future__ import annotations

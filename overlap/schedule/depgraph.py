@@ -1,10 +1,10 @@
 """`DependenceGraph`: which tiles of a rank read which chunk, as products of intervals and never a node a tile.
 
-    a[M, K] in chunks along M, block 32, M = 136         tiles of axis M
-    chunk 0: rows   0:34                                 [0, 2)
-    chunk 1: rows  34:68                                 [1, 3)     tile 1 reads chunks 0 and 1
-    chunk 2: rows  68:102                                [2, 4)
-    chunk 3: rows 102:136                                [3, 5)
+a[M, K] in chunks along M, block 32, M = 136         tiles of axis M
+chunk 0: rows   0:34                                 [0, 2)
+chunk 1: rows  34:68                                 [1, 3)     tile 1 reads chunks 0 and 1
+chunk 2: rows  68:102                                [2, 4)
+chunk 3: rows 102:136                                [3, 5)
 """
 
 from __future__ import annotations
@@ -201,4 +201,3 @@ def check_covered(plan: CommPlan, reads: Sequence[TensorRead], axes: Sequence[Ax
                 where=plan.where(),
                 help="move that chunk to the rank as well, or give it to the rank as its own",
             )
-

@@ -1,10 +1,10 @@
 """The nouns of a schedule: pure integers, one `RankSchedule` per rank.
 
-    plan + axes + reads  --depgraph-->  chunk -> tiles, as boxes
-                         --arrival-->   order in which chunks reach this rank
-                         --runs-->      Run, Run, ...   (own chunk first, then by last arrival)
-                         --sync-->      the fewest flags each run must wait for
-                         --table-->     ScheduleTable (int32 words read by overlap.language)
+plan + axes + reads  --depgraph-->  chunk -> tiles, as boxes
+                     --arrival-->   order in which chunks reach this rank
+                     --runs-->      Run, Run, ...   (own chunk first, then by last arrival)
+                     --sync-->      the fewest flags each run must wait for
+                     --table-->     ScheduleTable (int32 words read by overlap.language)
 """
 
 from __future__ import annotations

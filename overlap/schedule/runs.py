@@ -196,4 +196,3 @@ def _join(boxes: Iterable[tuple[int, TileBox]]) -> list[tuple[int, TileBox]]:
             open_at[key] = len(joined)
             joined.append((value, (interval, *rest)))
     return joined
-

@@ -1,6 +1,6 @@
 """Flags: the slot of each, and the fewest that a run must wait for.
 
-    lane   copy A | flag A | copy B | flag B          who sees flag B sees A's data: no wait for A
+lane   copy A | flag A | copy B | flag B          who sees flag B sees A's data: no wait for A
 """
 
 from __future__ import annotations

@@ -104,8 +104,7 @@ def _check_permutation(schedule: RankSchedule) -> None:
 
 def _share_tiles(left: Run, right: Run) -> bool:
     return all(
-        a < b + m and b < a + n
-        for a, n, b, m in zip(left.origin, left.counts, right.origin, right.counts, strict=True)
+        a < b + m and b < a + n for a, n, b, m in zip(left.origin, left.counts, right.origin, right.counts, strict=True)
     )
 
 

@@ -106,7 +106,6 @@ class _Poisoned(TorchDispatchMode):
         runtime.torch_operation(func, args, kwargs, results)
         return results
 
-
     def _wait_for_stream(self) -> None:
         """The host blocks until its stream is idle; other ranks' host code runs meanwhile.
 

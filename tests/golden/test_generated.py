@@ -61,7 +61,11 @@ def test_same_input_same_bytes_in_another_process(repo, monkeypatch):
     command = [sys.executable, "-m", "overlap", "compile", path, "--plan", plan, "--on", on, "-o", "-"]
     texts = {
         subprocess.run(
-            command, capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed, "PATH": "", "PYTHONPATH": str(repo)}
+            command,
+            capture_output=True,
+            text=True,
+            check=True,
+            env={"PYTHONHASHSEED": seed, "PATH": "", "PYTHONPATH": str(repo)},
         ).stdout
         for seed in ("0", "1", "77")
     }
@@ -79,6 +83,16 @@ def test_comments_are_kept_and_the_result_is_clean(case, repo, monkeypatch, tmp_
             assert line.strip() in text
     out = tmp_path / "out.py"
     out.write_text(text)
-    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "E4,E7,E9,F", "--output-format", "concise"]
+    command = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "check",
+        "--isolated",
+        "--select",
+        "E4,E7,E9,F",
+        "--output-format",
+        "concise",
+    ]
     found = subprocess.run([*command, str(out)], capture_output=True, text=True)
     assert found.returncode == 0, found.stdout

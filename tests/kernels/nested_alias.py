@@ -26,8 +26,12 @@ def make(block=32, ol=3, group_rows=2):
                 xs = L.load(x + m[:, None] * sxm + ks[None, :] * sxk, mask=m[:, None] < M, other=0.0)
                 ws = L.load(w + ks[:, None] * swk + n[None, :] * swn, mask=n[None, :] < N, other=0.0)
             else:
-                xs = L.load(x + m[:, None] * sxm + ks[None, :] * sxk, mask=(m[:, None] < M) & (ks[None, :] < K), other=0.0)
-                ws = L.load(w + ks[:, None] * swk + n[None, :] * swn, mask=(ks[:, None] < K) & (n[None, :] < N), other=0.0)
+                xs = L.load(
+                    x + m[:, None] * sxm + ks[None, :] * sxk, mask=(m[:, None] < M) & (ks[None, :] < K), other=0.0
+                )
+                ws = L.load(
+                    w + ks[:, None] * swk + n[None, :] * swn, mask=(ks[:, None] < K) & (n[None, :] < N), other=0.0
+                )
             acc += L.dot(xs, ws)
         L.store(y + m[:, None] * sym + n[None, :] * syn, acc.to(y.dtype.element_ty), mask=(m[:, None] < M) & (n[None, :] < N))  # fmt: skip
 

@@ -38,8 +38,12 @@ def gemm_persistent(a_ptr, b_ptr, c_ptr, M, N, K, sam, sak, sbk, sbn, scm, scn, 
         acc = tl.zeros((BM, BN), dtype=tl.float32)
         for ki in range(k_tiles):
             rk = ki * BK + tl.arange(0, BK)
-            a = tl.load(a_ptr + rm[:, None] * sam + rk[None, :] * sak, mask=(rm[:, None] < M) & (rk[None, :] < K), other=0.0)
-            b = tl.load(b_ptr + rk[:, None] * sbk + rn[None, :] * sbn, mask=(rk[:, None] < K) & (rn[None, :] < N), other=0.0)
+            a = tl.load(
+                a_ptr + rm[:, None] * sam + rk[None, :] * sak, mask=(rm[:, None] < M) & (rk[None, :] < K), other=0.0
+            )
+            b = tl.load(
+                b_ptr + rk[:, None] * sbk + rn[None, :] * sbn, mask=(rk[:, None] < K) & (rn[None, :] < N), other=0.0
+            )
             acc = tl.dot(a, b, acc)
         tile_c += PROGRAMS
         # @overlap.dispatch begin

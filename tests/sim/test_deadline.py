@@ -30,7 +30,9 @@ def test_a_wait_in_vain_is_recorded_and_the_next_gives_up_at_once():
         state, record, flags = armed(runtime, -1)
         flags[1][:] = 6
         for flag in (flags[1], flags[0]):
-            runtime.launch(wait_kernel, (1, 1, 1), (), {"flag": flag, "state": state, "num_warps": 1}, runtime.main_stream())
+            runtime.launch(
+                wait_kernel, (1, 1, 1), (), {"flag": flag, "state": state, "num_warps": 1}, runtime.main_stream()
+            )
         runtime.synchronize()
         assert record.tolist() == [1, flags[1].data_ptr(), 7, 6, 3], "the first wait's record stays"
         return state[LIMIT_WORD].item()

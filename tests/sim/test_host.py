@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from overlap.errors import DeadlockFault, KernelCrashFault, RaceFault, RuntimeContractError, UnwrittenFault
+from overlap.errors import DeadlockFault, KernelCrashFault, RuntimeContractError, UnwrittenFault
 from overlap.sim import World
 from overlap.sim.memory import array_of
 

@@ -26,9 +26,7 @@ SWEEP = os.environ.get("OVERLAP_SWEEP") == "1"
 
 def pairwise(factors: tuple[tuple, ...]) -> list[tuple]:
     """A small list of combinations in which every two values of different factors meet; always the same one."""
-    left = {
-        (i, x, j, y) for (i, xs), (j, ys) in itertools.combinations(enumerate(factors), 2) for x in xs for y in ys
-    }
+    left = {(i, x, j, y) for (i, xs), (j, ys) in itertools.combinations(enumerate(factors), 2) for x in xs for y in ys}
     chosen = []
     while left:
         best, covered = None, set()

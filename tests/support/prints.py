@@ -32,7 +32,13 @@ def prints() -> dict[str, str]:
     sizes = {"M": 1000, "K": 96, "N": 130}
     made = {title.split()[0]: text.rstrip("\n") for title, text in explain(compilation, world=4, sizes=sizes, rank=1)}
     plan = plan_for(
-        compilation.on, compilation.program, compilation.plan_path, compilation.plan_text, compilation.realization, 4, sizes
+        compilation.on,
+        compilation.program,
+        compilation.plan_path,
+        compilation.plan_text,
+        compilation.realization,
+        4,
+        sizes,
     )
     lines = compilation.module.text.splitlines()
     first = next(i for i, line in enumerate(lines) if "The run that holds" in line)

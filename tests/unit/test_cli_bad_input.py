@@ -130,7 +130,11 @@ def test_on(cli, repo, tmp_path, on, words):
 
 
 def test_return_between_wait_and_raise(cli, repo, tmp_path):
-    text = edited(repo, tmp_path, ("    # @overlap.dispatch end\n", "    # @overlap.dispatch end\n    if pid_m > 7:\n        return\n"))
+    text = edited(
+        repo,
+        tmp_path,
+        ("    # @overlap.dispatch end\n", "    # @overlap.dispatch end\n    if pid_m > 7:\n        return\n"),
+    )
     refused(cli("compile", "user.py", *COMPILE), "user.py", line_of(text, "        return"), "return", "mask")
 
 
@@ -152,7 +156,9 @@ OPS = "ops:\n  - for: step in range({first}, world)\n    pull: shard((rank + ste
 
 def test_plan_for_another_world(cli, repo, tmp_path):
     edited(repo, tmp_path)
-    (tmp_path / "four.yaml").write_text("plan: four\nworld: 4\nbefore: shard(rank)\nafter: whole\n" + OPS.format(first=1))
+    (tmp_path / "four.yaml").write_text(
+        "plan: four\nworld: 4\nbefore: shard(rank)\nafter: whole\n" + OPS.format(first=1)
+    )
     arguments = ["--plan", "four.yaml", "--on", "a[M]", "-o", "-"]
     refused(cli("compile", "user.py", *arguments, "--world", "3"), "four.yaml", 2, "world of 4, not 3")
     assert cli("compile", "user.py", *arguments, "--world", "4").returncode == 0
@@ -181,7 +187,10 @@ def test_plan_that_does_not_cover(cli, repo, tmp_path):
         (["check", "all_gather_1d", "--world", "3", "--shape", "M=4", "--on", "x[Q]"], "--on x[Q]"),
         (["bogus"], "bogus"),
         (["compile", "user.py", "--on", "a[M]", "-o", "-"], "--plan"),
-        (["explain", "user.py", "--plan", "all_gather_1d", "--on", "a[M]", "--world", "2", "--rank", "2"], "ranks 0 to 1"),
+        (
+            ["explain", "user.py", "--plan", "all_gather_1d", "--on", "a[M]", "--world", "2", "--rank", "2"],
+            "ranks 0 to 1",
+        ),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
@@ -228,7 +237,11 @@ def test_missing_torch_and_triton(repo, tmp_path, command):
 
     def run(*arguments: str):
         return subprocess.run(
-            [sys.executable, "-c", hide, *arguments], capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(repo)}
+            [sys.executable, "-c", hide, *arguments],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={"PYTHONPATH": str(repo)},
         )
 
     assert run("compile", "user.py", "--plan", "all_gather_1d", "--on", "a[M]", "-o", "out.py").returncode == 0

@@ -1,6 +1,17 @@
 """The rewriting passes, one a file, each ``run(module, context) -> module``. A pass that matches nothing raises."""
 
-from . import dispatch, hoist, host_body, host_entry, imports, kernel_signature, operator, registrations, tile_map, unused
+from . import (
+    dispatch,
+    hoist,
+    host_body,
+    host_entry,
+    imports,
+    kernel_signature,
+    operator,
+    registrations,
+    tile_map,
+    unused,
+)
 
 PASSES = (
     ("hoist", hoist.run),

@@ -33,7 +33,7 @@ from overlap.annotate.model import DispatchRegion
 from overlap.errors import CodegenError
 
 from ..context import Context
-from ..locate import comment, find_function, names_in, pragma_of, statements
+from ..locate import comment, find_function, names_in, pragma_of, replaced, statements
 from ..rebase import Rebase
 
 ASYNC_KINDS = ("device_descriptor", "host_descriptor")
@@ -47,7 +47,7 @@ def run(module: cst.Module, context: Context) -> cst.Module:
         raise CodegenError(
             f"found {rewriter.done} dispatch regions to rewrite, the kernel has {len(context.program.kernel.regions)}"
         )
-    return module.deep_replace(kernel, changed)  # type: ignore[return-value, arg-type]
+    return replaced(module, kernel, changed)
 
 
 class _Blocks(cst.CSTTransformer):
@@ -99,11 +99,16 @@ class _Blocks(cst.CSTTransformer):
         substitute = rebase.substitute()
         inside = [s if rebase.keeps(s) else s.visit(substitute) for s in region]
         if not substitute.changes:
-            raise CodegenError(f"the dispatch region at line {model.begin_line} uses neither a tile id nor a tile count")
+            raise CodegenError(
+                f"the dispatch region at line {model.begin_line} uses neither a tile id nor a tile count"
+            )
         used = set().union(*(names_in(s) for s in inside))  # type: ignore[arg-type]
         head = statements("\n".join(rebase.prologue(used)) + "\n")
         head[0] = head[0].with_changes(
-            leading_lines=[*lines[:begin], comment("The run that holds this tile, and the kernel's own mapping on its counts.")]
+            leading_lines=[
+                *lines[:begin],
+                comment("The run that holds this tile, and the kernel's own mapping on its counts."),
+            ]
         )
         tail = statements("\n".join(epilogue(context, model, rebase)) + "\n")
         tail[0] = tail[0].with_changes(leading_lines=[*closing, *_lines(tail[0])])

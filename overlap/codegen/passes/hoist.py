@@ -75,7 +75,11 @@ def lift(module: cst.Module, program: ProgramModel) -> cst.Module:
 
 def _two_blank(statement: cst.BaseStatement) -> list[cst.EmptyLine]:
     lines = [line for line in getattr(statement, "leading_lines", ()) if line.comment is not None]
-    return [cst.EmptyLine(), cst.EmptyLine(), *lines] if isinstance(statement, cst.FunctionDef) else [cst.EmptyLine(), *lines]
+    return (
+        [cst.EmptyLine(), cst.EmptyLine(), *lines]
+        if isinstance(statement, cst.FunctionDef)
+        else [cst.EmptyLine(), *lines]
+    )
 
 
 def _bound(statement: cst.CSTNode) -> list[str]:
@@ -104,7 +108,13 @@ def _check_known(name: str, node: cst.CSTNode, program: ProgramModel) -> None:
             return
     elif isinstance(node, cst.SimpleStatementLine) and all(
         isinstance(s, (cst.Import, cst.ImportFrom))
-        or (isinstance(s, cst.Assign) and (m.matches(s.value, _LITERAL) or m.matches(s.value, m.Call(func=m.OneOf(m.Name("constexpr"), m.Attribute(attr=m.Name("constexpr")))))))
+        or (
+            isinstance(s, cst.Assign)
+            and (
+                m.matches(s.value, _LITERAL)
+                or m.matches(s.value, m.Call(func=m.OneOf(m.Name("constexpr"), m.Attribute(attr=m.Name("constexpr")))))
+            )
+        )
         for s in node.body
     ):
         return

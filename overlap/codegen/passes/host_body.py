@@ -18,7 +18,7 @@ import libcst as cst
 from overlap.errors import CodegenError
 
 from ..context import Context
-from ..locate import find_function
+from ..locate import find_function, replaced
 
 
 def run(module: cst.Module, context: Context) -> cst.Module:
@@ -44,7 +44,7 @@ def run(module: cst.Module, context: Context) -> cst.Module:
         name=cst.Name(context.names.local(f"body_{host.name}")),
         params=params,
     )
-    return module.deep_replace(function, changed)  # type: ignore[return-value]
+    return replaced(module, function, changed)
 
 
 class _Launches(cst.CSTTransformer):

@@ -9,7 +9,7 @@ import libcst as cst
 from overlap.errors import HostEntryError
 
 from ..context import Context
-from ..locate import find_function, pragma_of, statements
+from ..locate import find_function, pragma_of, replaced, statements
 from .operator import fitted
 
 ADDED = ("group", "sizes", "out")
@@ -30,7 +30,9 @@ def run(module: cst.Module, context: Context) -> cst.Module:
         star_arg=star,
         kwonly_params=[*old_keyword, *keyword],
     )
-    given = ", ".join(f'"{p.name.value}": {p.name.value}' for p in (*params.posonly_params, *params.params, *old_keyword))
+    given = ", ".join(
+        f'"{p.name.value}": {p.name.value}' for p in (*params.posonly_params, *params.params, *old_keyword)
+    )
     axis, tensor = context.on.axis, context.on.tensor
     doc = (
         f'"""`{host.name}` over the ranks of `group`: {tensor} is passed as its shard along {axis}, '
@@ -47,7 +49,7 @@ def run(module: cst.Module, context: Context) -> cst.Module:
         leading_lines=[line for line in body.leading_lines if not _is_entry(line)],
         lines_after_decorators=[line for line in body.lines_after_decorators if not _is_entry(line)],
     )
-    module = module.deep_replace(body, stripped)  # type: ignore[assignment]
+    module = replaced(module, body, stripped)
     function = function.with_changes(
         params=params,
         returns=body.returns,

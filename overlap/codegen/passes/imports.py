@@ -54,7 +54,8 @@ class _Absolute(cst.CSTTransformer):
         parts = package.split(".") if package else []
         if len(parts) < level:
             raise UnsupportedError(
-                "a relative import outside a package", where=self.program.kernel.span,
+                "a relative import outside a package",
+                where=self.program.kernel.span,
                 help="compile the file inside its package, or import by absolute name",
             )
         base = ".".join(parts[: len(parts) - level + 1])

@@ -93,7 +93,11 @@ class _Drop(cst.CSTTransformer):
 
     def _is_registration(self, statement: cst.BaseSmallStatement) -> bool:
         if isinstance(statement, cst.Expr):
-            return isinstance(statement.value, cst.Call) and "." in dotted(statement.value) and self._registers(statement.value)
+            return (
+                isinstance(statement.value, cst.Call)
+                and "." in dotted(statement.value)
+                and self._registers(statement.value)
+            )
         if isinstance(statement, cst.Assign) and isinstance(statement.value, cst.Call):
             targets: Sequence[cst.AssignTarget] = statement.targets
             named = all(isinstance(t.target, cst.Name) and t.target.value in self.registrars for t in targets)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import libcst as cst
 
 from ..context import Context
-from ..locate import find_function
+from ..locate import find_function, replaced
 
 NOTE = "# noqa: F841"
 
@@ -23,7 +23,7 @@ def run(module: cst.Module, context: Context) -> cst.Module:
     unread = candidates - reads.names
     if not unread:
         return module
-    return module.deep_replace(kernel, kernel.visit(_Mark(unread)))  # type: ignore[return-value, arg-type]
+    return replaced(module, kernel, kernel.visit(_Mark(unread)))
 
 
 def _target(statement: cst.SimpleStatementLine) -> str | None:
@@ -74,7 +74,5 @@ class _Mark(cst.CSTTransformer):
             return updated_node
         text = f"{old}  {NOTE}" if old else NOTE
         return updated_node.with_changes(
-            trailing_whitespace=trailing.with_changes(
-                whitespace=cst.SimpleWhitespace("  "), comment=cst.Comment(text)
-            )
+            trailing_whitespace=trailing.with_changes(whitespace=cst.SimpleWhitespace("  "), comment=cst.Comment(text))
         )

@@ -155,20 +155,34 @@ def test_hosts(refusal, name):
     _check(refusal, HOSTS[name], HostEntryError)
 
 
-@pytest.mark.parametrize("edits", [(("G: tl.constexpr = 8", "G: tl.constexpr = 8, WS: tl.constexpr = True"),), (("G: tl.constexpr = 8", "G: tl.constexpr = 8, WS: tl.constexpr = False"), ("BK=16)", "BK=16, WS=True)"))])
+@pytest.mark.parametrize(
+    "edits",
+    [
+        (("G: tl.constexpr = 8", "G: tl.constexpr = 8, WS: tl.constexpr = True"),),
+        (("G: tl.constexpr = 8", "G: tl.constexpr = 8, WS: tl.constexpr = False"), ("BK=16)", "BK=16, WS=True)")),
+    ],
+)
 def test_warp_specialisation_by_a_parameter(refusal, edits):
     error = refusal(("range(0, steps)", "tl.range(0, steps, warp_specialize=WS)"), *edits)
     assert type(error) is UnsupportedError and error.message.startswith("warp_specialize")
 
 
 def test_helper_variable_read_in_the_next_iteration(refusal, persistent):
-    error = refusal(text=persistent.replace("        # @overlap.dispatch begin\n", "        tl.static_print(group)\n        # @overlap.dispatch begin\n"))
-    assert type(error) is PragmaError and error.message.startswith("`group` is computed in the dispatch region and used after it")
+    error = refusal(
+        text=persistent.replace(
+            "        # @overlap.dispatch begin\n", "        tl.static_print(group)\n        # @overlap.dispatch begin\n"
+        )
+    )
+    assert type(error) is PragmaError and error.message.startswith(
+        "`group` is computed in the dispatch region and used after it"
+    )
     assert error.where.text.strip() == "tl.static_print(group)"
 
 
 def test_map_carried_by_the_tile_loop(refusal, persistent):
-    text = persistent.replace("    width =", "    shift = 0\n    width =").replace("group = pid // width", "group = (pid + shift) // width")
+    text = persistent.replace("    width =", "    shift = 0\n    width =").replace(
+        "group = pid // width", "group = (pid + shift) // width"
+    )
     error = refusal(text=text.replace("        rm = pid_m", "        shift = 1\n        rm = pid_m"))
     assert type(error) is UnsupportedError and "`shift`, which feeds the tile coordinates, is carried" in error.message
 

@@ -11,7 +11,18 @@ from overlap.annotate import SourceUnit, annotate, parse_on
 from overlap.backends.base import Realization
 from overlap.codegen.context import Context, Names
 from overlap.codegen.locate import Substitute, statements
-from overlap.codegen.passes import dispatch, hoist, host_body, host_entry, imports, kernel_signature, operator, registrations, tile_map, unused
+from overlap.codegen.passes import (
+    dispatch,
+    hoist,
+    host_body,
+    host_entry,
+    imports,
+    kernel_signature,
+    operator,
+    registrations,
+    tile_map,
+    unused,
+)
 from overlap.errors import CodegenError, HostEntryError, UnsupportedError
 
 SOURCE = '''\
@@ -85,12 +96,15 @@ def test_kernel_signature_goes_behind_the_docstring():
 
 
 def test_kernel_signature_stands_before_defaults():
-    text = after(kernel_signature.run, SOURCE.replace("BK: tl.constexpr)", "BK: tl.constexpr, OUT: tl.constexpr = None)"))
+    text = after(
+        kernel_signature.run, SOURCE.replace("BK: tl.constexpr)", "BK: tl.constexpr, OUT: tl.constexpr = None)")
+    )
     assert "BK: tl.constexpr, ol_table, ol_state, OUT: tl.constexpr = None):" in text
 
 
 def test_kernel_signature_one_parameter_a_line():
-    spread = "kernel(\n    a,\n    b,\n    c,\n    M,\n    N,\n    K,\n    BM: tl.constexpr,\n    BN: tl.constexpr,\n    BK: tl.constexpr,\n):"
+    names = ["a", "b", "c", "M", "N", "K", "BM: tl.constexpr", "BN: tl.constexpr", "BK: tl.constexpr"]
+    spread = "kernel(\n" + "".join(f"    {name},\n" for name in names) + "):"
     text = SOURCE.replace("kernel(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):", spread)
     assert "    BK: tl.constexpr,\n    ol_table,\n    ol_state,\n):" in after(kernel_signature.run, text)
 
@@ -132,8 +146,16 @@ def test_dispatch_that_finds_no_region_raises():
 
 def test_region_at_the_end_of_its_block():
     """The closing pragma is the last line of a block: libcst keeps it in the block's footer."""
-    text = SOURCE.replace("    i = pid % rows\n    j = pid // rows\n    # @overlap.dispatch end\n", "    i = pid % rows\n    j = pid // rows\n")
-    text = text.replace("    # @overlap.dispatch begin", "    if True:\n        # @overlap.dispatch begin\n        # @overlap.pid_map M=i N=j\n        i = pid % rows\n        j = pid // rows\n        # @overlap.dispatch end\n    # gone", 1)
+    text = SOURCE.replace(
+        "    i = pid % rows\n    j = pid // rows\n    # @overlap.dispatch end\n",
+        "    i = pid % rows\n    j = pid // rows\n",
+    )
+    text = text.replace(
+        "    # @overlap.dispatch begin",
+        "    if True:\n        # @overlap.dispatch begin\n        # @overlap.pid_map M=i N=j\n"
+        "        i = pid % rows\n        j = pid // rows\n        # @overlap.dispatch end\n    # gone",
+        1,
+    )
     module = cst.parse_module(text)
     changed = dispatch.run(module, context())
     assert changed.code.count("ol.wait(") == 1 and changed.code.count("dispatch end") == 1
@@ -277,7 +299,8 @@ def test_substitute(code, expected):
 
 REGISTERING = SOURCE.replace(
     "@triton.jit",
-    'lib = torch.library.Library("mine", "FRAGMENT")\nlib.define("matmul(Tensor a, Tensor b) -> Tensor")\nsizes = lib_sizes = [1]\n\n\n'
+    'lib = torch.library.Library("mine", "FRAGMENT")\nlib.define("matmul(Tensor a, Tensor b) -> Tensor")\n'
+    "sizes = lib_sizes = [1]\n\n\n"
     '@torch.library.impl(lib, "matmul", "Meta")\ndef _(a, b):\n    return a\n\n\n@triton.jit',
     1,
 ).replace("def matmul", '@torch.library.impl(lib, "matmul", "CUDA")\n@torch.no_grad()\ndef matmul')
@@ -311,7 +334,13 @@ def test_modules_without_registrations_are_untouched():
 
 def test_kernel_in_a_module_level_if():
     start, end = SOURCE.index("@triton.jit"), SOURCE.index("# @overlap.host_entry")
-    text = SOURCE[:start] + "if True:\n" + textwrap.indent(SOURCE[start:end].rstrip() + "\n", "    ") + "\n\n" + SOURCE[end:]
+    text = (
+        SOURCE[:start]
+        + "if True:\n"
+        + textwrap.indent(SOURCE[start:end].rstrip() + "\n", "    ")
+        + "\n\n"
+        + SOURCE[end:]
+    )
     made = whole(text)
     assert made.index("    def kernel(") < made.index("\ndef ol_tile_map(") < made.index("OL_OPERATOR")
     compile(made, "made", "exec")

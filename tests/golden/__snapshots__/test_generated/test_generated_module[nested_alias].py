@@ -3,7 +3,7 @@
 # overlap source: tests/kernels/nested_alias.py
 # overlap kernel: make.kernel
 # overlap host: linear
-# overlap sha256: fdde9e7f1eb503e84bbe19ee884d0b497091a2e78f69fafaefead7fc5a3a920a
+# overlap sha256: 877569ac8e432b47ddb66d0ce45ddf1c850885b788c7a184dc4600862220a6b3
 # overlap plan: all_gather_1d
 # overlap on: x[M]
 # overlap world: any
@@ -59,8 +59,12 @@ def kernel(x, w, y, M, N, K, sxm, sxk, swk, swn, sym, syn, BM: L.constexpr, BN: 
             xs = L.load(x + m[:, None] * sxm + ks[None, :] * sxk, mask=m[:, None] < M, other=0.0)
             ws = L.load(w + ks[:, None] * swk + n[None, :] * swn, mask=n[None, :] < N, other=0.0)
         else:
-            xs = L.load(x + m[:, None] * sxm + ks[None, :] * sxk, mask=(m[:, None] < M) & (ks[None, :] < K), other=0.0)
-            ws = L.load(w + ks[:, None] * swk + n[None, :] * swn, mask=(ks[:, None] < K) & (n[None, :] < N), other=0.0)
+            xs = L.load(
+                x + m[:, None] * sxm + ks[None, :] * sxk, mask=(m[:, None] < M) & (ks[None, :] < K), other=0.0
+            )
+            ws = L.load(
+                w + ks[:, None] * swk + n[None, :] * swn, mask=(ks[:, None] < K) & (n[None, :] < N), other=0.0
+            )
         acc += L.dot(xs, ws)
     L.store(y + m[:, None] * sym + n[None, :] * syn, acc.to(y.dtype.element_ty), mask=(m[:, None] < M) & (n[None, :] < N))  # fmt: skip
 
@@ -104,7 +108,7 @@ OL1_OPERATOR = ol1_rt.Operator(
     kernel=kernel,
     body=ol1_body_linear,
     tile_map=ol1_tile_map,
-    source=ol1_rt.Source("tests/kernels/nested_alias.py", host_line=35, kernel_line=11),
+    source=ol1_rt.Source("tests/kernels/nested_alias.py", host_line=39, kernel_line=11),
     plan=OL1_PLAN,
     on="x[M]",
     realization=ol1_rt.Realization(backend="copy_engine"),

@@ -3,7 +3,7 @@
 # overlap source: tests/kernels/persistent_epilogue_tile.py
 # overlap kernel: gemm_persistent
 # overlap host: matmul
-# overlap sha256: 739023ef02160b145e5e7c2db8c1099c0b2eaeeab392fa68b211eaeac307e984
+# overlap sha256: 7a48a0adfe0e138b291285ee0035a027951e51052d96861d12d1f858bb5c49f1
 # overlap plan: all_gather_1d
 # overlap on: a[M]
 # overlap world: any
@@ -68,8 +68,12 @@ def gemm_persistent(a_ptr, b_ptr, c_ptr, M, N, K, sam, sak, sbk, sbn, scm, scn, 
         acc = tl.zeros((BM, BN), dtype=tl.float32)
         for ki in range(k_tiles):
             rk = ki * BK + tl.arange(0, BK)
-            a = tl.load(a_ptr + rm[:, None] * sam + rk[None, :] * sak, mask=(rm[:, None] < M) & (rk[None, :] < K), other=0.0)
-            b = tl.load(b_ptr + rk[:, None] * sbk + rn[None, :] * sbn, mask=(rk[:, None] < K) & (rn[None, :] < N), other=0.0)
+            a = tl.load(
+                a_ptr + rm[:, None] * sam + rk[None, :] * sak, mask=(rm[:, None] < M) & (rk[None, :] < K), other=0.0
+            )
+            b = tl.load(
+                b_ptr + rk[:, None] * sbk + rn[None, :] * sbn, mask=(rk[:, None] < K) & (rn[None, :] < N), other=0.0
+            )
             acc = tl.dot(a, b, acc)
         tile_c += PROGRAMS
         # The run that holds this tile, and the kernel's own mapping on its counts.
@@ -128,7 +132,7 @@ OL_OPERATOR = ol_rt.Operator(
     kernel=gemm_persistent,
     body=ol_body_matmul,
     tile_map=ol_tile_map,
-    source=ol_rt.Source("tests/kernels/persistent_epilogue_tile.py", host_line=55, kernel_line=18),
+    source=ol_rt.Source("tests/kernels/persistent_epilogue_tile.py", host_line=59, kernel_line=18),
     plan=OL_PLAN,
     on="a[M]",
     realization=ol_rt.Realization(backend="copy_engine"),
