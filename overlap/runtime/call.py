@@ -106,7 +106,9 @@ class HostCall:
         )
         if int(bound.options.get("num_ctas", 1) or 1) > 1:
             raise UnsupportedError(
-                "num_ctas > 1: only the first CTA of a cluster would poll", where=self.here(), help="launch with num_ctas=1"
+                "num_ctas > 1: only the first CTA of a cluster would poll",
+                where=self.here(),
+                help="launch with num_ctas=1",
             )
         check_descriptors(operator, bound)
         self.bound = bound

@@ -26,8 +26,10 @@ from .kernels import bound_launch, compiled, require_room
 from .meeting import Meetings
 from .providers import Provider, choose_provider
 
-_ORDER: dict[Any, tuple[int, torch.cuda.Event]] = {}
-"""By (device, key): the capture a call was recorded in (0: none) and the event of its end."""
+_ORDER: dict[Any, torch.cuda.Event] = {}
+"""By (device, key): the end of the last call outside captures."""
+_CAPTURED: dict[Any, tuple[int, torch.cuda.Event]] = {}
+"""By (device, key): the capture that holds the last call recorded in one, and that call's end."""
 
 
 class CudaRuntime:
@@ -149,19 +151,29 @@ class CudaRuntime:
     def order_behind_previous(self, key: Any) -> bool:
         main = self.main_stream()
         capture = _capture_of(main)
-        inside, event = _ORDER.get((self.device, key), (0, None))
-        if event is not None and inside == capture:
+        event = self._last_call(key, capture)
+        if event is not None:
             main.wait_event(event)
         return capture != 0
 
     def record_call(self, key: Any) -> None:
         main = self.main_stream()
         capture = _capture_of(main)
-        inside, event = _ORDER.get((self.device, key), (0, None))
-        if event is None or inside != capture:
+        event = self._last_call(key, capture)
+        if event is None:
             event = torch.cuda.Event()
+            if capture:
+                _CAPTURED[self.device, key] = (capture, event)
+            else:
+                _ORDER[self.device, key] = event
         event.record(main)
-        _ORDER[self.device, key] = (capture, event)
+
+    def _last_call(self, key: Any, capture: int) -> torch.cuda.Event | None:
+        """The end of the last call, inside this capture or (0) outside any: neither may wait for the other."""
+        if not capture:
+            return _ORDER.get((self.device, key))
+        held, event = _CAPTURED.get((self.device, key), (0, None))
+        return event if held == capture else None
 
     def copier(self, dst: torch.Tensor, src: torch.Tensor) -> Callable[[torch.cuda.Stream], None]:
         """Raises RuntimeContractError when shapes or dtypes differ."""
@@ -273,3 +285,4 @@ def _leave() -> None:
         runtime._allocations.clear()
     _RUNTIMES.clear()
     _ORDER.clear()
+    _CAPTURED.clear()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from overlap.chunkplan.order import name_op
+from overlap.chunkplan.plan import P2P
 from overlap.errors import DeadlineError
 from overlap.schedule.table import S_FAULT, S_READY, S_SPIN_LIMIT, SLOT_WORDS, done_base, flag_base
 
@@ -76,6 +77,7 @@ def _word(world: int, holder: int, slot: int, instance: Instance | None) -> tupl
         for op_id, number in instance.slots[holder].items():
             if number == flag:
                 op = instance.plan.op(op_id)
-                said = f"{op.dst.tensor}{op.dst.box} from rank {op.src_rank} (flag {flag} of rank {holder}; "
+                assert isinstance(op, P2P), "only copies have flags"
+                said = f"{op.dst} from rank {op.src_rank} (flag {flag} of rank {holder}; "
                 return f"{said}{name_op(instance.plan, op_id)})", instance.plan.where(op_id)
     return f"flag {flag} of rank {holder}", None

@@ -93,13 +93,13 @@ def launch(
                 case st.Join(lane):
                     open_lanes.discard(lane)
                     runtime.join(lanes[lane])
-                case st.Credit(_, None):
-                    if behind is not None:
+                case st.Await(lane) | st.Copy(lane) | st.Raise(lane):
+                    _prepared(instance, step)(lanes[lane])
+                case st.Credit(_, lane):
+                    if lane is None and behind is not None:
                         behind()
                         behind = None
-                    _prepared(instance, step)(main)
-                case _:
-                    _prepared(instance, step)(lanes[step.lane])
+                    _prepared(instance, step)(main if lane is None else lanes[lane])
         if behind is not None:
             behind()
     except BaseException as error:
@@ -136,8 +136,9 @@ def _warm(
         runtime.warm(kernel, grid, arguments, leave_room=bool(awaits))
 
 
-def _prepared(instance: Instance, step: Any) -> Enqueue:
-    made = instance.prepared.get(step)
+def _prepared(instance: Instance, step: st.Await | st.Copy | st.Raise | st.Credit) -> Enqueue:
+    """A step made ready, once for the instance's present memory."""
+    made: Enqueue | None = instance.prepared.get(step)
     if made is None:
         match step:
             case st.Await(_, op, rank):

@@ -123,7 +123,9 @@ class Operator:
 
         return Call(self, arguments, group=group, sizes=sizes, out=out).run()
 
-    def capture(self, sizes: dict[str, int], dtype: Any, *, world: int = 4, device: str = "meta", **arguments: Any) -> Any:
+    def capture(
+        self, sizes: dict[str, int], dtype: Any, *, world: int = 4, device: str = "meta", **arguments: Any
+    ) -> Any:
         """Runs the host body alone and returns its launch (`resolve.Bound`, grid), for building without a GPU.
 
         Args:

@@ -111,7 +111,7 @@ def test_several_weights_on_one_gather(group, dim, plan):
             random((72, 96), seed + gather.rank, torch.bfloat16).t(),
             gather.weight(66, seed + 100)[:, ::2],
         ]
-        biases = [None, random((72,), seed, torch.bfloat16), random((33,), seed, torch.float32)]
+        biases = [None, random((72,), seed, torch.bfloat16), random((33,), seed, torch.bfloat16)]
         delay(seed, gather.rank)
         ys, gathered = gather.call(weights, bias=biases, return_gathered=True, plan=plan)
         wrongs.append((gathered != gather.whole).any())

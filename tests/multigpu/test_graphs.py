@@ -92,6 +92,31 @@ def test_two_calls_in_one_graph_on_two_streams(generated, group):
             assert not product.wrong(got, a.float() @ b.float())
 
 
+def test_a_capture_between_two_calls_leaves_them_in_order(generated, group):
+    """A slow call on one stream, a capture on another, a call on a third: nothing but the runtime orders the two calls."""
+    module = generated(template("grouped_gemm"), "all_gather_1d_push", "a[M]")
+    product = Product(group, 515, 136, 96, torch.float16)
+    product.check(module, 0)
+    first, second, third = torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.Stream()
+    inputs = product.arguments(*product.data(0))
+    wrong = []
+    for seed in range(1, 21, 2):
+        torch.cuda.synchronize()
+        with torch.cuda.stream(first):
+            torch.cuda._sleep(20_000_000)
+            wrong.append(product.wrong(*product.call(module, seed)))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(second):
+            # `torch.cuda.graph` would wait for the device first.
+            graph.capture_begin()
+            module.matmul(*inputs, group=group, sizes=product.sizes)
+            graph.capture_end()
+        with torch.cuda.stream(third):
+            wrong.append(product.wrong(*product.call(module, seed + 1)))
+    torch.cuda.synchronize()
+    assert not torch.stack(wrong).any()
+
+
 def test_a_first_call_in_a_capture_is_refused_on_every_rank(generated, group):
     module = generated(template("grouped_gemm"), "all_gather_1d", "a[M]")
     product = Product(group, 515, 136, 96, torch.float16)

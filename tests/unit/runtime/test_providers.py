@@ -19,7 +19,11 @@ def broken(name):
 
 @pytest.mark.parametrize(
     ("setting", "here", "chosen"),
-    [("auto", ("torch", "nvshmem"), "torch"), ("auto", ("nvshmem",), "nvshmem"), ("nvshmem", ("torch", "nvshmem"), "nvshmem")],
+    [
+        ("auto", ("torch", "nvshmem"), "torch"),
+        ("auto", ("nvshmem",), "nvshmem"),
+        ("nvshmem", ("torch", "nvshmem"), "nvshmem"),
+    ],
 )
 def test_the_setting_chooses_and_auto_prefers_torch(monkeypatch, setting, here, chosen):
     monkeypatch.setenv("OVERLAP_PROVIDER", setting)
@@ -29,7 +33,9 @@ def test_the_setting_chooses_and_auto_prefers_torch(monkeypatch, setting, here, 
     assert providers.choose_provider(None, torch.device("cpu")) == chosen
 
 
-@pytest.mark.parametrize(("setting", "said"), [("auto", "no torch here; nvshmem: .*no nvshmem here"), ("torch", "no torch here$")])
+@pytest.mark.parametrize(
+    ("setting", "said"), [("auto", "no torch here; nvshmem: .*no nvshmem here"), ("torch", "no torch here$")]
+)
 def test_a_provider_that_is_not_here_says_why(monkeypatch, setting, said):
     monkeypatch.setenv("OVERLAP_PROVIDER", setting)
     for name in ("torch", "nvshmem"):
