@@ -52,7 +52,7 @@ def ag_gemm(
     Args:
         x: this rank's shard, [..., D]; any strides.
         w: this rank's weight [D, N], any strides (``linear.weight.t()`` is one), or several [D, N_i] for one gather.
-        bias: [N], or one (or None) for each weight.
+        bias: [N] of x's dtype, or one (or None) for each weight.
         gather_dim: the dimension x is sharded along; not the last.
         gather_size: its global extent, needed where shards are uneven; they follow `torch.chunk`.
         group: process group, its name, DeviceMesh, (mesh, dim), or a simulated group; None is the default group.
@@ -103,8 +103,8 @@ def check_arguments(x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Se
         for other, name in ((w, "weight"), (b, "bias")):
             if other is not None and other.device != x.device:
                 raise UsageError(f"{name} {i} is on {other.device}, x on {x.device}")
-        if w.dtype != x.dtype:
-            raise UsageError(f"weight {i} is {w.dtype}, x is {x.dtype}", help="convert one of them")
+            if other is not None and other.dtype != x.dtype:
+                raise UsageError(f"{name} {i} is {other.dtype}, x is {x.dtype}", help="convert one of them")
         if b is not None and tuple(b.shape) != (w.shape[1],):
             raise UsageError(f"bias {i} has shape {tuple(b.shape)}, its weight {tuple(w.shape)}", help="bias is [N]")
 
@@ -133,9 +133,12 @@ def run(
     choice = _choose(x, view, group, check_backend(backend))
     if choice.backend == "serial":
         whole = gather(group, x, view.whole, dim)
+        rows = whole.view(-1, view.depth)
         for y, w, b in zip(ys, weights, biases, strict=True):
-            product = torch.matmul(whole, w)
-            y.copy_(product if b is None else product + b.to(product.dtype))
+            if b is None:
+                torch.mm(rows, w, out=y.view(-1, w.shape[1]))
+            else:  # added before the result is rounded
+                torch.addmm(b, rows, w, out=y.view(-1, w.shape[1]))
         said = LastPlan(
             "ag_gemm", "serial", "collective", 0, world, rank, view.whole, str(x.dtype), why_serial=choice.why_serial
         )
@@ -222,7 +225,7 @@ def _nothing_to_move(
 ) -> list[torch.Tensor]:
     """Results where the gathered tensor has no elements: empty sums, which every rank knows by itself."""
     for y, b in zip(ys, biases, strict=True):
-        y.copy_(b.to(y.dtype).expand(y.shape)) if b is not None else y.zero_()
+        y.copy_(b.expand(y.shape)) if b is not None else y.zero_()
     return [*ys, torch.empty(view.whole, dtype=x.dtype, device=x.device)] if gathered else ys
 
 

@@ -21,6 +21,7 @@ X, W = torch.randn(6, 8), torch.randn(8, 5)
         ((X, []), UsageError, "no weight"),
         ((X, W.double()), UsageError, "weight 0 is torch.float64, x is torch.float32"),
         ((X, W, dict(bias=W[:, 0])), UsageError, "bias 0 has shape"),
+        ((X, W, dict(bias=W[0].half())), UsageError, "bias 0 is torch.float16, x is torch.float32"),
         ((X, [W, W], dict(bias=W[0])), UsageError, "one bias for 2 weights"),
         ((X, [W, W], dict(bias=[W[0]])), UsageError, "1 biases for 2 weights"),
         ((X, W, dict(gather_dim=1)), UnsupportedError, "sums over.*along K"),
