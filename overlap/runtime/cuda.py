@@ -114,8 +114,10 @@ class CudaRuntime:
         assert other is not None
         return other.as_strided(tensor.shape, tensor.stride(), other.storage_offset() + tensor.storage_offset() - start)
 
-    def table(self, values: Sequence[int], *, bits: int = 32) -> torch.Tensor:
+    def table(self, values: Sequence[int], *, bits: int = 32, into: torch.Tensor | None = None) -> torch.Tensor:
         dtype = torch.int32 if bits == 32 else torch.int64
+        if into is not None:
+            return into.copy_(torch.tensor(list(values), dtype=dtype))
         return torch.tensor(list(values), dtype=dtype, device=self.device)
 
     def agree(self, what: str, value: Any, *, seconds: float | None = None) -> list[Any]:

@@ -109,7 +109,7 @@ class Instance:
             schedule = schedule_rank(
                 self.plan, reads, tuple(axes), self.runtime.rank, ordered=self.ordered, tile_map=tile_map
             )
-            self._tables[key] = (schedule, self.runtime.table(to_words(schedule)))
+            self._tables[key] = (schedule, self.workspace.table(to_words(schedule)))
         return self._tables[key]
 
     def meet(self, prepare: Callable[[], None]) -> None:

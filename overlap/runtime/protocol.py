@@ -31,8 +31,11 @@ class Runtime(Protocol):
     def peer(self, tensor: Any, rank: int) -> Any:
         """The same-shaped view of ``rank``'s copy of a symmetric tensor (or view of one); rank itself gives ``tensor``."""
 
-    def table(self, values: Sequence[int], *, bits: int = 32) -> Any:
-        """Uploads integers into an ordinary device tensor of int32 or int64, before any launch that reads it."""
+    def table(self, values: Sequence[int], *, bits: int = 32, into: Any = None) -> Any:
+        """Uploads integers into an ordinary device tensor of int32 or int64, before any launch that reads it.
+
+        Into ``into``, an earlier table of as many values or part of one, where it is given; else into a new one.
+        """
 
     def agree(self, what: str, value: Any, *, seconds: float | None = None) -> list[Any]:
         """Collective: every rank's ``value`` in rank order; never on a stream, never while a graph is captured.

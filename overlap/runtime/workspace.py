@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gc
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from .instance import Instance
     from .operator import Operator
 
+TABLE_WORDS = 1 << 16
+"""int32 words that a reserved workspace sets aside for the tables of shapes to come, a few hundred of them."""
+TABLE_ALIGNMENT = 64
 LEAST_FLAGS = 64
 """Flags made at least, 32 bytes each: another shape rarely needs more."""
 
@@ -68,6 +72,8 @@ class Workspace:
         self.kept: list[Memory] = []
         self.reserved = False
         self.instances: list[Instance] = []
+        self._tables: torch.Tensor | None = None
+        self._used = 0
         self.error: OverlapError | None = None
 
     def fit(self, shape: tuple[int, ...], flags: int) -> Memory:
@@ -94,6 +100,22 @@ class Workspace:
             self.kept.append(self.memory)
         self.memory = Memory(self.runtime, capacity, self.dtype, flags)
         return self.memory
+
+    def reserve(self, shape: tuple[int, ...], flags: int) -> None:
+        """Makes memory for calls up to ``shape`` and refuses from now on to make any more."""
+        self.fit(shape, flags)
+        if self._tables is None:
+            self._tables = self.runtime.table([0] * TABLE_WORDS)
+        self.reserved = True
+
+    def table(self, words: Sequence[int]) -> Any:
+        """Uploads a schedule table, into memory that was set aside for it if there is some left."""
+        end = self._used + len(words)
+        if self._tables is None or end > TABLE_WORDS:
+            return self.runtime.table(words)
+        place = self._tables[self._used : end]
+        self._used = -(-end // TABLE_ALIGNMENT) * TABLE_ALIGNMENT
+        return self.runtime.table(words, into=place)
 
     def add(self, instance: Instance) -> int:
         """Takes in an instance; its number in fault records."""
@@ -165,7 +187,8 @@ def plan_for(operator: Operator, world: int, shape: tuple[int, ...]) -> CommPlan
 def reserve(operator: Operator, group: Any, max_sizes: dict[str, int], dtype: torch.dtype) -> Workspace:
     """Makes the memory for all calls up to ``max_sizes``; afterwards no call of the operator makes any, ever.
 
-    Collective. A later call that needs more is refused with both sizes named.
+    Collective. A later call that needs more is refused with both sizes named. Tables of schedules, a few hundred bytes a
+    shape, have a reserve of their own; past some hundreds of shapes they come from torch's allocator.
 
     Args:
         max_sizes: global extent of every axis of the communicated tensor, the largest that will be called.
@@ -194,8 +217,7 @@ def reserve(operator: Operator, group: Any, max_sizes: dict[str, int], dtype: to
             raise RuntimeContractError(
                 f"rank {runtime.rank} reserves {told[runtime.rank]} for `{operator.name}`, rank {rank} {theirs}"
             )
-    workspace.fit(shape, flags)
-    workspace.reserved = True
+    workspace.reserve(shape, flags)
     return workspace
 
 

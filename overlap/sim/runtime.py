@@ -89,9 +89,11 @@ class SimRuntime:
         flat = buffer.copies[rank].storage.view(torch.uint8).view(tensor.dtype)
         return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
-    def table(self, values: Sequence[int], *, bits: int = 32) -> Any:
+    def table(self, values: Sequence[int], *, bits: int = 32, into: Any = None) -> Any:
         dtype = torch.int32 if bits == 32 else torch.int64
         made = torch.tensor(list(values), dtype=dtype)
+        if into is not None:
+            return into.copy_(made)
         tensor, buffer = self._world.memory.allocate(self.rank, (len(made),), dtype, zero=True)
         buffer.name = "table"
         tensor.copy_(made)

@@ -95,10 +95,11 @@ def test_shapes_that_differ_every_call_share_memory(generated, group, plan):
     module = generated(template("grouped_gemm"), plan, "a[M]")
     reserve(module.OL_OPERATOR, group, {"M": 1024, "K": 96}, torch.float16)
     (workspace,) = workspaces(runtime_for_group(group)).values()
-    memory = workspace.memory
+    memory, held = workspace.memory, torch.cuda.memory_allocated()
     for call, m in enumerate([1024, 1, 515, 64, 3, 8, 1000, 2, 700, 515, 1, 1024]):
         Product(group, m, 136, 96, torch.float16).check(module, call)
     assert workspace.memory is memory and not workspace.kept
+    assert torch.cuda.memory_allocated() == held
     with pytest.raises(Exception, match="needs 201600 bytes.*reserved are 196608 bytes"):
         Product(group, 1050, 136, 96, torch.float16).check(module, 0)
     Product(group, 512, 136, 96, torch.float16).check(module, 0)

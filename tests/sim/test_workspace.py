@@ -10,6 +10,7 @@ from overlap.codegen.module_io import load_module
 from overlap.errors import RuntimeContractError, UsageError
 from overlap.runtime import instance as instance_layer
 from overlap.runtime import launch as launch_layer
+from overlap.runtime import workspace as workspace_layer
 from overlap.runtime.workspace import check, release, reserve, workspaces
 from overlap.schedule.steps import Copy
 from overlap.sim import World
@@ -123,8 +124,10 @@ def test_reserve_holds_everything_up_to_its_sizes_and_names_both_beyond(module):
         results = calls(module, group, 100, 1, 64)
         with pytest.raises(RuntimeContractError, match=r"\(101, 16\) needs 6464 bytes.*reserved are 6400 bytes"):
             call(module, group, 101, 0)
-        results += calls(module, group, 100)
+        results += calls(module, group, 100, 1, 3)
         assert workspace.memory is memory
+        places = [table.storage_offset() for i in workspace.instances for _, table in i._tables.values()]
+        assert len(places) == 4 and len(set(places)) == 4 and all(place % 64 == 0 for place in places)
         return results
 
     run(2, body)
@@ -146,6 +149,16 @@ def test_ranks_that_reserve_differently_are_told(module):
 
     with pytest.raises(RuntimeContractError, match=r"reserves.*10\d, 16.*rank \d .*10\d, 16"):
         World(2).run(body)
+
+
+def test_tables_past_the_reserve_are_ordinary_memory(module, monkeypatch):
+    monkeypatch.setattr(workspace_layer, "TABLE_WORDS", 200)
+
+    def body(group):
+        reserve(module.OL_OPERATOR, group, {"M": 130, "K": K}, torch.float32)
+        return calls(module, group, 130, 64, 1, 70, 3, 130, 64)
+
+    run(3, body)
 
 
 def test_dtypes_have_workspaces_of_their_own(module):

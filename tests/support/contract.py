@@ -143,6 +143,16 @@ def test_a_table_holds_what_it_was_given(group_of_ranks):
     assert group_of_ranks(2, body) == [([-1, 2, 2**31 - 1], [2**40, 0])] * 2
 
 
+def test_a_table_inside_another(group_of_ranks):
+    def body(runtime):
+        whole = runtime.table([0] * 8)
+        part = runtime.table([5, 6], into=whole[3:5])
+        assert part.data_ptr() == whole[3:].data_ptr()
+        return part.tolist(), whole.tolist()
+
+    assert group_of_ranks(2, body) == [([5, 6], [0, 0, 0, 5, 6, 0, 0, 0])] * 2
+
+
 @pytest.mark.parametrize("pull", [True, False])
 @pytest.mark.parametrize(
     "part",
