@@ -136,9 +136,9 @@ def run(
         rows = whole.view(-1, view.depth)
         for y, w, b in zip(ys, weights, biases, strict=True):
             if b is None:
-                torch.mm(rows, w, out=y.view(-1, w.shape[1]))
+                torch.mm(rows, w, out=y.view(len(rows), w.shape[1]))
             else:  # added before the result is rounded
-                torch.addmm(b, rows, w, out=y.view(-1, w.shape[1]))
+                torch.addmm(b, rows, w, out=y.view(len(rows), w.shape[1]))
         said = LastPlan(
             "ag_gemm", "serial", "collective", 0, world, rank, view.whole, str(x.dtype), why_serial=choice.why_serial
         )

@@ -39,6 +39,7 @@ def check_operator(rank: int, world: int) -> None:
         torch.testing.assert_close(z, whole @ weights[1])
         said = last_plan()
         assert said is not None and (said.backend, said.shape) == ("serial", (2, 7, 3, 8))
+    assert ag_gemm(torch.ones(2, 8), torch.ones(8, rank)).shape == (2 * world, rank)
     ag_gemm(torch.ones(2, 8), weights[0].float(), backend="serial")
     assert last_plan().why_serial == "asked for"
 
