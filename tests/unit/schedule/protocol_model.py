@@ -150,9 +150,7 @@ class Model:
         weight = {key: choose.choice((1, 1, 4, 20)) for key in self.queues}
         waiting: dict = {}
         while any(self.queues.values()):
-            able = [
-                key for key, queue in self.queues.items() if queue and (key not in waiting or waiting[key]())
-            ]
+            able = [key for key, queue in self.queues.items() if queue and (key not in waiting or waiting[key]())]
             if not able:
                 raise Stuck(f"nothing moves: {sorted(waiting, key=str)}")
             key = choose.choices(able, [weight[k] for k in able])[0]

@@ -14,22 +14,28 @@ def shown(plan, axes, rank, **how) -> str:
 
 
 def test_runs_and_waits():
-    assert shown(gather((136, 64), 0, 4), gemm_axes(136, 100, 32, 64), 3) == """\
+    assert (
+        shown(gather((136, 64), 0, 4), gemm_axes(136, 100, 32, 64), 3)
+        == """\
 rank 3 of 4: 10 tiles (M 5 x N 2) in 4 runs, 3 flags
   run  tiles  box            ready with                          waits for
   0    0..1   M[4:5] N[0:2]  own chunk                           nothing
   1    2..3   M[0:1] N[0:2]  a[0:34, 0:64] (pull from rank 0)    flag 0
   2    4..5   M[1:2] N[0:2]  a[34:68, 0:64] (pull from rank 1)   flag 1
   3    6..9   M[2:4] N[0:2]  a[68:102, 0:64] (pull from rank 2)  flag 2"""
+    )
 
 
 def test_several_flags_and_an_empty_chunk():
     plan, axes = gather((3, 4), 0, 4, direction="push"), gemm_axes(3, 100, 32, 64)
-    assert shown(plan, axes, 1) == """\
+    assert (
+        shown(plan, axes, 1)
+        == """\
 rank 1 of 4: 2 tiles (M 1 x N 2) in 1 run, 3 flags
   run  tiles  box            ready with                      waits for
   0    0..1   M[0:1] N[0:2]  a[0:1, 0:4] (push from rank 0)  flag 1, flag 0
   flag 2 is of an empty chunk, raised all the same: rank 3 operation 1 (push a[3:3, 0:4] to rank 1)"""
+    )
 
 
 def test_a_listed_order_and_an_empty_grid():

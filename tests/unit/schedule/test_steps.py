@@ -162,9 +162,7 @@ def test_no_step_can_be_left_out(plan):
 
 
 def without(kind, steps, **fields):
-    return tuple(
-        s for s in steps if not (isinstance(s, kind) and all(getattr(s, k) == v for k, v in fields.items()))
-    )
+    return tuple(s for s in steps if not (isinstance(s, kind) and all(getattr(s, k) == v for k, v in fields.items())))
 
 
 def no_ready(steps):
@@ -261,9 +259,7 @@ def test_steps_out_of_place_are_refused(plan, change, message):
 def test_copies_enqueued_behind_the_kernel_that_waits_for_them_are_a_deadlock():
     """Forked behind the kernel, a lane waits for a kernel that waits for the lane."""
     plan = gather((6, 2), 0, 2)
-    steps = [
-        (s[0], Kernel(), *(x for x in s[1:] if not isinstance(x, Kernel))) for s in map(tuple, all_steps(plan))
-    ]
+    steps = [(s[0], Kernel(), *(x for x in s[1:] if not isinstance(x, Kernel))) for s in map(tuple, all_steps(plan))]
     with pytest.raises(ScheduleError, match="deadlock among launch steps: .*Kernel.* waits for .*Raise"):
         verify_steps(steps, plan)
     assert outcome(plan, steps, 0) == "stuck"
