@@ -1,6 +1,10 @@
 """When a call goes through a plain collective instead, and why.
 
 Whatever decides is the same on every rank: facts about devices are exchanged once a group, sizes are global.
+
+Small tensors: a copy costs about 10 us however small it is, and a flag another 5, for every peer in turn, where a
+collective of a few hundred kilobytes takes 20 to 30 us in all. On four H100s the fused kernel wins by a tenth at 16 MB
+(bf16, 2048 x 4096); the setting ``serial_below_bytes`` draws the line.
 """
 
 from __future__ import annotations
