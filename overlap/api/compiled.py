@@ -20,7 +20,7 @@ import torch
 from overlap.annotate.source import SourceUnit
 from overlap.backends.base import Realization
 from overlap.chunkplan.library import find_template
-from overlap.errors import UnsupportedError
+from overlap.errors import UnsupportedError, UsageError
 from overlap.pipeline import Request, compile_kernel
 from overlap.runtime.instance import Instance
 from overlap.runtime.kernel_call import KernelCall, parameters
@@ -149,6 +149,12 @@ class CompiledKernel:
     def realization(self) -> Realization:
         """How the plan is carried out."""
         return self.operator.realization
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Raises UsageError: a kernel is launched on a grid."""
+        raise UsageError(
+            f"`{self.__name__}` was called like a function", help=f"{self.__name__}[grid](..., group=group)"
+        )
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         return lambda *args, group=None, **kwargs: self._launched(grid, args, kwargs, group)

@@ -77,6 +77,11 @@ def test_annotations_that_exist_for_type_checkers_only(template, tmp_path):
     assert "from __future__ import annotations" in kernel.path.read_text()
 
 
+def test_called_without_a_grid(template):
+    with pytest.raises(UsageError, match=r"(?s)called like a function.*matmul_kernel\[grid\]"):
+        overlap.compile(plan="all_gather_1d", on="a[M]")(template())(1, 2)
+
+
 def test_an_unknown_backend():
     with pytest.raises(UsageError, match="did you mean 'copy_engine'"):
         overlap.compile(plan="all_gather_1d", on="a[M]", backend="copyengine")
