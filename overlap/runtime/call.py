@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -96,14 +97,12 @@ class HostCall:
                 where=self.here(),
                 help="a host entry launches its kernel exactly once; give each launch a host function of its own",
             )
+        self.bind(kernel, grid, [unwrap(a) for a in args], {k: unwrap(v) for k, v in kwargs.items()})
+
+    def bind(self, kernel: Any, grid: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Binds and executes a launch whose arguments are plain."""
         operator = self.operator
-        bound = resolve(
-            kernel,
-            [unwrap(a) for a in args],
-            {k: unwrap(v) for k, v in kwargs.items()},
-            ours=operator.ours,
-            realization=operator.realization,
-        )
+        bound = resolve(kernel, args, kwargs, ours=operator.ours, realization=operator.realization)
         if int(bound.options.get("num_ctas", 1) or 1) > 1:
             raise UnsupportedError(
                 "num_ctas > 1: only the first CTA of a cluster would poll",

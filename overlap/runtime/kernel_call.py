@@ -98,7 +98,7 @@ class KernelCall(HostCall):
         self.instance = instance_for(operator, self.runtime, shape, self.shard, order)
         with self.instance.opening():
             self.substitute(self.instance.buffer)
-            self.launched(operator.kernel, self.grid, (), self.kwargs)
+            self.bind(operator.kernel, self.grid, (), self.kwargs)
 
     def read_launch(self, world: int, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Global shape and memory order of the communicated tensor, checked against this rank's shard."""
@@ -222,6 +222,7 @@ def global_strides(
     return tuple(found) or (None,) * len(shape)
 
 
+@lru_cache(maxsize=4096)
 def memory_order(operator: Operator, shape: tuple[int, ...], strides: tuple[int | None, ...]) -> tuple[int, ...]:
     """The order of dimensions in memory, outermost first, in which a dense tensor has these strides.
 
