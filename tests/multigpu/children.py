@@ -99,7 +99,8 @@ class Scenario:
         start = time.monotonic()
         found: dict = {"error": None}
         try:
-            for seed in range(5):
+            # More launches than the rank that goes has enqueued.
+            for seed in range(40):
                 self.product.call(self.module, seed)
                 check(self.group)
         except OverlapError as error:
