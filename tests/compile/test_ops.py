@@ -65,12 +65,9 @@ def test_the_rules_hold_and_the_pipeline_stays(case):
     found = check(fused, guarded={operator.tensor}, original=plain, flags=operator.ours[1])
     assert [f for f in found if f.severity == "error"] == []
     ours, theirs = facts(fused), facts(plain)
-    assert (ours.buffers, ours.wgmma, ours.tma_loads, ours.tma_stores) == (
-        theirs.buffers,
-        theirs.wgmma,
-        theirs.tma_loads,
-        theirs.tma_stores,
-    )
+    pipelines = [{b for b in found.buffers if b.depth > 1} for found in (ours, theirs)]
+    assert pipelines[0] == pipelines[1]
+    assert (ours.wgmma, ours.tma_loads, ours.tma_stores) == (theirs.wgmma, theirs.tma_loads, theirs.tma_stores)
     assert ours.spill_bytes == 0
     small = case.get("batch", 1) > 1 and case["rows"] < 48
     by_descriptors = case["dtype"] != torch.float32 and case["depth"] % 8 == 0 and not small
