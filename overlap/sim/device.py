@@ -43,6 +43,24 @@ def _on_cpu(function: Any) -> Any:
     return call
 
 
+_READS = (
+    "item tolist numpy __bool__ __int__ __float__ __index__ __array__ __contains__ __format__ __repr__ equal allclose"
+).split()
+
+
+def _waiting(function: Any, world: World) -> Any:
+    """A torch function that reads data into the host's hands: the host waits for its stream first, as on a device."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        runtime = world.current_runtime()
+        if runtime is not None and runtime.busy:
+            runtime.synchronize()
+        return function(*args, **kwargs)
+
+    call.__name__ = getattr(function, "__name__", "call")
+    return call
+
+
 def _is_cuda(device: Any) -> bool:
     return isinstance(device, str | torch.device) and str(device).startswith(("cuda", "hip"))
 
@@ -67,10 +85,9 @@ class _Poisoned(TorchDispatchMode):
                 buffer.name = "memory from torch.empty"
                 return tensor
         if not func.is_view and self._touches_memory((args, kwargs)):
-            deferred = None if func._schema.is_mutable else self._in_stream_order(func, args, kwargs)
+            deferred = self._in_stream_order(func, args, kwargs)
             if deferred is not None:
                 return deferred
-            self._wait_for_stream()
         result = func(*args, **kwargs)
         if func._schema.is_mutable:
             self._world.host_wrote(func, args, kwargs)
@@ -85,8 +102,17 @@ class _Poisoned(TorchDispatchMode):
     def _in_stream_order(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A torch operation of host code is work for the rank's stream; its result is memory that the stream will fill.
 
-        None for operations that give no new tensors: a number or a truth value is known once the stream is idle.
+        None for operations that give no tensors, whose callers have waited (`_waiting`). Nothing here may switch to another
+        fibre: torch has turned this mode off for the whole thread, and a fibre that never comes back would leave it so.
         """
+        runtime = self._world.current_runtime()
+        assert runtime is not None
+        if func.name().startswith(("aten::set_", "aten::resize_")):
+            return None
+        if func._schema.is_mutable:
+            changed = self._world.written_by(func, args, kwargs)
+            runtime.torch_operation(func, args, kwargs, None)
+            return changed[0] if changed else None
         on_meta = tree_map(lambda v: v.to("meta") if isinstance(v, torch.Tensor) else v, (args, kwargs))
         try:
             shapes = func(*on_meta[0], **on_meta[1])
@@ -94,8 +120,6 @@ class _Poisoned(TorchDispatchMode):
             return None
         if not all(isinstance(shape, torch.Tensor) for shape in tree_leaves(shapes)):
             return None
-        runtime = self._world.current_runtime()
-        assert runtime is not None
 
         def place(shape: torch.Tensor) -> torch.Tensor:
             tensor, buffer = self._world.memory.allocate(runtime.rank, shape.shape, shape.dtype, stride=shape.stride())
@@ -105,16 +129,6 @@ class _Poisoned(TorchDispatchMode):
         results = tree_map(place, shapes)
         runtime.torch_operation(func, args, kwargs, results)
         return results
-
-    def _wait_for_stream(self) -> None:
-        """The host blocks until its stream is idle; other ranks' host code runs meanwhile.
-
-        Torch turns a mode off inside its own handler, for the whole thread, so it is turned on again for them.
-        """
-        runtime = self._world.current_runtime()
-        if runtime is not None and runtime.busy:
-            with self:
-                runtime.synchronize()
 
 
 def _properties(world: World) -> SimpleNamespace:
@@ -180,6 +194,10 @@ def simulated_device(world: World) -> Iterator[None]:
         for name in _FACTORIES:
             stack.enter_context(mock.patch.object(torch, name, _on_cpu(getattr(torch, name))))
         stack.enter_context(mock.patch.object(torch.Tensor, "to", _on_cpu(torch.Tensor.to)))
+        for name in _READS:
+            stack.enter_context(mock.patch.object(torch.Tensor, name, _waiting(getattr(torch.Tensor, name), world)))
+        for name in ("equal", "allclose"):
+            stack.enter_context(mock.patch.object(torch, name, _waiting(getattr(torch, name), world)))
         stack.enter_context(mock.patch.object(torch.Tensor, "cuda", lambda tensor, *_, **__: tensor))
         stack.enter_context(_Poisoned(world))
         yield

@@ -267,14 +267,17 @@ def torch_operation(world: World, func: Any, args: Any, kwargs: Any, results: An
     """Runs a torch operation on what its arguments hold by then, and puts its results where they were promised."""
 
     def run(stream: Stream) -> None:
-        verb = f"runs {func.name().removeprefix('aten::')} on"
+        access = world.shadow.access(stream.agent, f"runs {func.name().removeprefix('aten::')} on", NOWHERE)
+        written = world.written_by(func, args, kwargs)
         for value in tree_leaves((args, kwargs)):
-            buffer = world.memory.of(value) if isinstance(value, torch.Tensor) and value.numel() else None
+            if not isinstance(value, torch.Tensor) or not value.numel() or any(value is w for w in written):
+                continue
+            buffer = world.memory.of(value)
             if buffer is not None:
-                places = buffer.granules(world.memory.offsets(value), value.element_size())
-                world.shadow.read(buffer, places, world.shadow.access(stream.agent, verb, NOWHERE))
+                world.shadow.read(buffer, buffer.granules(world.memory.offsets(value), value.element_size()), access)
         made = func(*args, **kwargs)
-        for target, value in zip(tree_leaves(results), tree_leaves(made), strict=True):
+        world.record_writes(func, args, kwargs, access)
+        for target, value in zip(tree_leaves(results), tree_leaves(made), strict=True) if results is not None else ():
             fill_operation(world, target, value, stream.rank)(stream)
 
     return run

@@ -23,7 +23,7 @@ from .kernel import KernelFunction, kernel_function
 from .memory import Memory
 from .patch import interpreted
 from .runtime import SimGroup, SimRuntime
-from .shadow import Shadow, span
+from .shadow import Access, Shadow, span
 from .statewords import StateWords
 
 DEFAULT_SMS = 4
@@ -153,16 +153,27 @@ class World:
         """Records what a torch operation of host code wrote to registered memory."""
         if self.current_runtime() is None or func.name().startswith("aten::set_"):
             return
-        host = self.scheduler.current.agent
+        self.record_writes(func, args, kwargs, self.shadow.access(self.scheduler.current.agent, "writes", NOWHERE))
+
+    def written_by(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The arguments that a torch operation changes in place."""
+        found = []
         for position, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
-            tensor = args[position] if position < len(args) else kwargs.get(argument.name)
-            if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu" and tensor.numel():
-                buffer = self.memory.of(tensor)
-                if buffer is not None:
-                    places = buffer.granules(self.memory.offsets(tensor), tensor.element_size())
-                    self.shadow.write(buffer, places, self.shadow.access(host, "writes", NOWHERE))
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = args[position] if position < len(args) else kwargs.get(argument.name)
+                if isinstance(value, torch.Tensor):
+                    found.append(value)
+        return found
+
+    def record_writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], access: Access) -> None:
+        """Tells the shadow memory what a torch operation changes in place."""
+        for tensor in self.written_by(func, args, kwargs):
+            buffer = self.memory.of(tensor) if tensor.device.type == "cpu" and tensor.numel() else None
+            if buffer is not None:
+                places = buffer.granules(self.memory.offsets(tensor), tensor.element_size())
+                self.shadow.write(buffer, places, access)
+                self.scheduler.progress = True
+                self.kernel_memory.changed(buffer)
 
     def launch_from_host(self, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """``kernel[grid](...)`` in host code: a launch on the rank's main stream."""

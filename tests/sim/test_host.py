@@ -107,6 +107,7 @@ def spinning(local):
         word = runtime.symmetric([4], torch.int64, zero=True)
         one = runtime.symmetric([4], torch.int64, zero=True)
         one.fill_(1)
+        runtime.synchronize()
         runtime.agree("the ones are there", None)
         side = runtime.fork(0)
         runtime.launch(wait_for, (runtime.sm_count,), (word, 1), {"num_warps": 4}, runtime.main_stream())
@@ -142,6 +143,7 @@ def test_one_warp_fits_beside_a_full_grid():
         other = runtime.symmetric([4], torch.int64, zero=True)
         one = runtime.symmetric([4], torch.int64, zero=True)
         one.fill_(1)
+        runtime.synchronize()
         runtime.agree("the ones are there", None)
         peer = 1 - runtime.rank
         side = runtime.fork(0)
