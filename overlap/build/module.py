@@ -28,6 +28,7 @@ from .rules import Finding
 from .target import Target, parse_target
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+NARROW = {"int8": torch.int8, "fp8e4nv": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2}
 DEFAULT_EXTENT = 4096
 
 
@@ -57,6 +58,7 @@ def build_module(
     target: str,
     shape: Mapping[str, int] | None = None,
     dtype: str = "fp16",
+    dtypes: Mapping[str, str] | None = None,
     world: int = 4,
     folder: str | None = None,
 ) -> BuildResult:
@@ -67,6 +69,7 @@ def build_module(
         target: ``sm_90``, ``gfx942``, ...
         shape: axis to global extent; axes left out are 4096.
         dtype: of every tensor: ``fp16``, ``bf16`` or ``fp32``.
+        dtypes: tensors of another dtype than that, by host name; ``int8`` and fp8 too.
         world: ranks to imagine.
         folder: where every stage is written, if given.
 
@@ -84,8 +87,14 @@ def build_module(
     folders = (os.path.dirname(os.path.abspath(source)),) if source else ()
     operator = find_operator(load_module(path, search=folders))
     sizes = _sizes(operator, shape or {})
+    others = {
+        name: torch.empty(
+            [sizes[axis] for axis in operator.inputs[name]], dtype=NARROW.get(kind) or DTYPES[kind], device="meta"
+        )
+        for name, kind in (dtypes or {}).items()
+    }
     with planned_device(chosen):
-        bound, _ = operator.capture(sizes, DTYPES[dtype], world=world, device="meta")
+        bound, _ = operator.capture(sizes, DTYPES[dtype], world=world, device="meta", **others)
     _refuse_foreign_words(bound.kernel, chosen, path)
     made = compile_kernel(bound.kernel, bound.arguments, chosen, bound.options)
     theirs = None
