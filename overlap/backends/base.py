@@ -17,7 +17,7 @@ class Backend:
     """One way to move a chunk.
 
     ``default_direction``: what ``all_gather_1d`` becomes. ``ordered``: flags of one channel are raised in list order, so a
-    later flag implies an earlier one. ``writer`` names the row of the memory table (docs/memory_model.md) its flags obey.
+    later flag implies an earlier one. ``writer`` names the row of `memory_rules.WRITERS` its flags obey.
     """
 
     name: str

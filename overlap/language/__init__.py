@@ -1,6 +1,6 @@
 """Device words: the Triton functions that generated kernels call as ``ol.NAME``.
 
-Every word obeys one row of the memory table in docs/memory_model.md:
+Every word obeys one row of the memory table in overlap/backends/memory_rules.py:
 
 * a poll is ``tl.atomic_add(flag, 0, sem="acquire", scope="sys")``; a plain load in a loop is deleted by LLVM;
 * a wait returns what it saw and the guarded load's index depends on it (`after`), or the

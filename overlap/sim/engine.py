@@ -2,7 +2,7 @@
 
 A stream is an agent that does its operations in order. Kernels of all streams of a rank share ``sms`` slots, one
 program a slot, started in program order; a local device-to-device copy needs a slot too, because drivers run it as
-a kernel (docs/memory_model.md), a copy between ranks does not.
+a kernel (overlap/backends/memory_rules.py), a copy between ranks does not.
 """
 
 from __future__ import annotations

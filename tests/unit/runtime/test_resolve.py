@@ -43,6 +43,13 @@ def test_realization_overrides_configuration_and_feeds_heuristics():
     assert bound.options["num_warps"] == 4 and bound.options["num_stages"] == 5
 
 
+def test_realization_overrides_heuristics_and_plain_launches():
+    assert resolve(tuned, (1, 64), {}, ours=OURS, realization=Realization(meta=(("EVEN", 0),))).arguments["EVEN"] == 0
+    realization = Realization(meta=(("BLOCK", 48),), num_stages=2)
+    bound = resolve(inner, (1, 64), {"BLOCK": 16, "num_stages": 5}, ours=OURS, realization=realization)
+    assert bound.arguments["BLOCK"] == 48 and bound.options["num_stages"] == 2
+
+
 def test_positional_arguments_skip_ours():
     bound = resolve(inner, (1, 2, 16, True), {}, ours=OURS, realization=PLAIN)
     assert bound.arguments == {"x": 1, "n": 2, "BLOCK": 16, "EVEN": True, "LEFT": 7}
