@@ -87,7 +87,7 @@ def test_torch_operations_of_host_code_run_in_stream_order(seed):
         doubled = out.t() * 2 + tensor
         runtime.launch(copy_kernel, (1,), (last, doubled, 6), {"BLOCK": 8}, runtime.main_stream())
         del doubled
-        assert out.sum() == 6.0
+        assert out.sum().item() == 6.0
         runtime.synchronize()
         return out.tolist(), last.tolist()
 
