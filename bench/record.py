@@ -1,6 +1,7 @@
 """A result file: one JSON object {hardware, versions, clocks, commit, command, date, rows}; a rerun replaces it.
 
-A row: op (`OPS`), M, N, K (global), world, dtype, contender (`CONTENDERS`), ms, device.
+A row: op (`OPS`), M, N, K (global), world, dtype, contender (`CONTENDERS`), ms, device; in files of bench/ways.py also
+how, the keywords of the call.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ def write(path: Path, record: dict[str, Any]) -> None:
     if tuple(record) != KEYS:
         raise ValueError(f"a record has the keys {KEYS}, not {tuple(record)}")
     for row in record["rows"]:
-        if tuple(row) != ROW_KEYS or row["op"] not in OPS or row["contender"] not in CONTENDERS:
+        if tuple(row) not in (ROW_KEYS, (*ROW_KEYS, "how")) or row["op"] not in OPS or row["contender"] not in CONTENDERS:
             raise ValueError(f"not a row of a result file: {row}")
     head = [f'  "{key}": {json.dumps(record[key])}' for key in KEYS[:-1]]
     rows = ",\n".join("    " + json.dumps(row) for row in record["rows"])

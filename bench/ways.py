@@ -1,0 +1,109 @@
+"""Ways of carrying out one of our operators against each other, in a graph: which of them is the default is measured.
+
+    python -m torch.distributed.run --nproc-per-node 4 bench/ways.py --op ag_gemm --way plan=all_gather_1d_pull \
+        --way plan=all_gather_1d_push --way plan=all_gather_1d_push,split=2
+
+A way is a list of the operator's keywords. Every shape times all of them in shuffled order, as the operator's own benchmark
+does, after checking their results. Rows are as in every result file, with ``how``, the way, as a further key.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import record
+from common import DTYPES, Contender, Session, Unavailable, Watchdog, build, check, graph_of, measure
+
+MODULES = {"ag_gemm": "ag_gemm"}
+"""The benchmark whose problem, shapes and contender ``ours`` are used, by operator."""
+
+
+def way(text: str) -> dict[str, Any]:
+    """``plan=all_gather_1d_push,split=2`` as keywords."""
+    found: dict[str, Any] = {}
+    for pair in text.split(","):
+        key, equals, value = pair.partition("=")
+        if not equals or not key.isidentifier() or not value:
+            raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE[,KEY=VALUE ...]")
+        found[key] = int(value) if value.isdecimal() else value
+    return found
+
+
+def shown(how: dict[str, Any]) -> str:
+    return ",".join(f"{key}={value}" for key, value in how.items())
+
+
+def ours_in_graph(bench: Any, problem: Any, built: dict[str, Contender], how: dict[str, Any]) -> Contender:
+    """``ours`` of a benchmark, called in this way and captured.
+
+    Raises:
+        Unavailable: what runs would be serial, so that its time says nothing of the way.
+    """
+    eager = bench.ours(problem, built, {"backend": None, **how})
+    from overlap.ops import last_plan
+
+    said = last_plan(bench.OP)
+    if said is not None and said.why_serial:
+        raise Unavailable(f"serial: {said.why_serial}")
+    return graph_of(problem.session, eager, "ours_graph")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--op", choices=sorted(MODULES), required=True)
+    parser.add_argument("--way", action="append", type=way, required=True, metavar="KEY=VALUE[,...]", dest="ways")
+    parser.add_argument("--shapes", nargs="+", metavar="M,N,K", help="default: those of the operator's benchmark")
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
+    parser.add_argument("--rounds", type=int, default=30, help="published numbers need 20 or more")
+    parser.add_argument("--out", type=Path, help="result file; default: bench/results/ways, by operator and GPUs")
+    parser.add_argument("--commit", help="the commit measured, where there is no git")
+    options = parser.parse_args()
+    bench = importlib.import_module(MODULES[options.op])
+    session = Session("cuda")
+    default = record.default_path(options.op, session.name, session.world)
+    path = options.out or default.parent / "ways" / default.name
+    watchdog = Watchdog(lambda name, why: None)
+    rows: list[dict[str, Any]] = []
+    clocks = [record.clocks("start")]
+    wrong: list[str] = []
+    for m, n, k in map(bench.shape, options.shapes or bench.SHAPES):
+        session.say(f"{m},{n},{k}")
+        problem = bench.Problem(session, m, n, k, DTYPES[options.dtype])
+        builders = {shown(how): partial(ours_in_graph, bench, problem, how=how) for how in options.ways}
+        built = build(session, watchdog, builders)
+        problem.fill(1)
+        bad = check(session, watchdog, built, problem.expected())
+        wrong += bad
+        right = {name: contender for name, contender in built.items() if name not in bad}
+        times = measure(session, watchdog, right, rounds=options.rounds, seed=m + n + k)
+        clocks.append(record.clocks(f"after {m},{n},{k}"))
+        for name, ms in times.items():
+            session.say(f"  {name:<40}{ms:9.4f} ms")
+            values = (options.op, m, n, k, session.world, options.dtype, "ours_graph", round(ms, 5), session.name)
+            rows.append({**dict(zip(record.ROW_KEYS, values, strict=True)), "how": name})
+        del problem, built, right
+        session.free()
+    if session.rank == 0:
+        values = (
+            record.hardware(session.world),
+            record.versions(),
+            clocks,
+            options.commit or record.commit(),
+            record.command(session.world),
+            record.now(),
+            rows,
+        )
+        record.write(path, dict(zip(record.KEYS, values, strict=True)))
+        session.say(f"written: {path}")
+    session.close()
+    if wrong:
+        sys.exit(f"wrong results: {', '.join(sorted(set(wrong)))}")
+
+
+if __name__ == "__main__":
+    main()
