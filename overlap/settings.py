@@ -117,7 +117,7 @@ SETTINGS: dict[str, Setting] = {
         Setting(
             "serial_below_bytes",
             int,
-            4 << 20,
+            12 << 20,
             "Gathered tensors smaller than this go through a plain collective, which is faster then.",
             minimum=0,
         ),
