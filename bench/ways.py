@@ -44,7 +44,7 @@ def ours_in_graph(bench: Any, problem: Any, built: dict[str, Contender], how: di
     Raises:
         Unavailable: what runs would be serial, so that its time says nothing of the way.
     """
-    eager = bench.ours(problem, built, {"backend": None, **how})
+    eager = bench.ours(problem, built, {"backend": "copy_engine", **how})
     from overlap.ops import last_plan
 
     said = last_plan(bench.OP)

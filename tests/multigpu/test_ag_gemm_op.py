@@ -194,7 +194,7 @@ def test_serial_where_it_is_chosen(group):
     w = small.weight(64, 0)
     assert not wrong(small.call(w, backend=None), small.whole, w)
     assert "serial_below_bytes" in last_plan().why_serial
-    large = Gather(group, (8192, 512), 0, torch.bfloat16, 0)
+    large = Gather(group, (8192, 1024), 0, torch.bfloat16, 0)
     w = large.weight(64, 0)
     assert not wrong(large.call(w, backend=None), large.whole, w)
     assert last_plan().backend == FUSED and last_plan().predicted_ms > 0
