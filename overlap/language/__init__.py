@@ -24,6 +24,11 @@ _R_FIRST: tl.constexpr = tl.constexpr(_layout.R_FIRST)
 _R_WAIT_BEGIN: tl.constexpr = tl.constexpr(_layout.R_WAIT_BEGIN)
 _R_WAIT_END: tl.constexpr = tl.constexpr(_layout.R_WAIT_END)
 _R_AXIS: tl.constexpr = tl.constexpr(_layout.R_AXIS)
+_H_COUNTER_BASE: tl.constexpr = tl.constexpr(_layout.H_COUNTER_BASE)
+_R_RAISE_BEGIN: tl.constexpr = tl.constexpr(_layout.R_RAISE_BEGIN)
+_R_RAISE_END: tl.constexpr = tl.constexpr(_layout.R_RAISE_END)
+_RAISE_WORDS: tl.constexpr = tl.constexpr(_layout.RAISE_WORDS)
+_MAX_RAISES: tl.constexpr = tl.constexpr(_layout.MAX_RAISES)
 _SLOT_WORDS: tl.constexpr = tl.constexpr(_layout.SLOT_WORDS)
 _EPOCH: tl.constexpr = tl.constexpr(_layout.S_EPOCH * _layout.SLOT_WORDS)
 _SPIN_LIMIT: tl.constexpr = tl.constexpr(_layout.S_SPIN_LIMIT * _layout.SLOT_WORDS)
@@ -140,6 +145,46 @@ def after_async(index, seen):
         is_pure=False,
         pack=1,
     )
+
+
+@triton.jit
+def _count_in(table, run, state):
+    """Adds one to every counter of the run, with what this program has stored before its last barrier."""
+    begin = tl.load(table + run + _R_RAISE_BEGIN)
+    end = tl.load(table + run + _R_RAISE_END)
+    # Lanes instead of a loop, which would keep a tile loop from being flattened.
+    entries = begin + tl.arange(0, _MAX_RAISES) * _RAISE_WORDS
+    inside = entries < end
+    slots = tl.load(table + entries, mask=inside, other=0)
+    counters = state + tl.load(table + _H_COUNTER_BASE) + slots * _SLOT_WORDS
+    tl.atomic_add(counters, tl.full((_MAX_RAISES,), 1, tl.int64), mask=inside, sem="release", scope="sys")
+
+
+@triton.jit
+def produced(table, run, state):
+    """Counts a tile into the chunks it makes a part of, after all stores of this program.
+
+    System scope, because copy engines of this and of other devices read what the counter stands for.
+    """
+    tl.debug_barrier()
+    _count_in(table, run, state)
+
+
+@triton.jit
+def produced_async(table, run, state):
+    """As `produced`: TMA stores have landed, not only been read, and the barrier leaves a flattened loop its stages (sm_90).
+
+    ``tl.debug_barrier`` at the tail of a flattened loop drops its pipeline to one stage (Triton 3.6 to 3.9).
+    """
+    run = tl.inline_asm_elementwise(
+        "cp.async.bulk.wait_group 0; bar.sync 0; mov.b32 $0, $1;",
+        "=r,r",
+        [run],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+    _count_in(table, run, state)
 
 
 @triton.jit

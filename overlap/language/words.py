@@ -39,6 +39,13 @@ WORDS = {
         ),
         Word("after", ("index", "seen"), "`index`, dependent on the wait that returned `seen`"),
         Word("after_async", ("index", "seen"), "as `after`, and orders TMA loads behind it", nvidia=True),
+        Word("produced", ("table", "run", "state"), "the tile's stores are done: counts it into the run's chunks"),
+        Word(
+            "produced_async",
+            ("table", "run", "state"),
+            "as `produced`, for tiles stored by TMA, and in loops that are flattened",
+            nvidia=True,
+        ),
         Word("notify", ("flag", "value"), "all stores of the program, then a release of `value` at system scope"),
     )
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from overlap.chunkplan.plan import OpId
+from overlap.chunkplan.plan import Chunk, OpId
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,22 @@ class TensorRead:
 
 
 @dataclass(frozen=True)
+class TensorWrite:
+    """How a tile writes a communicated tensor.
+
+    ``axes[d]`` is the tile axis that spans dimension d, or None when a tile may write all of it. A tile axis that
+    spans no dimension (the split of a split-K kernel) makes several tiles contribute to the same elements.
+    """
+
+    tensor: str
+    axes: tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
 class Wait:
     """A flag slot on this rank and how many raises it gets in one launch (1 for a copy).
 
-    In ``Run.waits`` the flag that ``op`` raises when it has landed here; in ``Run.raises`` the counter that ``op``
-    is held back by until the run has counted in.
+    ``op`` raises the flag when it has landed here.
     """
 
     op: OpId
@@ -55,12 +66,33 @@ class Wait:
 
 
 @dataclass(frozen=True)
+class CountIn:
+    """What every tile of a run adds to a counter once it has stored its part of the counter's chunk."""
+
+    slot: int
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Counter:
+    """Says when a chunk that this rank's tiles make is whole: at ``target``, all contributions of one launch.
+
+    ``ops`` are the operations, of this rank's list, that read the chunk and are held back until then.
+    """
+
+    slot: int
+    chunk: Chunk
+    target: int
+    ops: tuple[OpId, ...]
+
+
+@dataclass(frozen=True)
 class Run:
     """Tiles that become ready together: a box of tile coordinates, in launch order.
 
     ``first`` is the run's first position in the rank's tile order, ``origin``/``counts`` the box
     (one entry a tile axis, in the order of ``RankSchedule.axes``). ``waits`` are the flags to
-    wait for, ``raises`` those its tiles raise (none where the kernel only consumes); ``chunk`` is the arrival that
+    wait for, ``raises`` the counters its tiles count into (none where the kernel only consumes); ``chunk`` is the arrival that
     completes it (None: nothing to wait for) and ``peer`` the rank that comes from (-1: no rank in particular).
     """
 
@@ -71,7 +103,7 @@ class Run:
     chunk: OpId | None = None
     unit: int = 0
     peer: int = -1
-    raises: tuple[Wait, ...] = ()
+    raises: tuple[CountIn, ...] = ()
 
     @property
     def tiles(self) -> int:
@@ -88,7 +120,7 @@ class RankSchedule:
     ``slots`` maps every operation that lands on this rank to its flag slot (0, 1, ...).
     ``order`` is the operation order of each channel of this rank: (channel, (index, ...)).
     ``coordinates`` is None, or the explicit tile coordinates by position where the user's own
-    mapping is no bijection on some run.
+    mapping is no bijection on some run. ``counters``: one for each chunk that tiles make and an operation reads.
     """
 
     rank: int
@@ -98,3 +130,4 @@ class RankSchedule:
     slots: dict[OpId, int]
     order: tuple[tuple[int, tuple[int, ...]], ...]
     coordinates: tuple[tuple[int, ...], ...] | None = None
+    counters: tuple[Counter, ...] = ()

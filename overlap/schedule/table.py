@@ -1,8 +1,9 @@
 """`ScheduleTable`: a rank's schedule as int32 words, the one form kernels read.
 
-    header (8 words)   version, runs, run base, coordinate base, flag base, axes, tiles, 0
+    header (8 words)   version, runs, run base, coordinate base, flag base, axes, tiles, counter base
     runs               RUN_WORDS each, closed by a sentinel whose first tile is past every tile
-    waits, raises      (slot, count) pairs, each run's waits and behind them its raises
+    waits              (flag slot, count) pairs of each run
+    raises             RAISE_WORDS each: counter slot, target, peer, flag slot there (-1, -1: nobody but this rank is told)
     coordinates        only for mappings that are no bijection: one word an axis and position
 
 A new order, split or shape is a new table, never a new kernel. `overlap.language` reads these
@@ -15,10 +16,10 @@ from overlap.errors import ScheduleError
 
 from .model import RankSchedule
 
-VERSION = 1
+VERSION = 2
 
 HEADER_WORDS = 8
-H_VERSION, H_RUNS, H_RUN_BASE, H_COORD_BASE, H_FLAG_BASE, H_AXES, H_TILES = range(7)
+H_VERSION, H_RUNS, H_RUN_BASE, H_COORD_BASE, H_FLAG_BASE, H_AXES, H_TILES, H_COUNTER_BASE = range(8)
 
 RUN_WORDS = 16
 R_FIRST, R_UNIT, R_WAIT_BEGIN, R_WAIT_END, R_RAISE_BEGIN, R_RAISE_END, R_PEER = range(7)
@@ -26,6 +27,9 @@ R_AXIS = 8
 """From here two words an axis: origin, count. At most `MAX_AXES`."""
 
 MAX_AXES = 4
+RAISE_WORDS = 4
+MAX_RAISES = 128
+"""Counters that the tiles of one run may count into: a tile's atomics are the lanes of one vector."""
 SENTINEL = 2**31 - 1
 
 # The state tensor of an instance: int64 words, each slot alone in a 32-byte sector.
@@ -44,36 +48,51 @@ def flag_base(world: int) -> int:
     return S_READY + 2 * world
 
 
-def state_words(world: int, flags: int) -> int:
+def counter_base(world: int, flags: int) -> int:
+    """Slot of counter 0, behind room for ``flags`` flags: a counter is reset in every launch, a flag never."""
+    return flag_base(world) + flags
+
+
+def state_words(world: int, flags: int, counters: int = 0) -> int:
     """int64 words of an instance's state tensor."""
-    return (flag_base(world) + flags) * SLOT_WORDS
+    return (counter_base(world, flags) + counters) * SLOT_WORDS
 
 
-def to_words(schedule: RankSchedule) -> list[int]:
+def to_words(schedule: RankSchedule, flags: int = 0) -> list[int]:
     """The schedule as int32 words.
 
+    Args:
+        flags: flags that the state tensor has room for, used or not; counters stand behind them.
+
     Raises:
-        ScheduleError: more than `MAX_AXES` axes, or a value outside int32.
+        ScheduleError: more than `MAX_AXES` axes or `MAX_RAISES` counters of one run, or a value outside int32.
     """
     axes = len(schedule.axes)
+    most = max((len(run.raises) for run in schedule.runs), default=0)
+    if most > MAX_RAISES:
+        raise ScheduleError(
+            f"a tile makes parts of {most} chunks; {MAX_RAISES} can be counted",
+            help="use larger chunks (a smaller split) or smaller blocks",
+        )
     if axes > MAX_AXES:
         raise ScheduleError(f"{axes} tile axes; a table holds {MAX_AXES}")
     runs = schedule.runs
     run_base = HEADER_WORDS
     flag_words = run_base + (len(runs) + 1) * RUN_WORDS
-    flags: list[int] = []
+    pairs: list[int] = []
     records: list[int] = []
+    targets = {counter.slot: counter.target for counter in schedule.counters}
     for run in runs:
         record = [0] * RUN_WORDS
         record[R_FIRST] = run.first
         record[R_UNIT] = run.unit
-        record[R_WAIT_BEGIN] = flag_words + len(flags)
+        record[R_WAIT_BEGIN] = flag_words + len(pairs)
         for wait in run.waits:
-            flags += [wait.slot, wait.count]
-        record[R_WAIT_END] = record[R_RAISE_BEGIN] = flag_words + len(flags)
+            pairs += [wait.slot, wait.count]
+        record[R_WAIT_END] = record[R_RAISE_BEGIN] = flag_words + len(pairs)
         for raised in run.raises:
-            flags += [raised.slot, raised.count]
-        record[R_RAISE_END] = flag_words + len(flags)
+            pairs += [raised.slot, targets[raised.slot], -1, -1]
+        record[R_RAISE_END] = flag_words + len(pairs)
         record[R_PEER] = run.peer
         for axis in range(axes):
             record[R_AXIS + 2 * axis] = run.origin[axis]
@@ -86,11 +105,12 @@ def to_words(schedule: RankSchedule) -> list[int]:
     header[H_VERSION] = VERSION
     header[H_RUNS] = len(runs)
     header[H_RUN_BASE] = run_base
-    header[H_COORD_BASE] = flag_words + len(flags) if coordinates else 0
+    header[H_COORD_BASE] = flag_words + len(pairs) if coordinates else 0
     header[H_FLAG_BASE] = flag_base(schedule.world) * SLOT_WORDS
     header[H_AXES] = axes
     header[H_TILES] = sum(run.tiles for run in runs)
-    words = header + records + sentinel + flags + coordinates
+    header[H_COUNTER_BASE] = counter_base(schedule.world, flags) * SLOT_WORDS
+    words = header + records + sentinel + pairs + coordinates
     if any(not -(2**31) <= w < 2**31 for w in words):
         raise ScheduleError("a value of the schedule does not fit 32 bits: the kernel has too many tiles")
     return words
