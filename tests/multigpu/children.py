@@ -71,7 +71,7 @@ class Scenario:
         from overlap.annotate.source import SourceUnit
         from overlap.codegen.module_io import load_module
         from overlap.pipeline import Request, compile_source
-        from tests.support.ranks import Product, template
+        from tests.support.ranks import WAYS, template
 
         self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.last = self.rank == self.world - 1
@@ -82,19 +82,27 @@ class Scenario:
         # Triton reads a kernel's source when it compiles it: the folder stays until the process ends.
         self.folder = tempfile.TemporaryDirectory(prefix="overlap_child_")
         self.modules = {}
-        for plan in plans:
+        self.on = {plan: next(on for known, on in WAYS.values() if known == plan) for plan in plans}
+        for plan, on in self.on.items():
             path = Path(self.folder.name) / f"{plan}.py"
-            path.write_text(compile_source(Request(source, plan=plan, on="a[M]")).module.text)
+            path.write_text(compile_source(Request(source, plan=plan, on=on)).module.text)
             self.modules[plan] = load_module(str(path))
         self.module = self.modules[plans[0]]
         self.group = dist.group.WORLD
-        self.product = Product(self.group, 515, 136, 96, torch.float16)
+        self.product = self.make(plans[0], 515)
+
+    def make(self, plan: str, m: int):
+        """A product of ``m`` rows for the module of a plan."""
+        import torch
+
+        from tests.support.ranks import Product
+
+        return Product(self.group, m, 136, 96, torch.float16, on=self.on[plan])
 
     def survive(self) -> None:
         """Launches on with a rank missing, and prints what that raised and when."""
         from overlap.errors import OverlapError
         from overlap.runtime.workspace import check
-        from tests.support.ranks import Product
 
         start = time.monotonic()
         found: dict = {"error": None}
@@ -106,7 +114,7 @@ class Scenario:
         except OverlapError as error:
             found = {"error": type(error).__name__, "message": str(error), "seconds": time.monotonic() - start}
         try:
-            Product(self.group, 64, 136, 96, self.product.dtype).call(self.module, 0)
+            self.make(next(iter(self.modules)), 64).call(self.module, 0)
             found["first call of another shape"] = "nothing"
         except OverlapError as error:
             found["first call of another shape"] = type(error).__name__
@@ -154,12 +162,10 @@ def ends(how: str) -> None:
     import torch
     import torch.distributed as dist
 
-    from tests.support.ranks import Product
-
     scenario = Scenario("all_gather_1d")
     for m in (64, 515):
-        Product(scenario.group, m, 136, 96, torch.float16).check(scenario.module, 0)
-    inputs = scenario.product.arguments(*scenario.product.data(0))
+        scenario.make("all_gather_1d", m).check(scenario.module, 0)
+    inputs = scenario.product.inputs(0)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         scenario.module.matmul(*inputs, group=scenario.group, sizes=scenario.product.sizes)
@@ -175,27 +181,25 @@ def right(plans: str) -> None:
 
     from overlap.runtime.cuda import runtime_for_group
     from overlap.runtime.workspace import release
-    from tests.support.ranks import Product
 
     scenario = Scenario(*plans.split(","))
-    eager, captured, product = [], [], scenario.product
-    for module in scenario.modules.values():
+    eager, captured = [], []
+    for plan, module in scenario.modules.items():
+        product = scenario.make(plan, 515)
         for seed in range(20):
             for m in (515, 64, 1):
-                one = Product(scenario.group, m, 136, 96, torch.float16)
+                one = scenario.make(plan, m)
                 eager.append(one.wrong(*one.call(module, seed)))
-        a, b = product.data(0)
-        inputs = [t.clone() for t in product.arguments(a, b)]
+        inputs = [t.clone() for t in product.inputs(0)]
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             result = module.matmul(*inputs, group=scenario.group, sizes=product.sizes)
         for seed in range(20):
-            a, b = product.data(seed)
-            for held, new in zip(inputs, product.arguments(a, b), strict=True):
+            for held, new in zip(inputs, product.inputs(seed), strict=True):
                 held.copy_(new)
             result.fill_(float("nan"))
             graph.replay()
-            captured.append(product.wrong(result, a.float() @ b.float()))
+            captured.append(product.wrong(result, product.wanted(seed)))
     found = {
         "eager": [int(torch.stack(eager).sum()), len(eager)],
         "captured": [int(torch.stack(captured).sum()), len(captured)],

@@ -138,6 +138,7 @@ def test_a_rank_that_comes_too_late(generated, group, deadline, monkeypatch, pla
         ("killed_in_a_launch", "all_gather_1d"),
         ("killed_in_a_launch", "all_gather_1d_push"),
         ("raises_before_a_launch", "all_gather_ring"),
+        ("killed_in_a_launch", "reduce_scatter_1d"),
     ],
 )
 def test_a_rank_that_goes(scenario, plan):
@@ -170,9 +171,9 @@ VARIABLES = {
 
 @pytest.mark.parametrize("name", VARIABLES)
 def test_eager_and_captured_under_a_variable(name):
-    plans = "all_gather_1d,all_gather_1d_push,all_gather_ring"
-    child = run_on_every_rank("right", plans, env=VARIABLES[name], seconds=120)
+    plans = "all_gather_1d,all_gather_1d_push,all_gather_ring,reduce_scatter_1d,all_reduce_two_shot,all_to_all_1d"
+    child = run_on_every_rank("right", plans, env=VARIABLES[name], seconds=150)
     assert child.status == 0, child.text
     provider = "nvshmem" if name == "nvshmem" else "torch"
-    assert child.found == {"eager": [0, 180], "captured": [0, 60], "provider": provider}
+    assert child.found == {"eager": [0, 360], "captured": [0, 120], "provider": provider}
     assert "freed implicitly" not in child.errors

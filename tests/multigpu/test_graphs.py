@@ -7,7 +7,7 @@ import torch
 
 from overlap.errors import RuntimeContractError
 from overlap.runtime.workspace import check
-from tests.support.ranks import Product, delay, template
+from tests.support.ranks import WAYS, Product, delay, template
 
 
 class Captured:
@@ -15,27 +15,26 @@ class Captured:
 
     def __init__(self, module, product, pool=None):
         self.product = product
-        a, b = product.data(0)
-        self.inputs = [t.clone() for t in product.arguments(a, b)]
+        self.inputs = [t.clone() for t in product.inputs(0)]
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, pool=pool):
             self.result = module.matmul(*self.inputs, group=product.group, sizes=product.sizes)
 
     def replay(self, seed):
         """Whether a replay on the data of ``seed`` was wrong."""
-        a, b = self.product.data(seed)
-        for held, new in zip(self.inputs, self.product.arguments(a, b), strict=True):
+        for held, new in zip(self.inputs, self.product.inputs(seed), strict=True):
             held.copy_(new)
         self.result.fill_(float("nan"))
         self.graph.replay()
-        return self.product.wrong(self.result, a.float() @ b.float())
+        return self.product.wrong(self.result, self.product.wanted(seed))
 
 
 @pytest.mark.parametrize("name", ["grouped_gemm", "persistent_gemm"])
-@pytest.mark.parametrize("plan", ["all_gather_1d", "all_gather_1d_push", "all_gather_ring"])
-def test_a_graph_replayed_a_hundred_times_with_new_data(generated, group, name, plan):
-    module = generated(template(name), plan, "a[M]")
-    product = Product(group, 1000, 136, 96, torch.float16)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_graph_replayed_a_hundred_times_with_new_data(generated, group, name, way):
+    plan, on = WAYS[way]
+    module = generated(template(name), plan, on)
+    product = Product(group, 1000, 136, 96, torch.float16, on=on)
     product.check(module, 0)
     captured = Captured(module, product)
     wrong = []
@@ -49,11 +48,12 @@ def test_a_graph_replayed_a_hundred_times_with_new_data(generated, group, name, 
 
 
 @pytest.mark.parametrize("growing", [False, True], ids=["warmed first", "captured as memory grows"])
-@pytest.mark.parametrize("plan", ["all_gather_1d", "all_gather_1d_push"])
-def test_graphs_of_several_shapes_replayed_in_random_order(generated, group, plan, growing):
+@pytest.mark.parametrize("way", ["gather, pull", "gather, push", "scatter", "reduce, two shots", "exchange after"])
+def test_graphs_of_several_shapes_replayed_in_random_order(generated, group, way, growing):
     """M = 1, 8, 64, 512 on one workspace. Captured as the memory grows, early graphs keep the memory they know."""
-    module = generated(template("grouped_gemm"), plan, "a[M]")
-    products = [Product(group, m, 136, 96, torch.float16) for m in (1, 8, 64, 512)]
+    plan, on = WAYS[way]
+    module = generated(template("grouped_gemm"), plan, on)
+    products = [Product(group, m, 136, 96, torch.float16, on=on) for m in (1, 8, 64, 512)]
     captured = []
     if not growing:
         for product in products:
@@ -74,8 +74,7 @@ def test_two_calls_in_one_graph_on_two_streams(generated, group):
     module = generated(template("grouped_gemm"), "all_gather_1d", "a[M]")
     product = Product(group, 515, 136, 96, torch.float16)
     product.check(module, 0)
-    first, second = (product.data(seed) for seed in (1, 2))
-    inputs = [product.arguments(*first), product.arguments(*second)]
+    inputs = [product.inputs(1), product.inputs(2)]
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.cuda.graph(graph):
         main = torch.cuda.current_stream()
@@ -88,8 +87,8 @@ def test_two_calls_in_one_graph_on_two_streams(generated, group):
         one.fill_(float("nan"))
         two.fill_(float("nan"))
         graph.replay()
-        for got, (a, b) in ((one, first), (two, second)):
-            assert not product.wrong(got, a.float() @ b.float())
+        for got, seed in ((one, 1), (two, 2)):
+            assert not product.wrong(got, product.wanted(seed))
 
 
 def test_a_capture_between_two_calls_leaves_them_in_order(generated, group):
@@ -98,7 +97,7 @@ def test_a_capture_between_two_calls_leaves_them_in_order(generated, group):
     product = Product(group, 515, 136, 96, torch.float16)
     product.check(module, 0)
     first, second, third = torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.Stream()
-    inputs = product.arguments(*product.data(0))
+    inputs = product.inputs(0)
     wrong = []
     for seed in range(1, 21, 2):
         torch.cuda.synchronize()
@@ -120,7 +119,7 @@ def test_a_capture_between_two_calls_leaves_them_in_order(generated, group):
 def test_a_first_call_in_a_capture_is_refused_on_every_rank(generated, group):
     module = generated(template("grouped_gemm"), "all_gather_1d", "a[M]")
     product = Product(group, 515, 136, 96, torch.float16)
-    inputs = product.arguments(*product.data(0))
+    inputs = product.inputs(0)
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(RuntimeContractError, match="while a CUDA graph is captured"), torch.cuda.graph(graph):
         module.matmul(*inputs, group=group, sizes=product.sizes)

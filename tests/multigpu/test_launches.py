@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from overlap.runtime.cuda import runtime_for_group
 from overlap.runtime.workspace import check, release, reserve, workspaces
-from tests.support.ranks import TEMPLATES, Product, delay, template
+from tests.support.ranks import TEMPLATES, WAYS, Product, delay, template
 
 from .conftest import WORLD
 
@@ -14,14 +14,15 @@ SHAPES = [(512, 256, 128), (1000, 136, 96), (4091, 264, 1000), (130, 136, 96), (
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
 
-@pytest.mark.parametrize("plan", ["all_gather_1d", "all_gather_1d_push", "all_gather_ring"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_every_template_plan_shape_and_dtype(generated, group, name, plan):
-    module = generated(template(name), plan, "a[M]")
+def test_every_template_way_shape_and_dtype(generated, group, name, way):
+    plan, on = WAYS[way]
+    module = generated(template(name), plan, on)
     for dtype in DTYPES:
         for shape in SHAPES:
             for seed in range(2):
-                Product(group, *shape, dtype).check(module, seed)
+                Product(group, *shape, dtype, on=on).check(module, seed)
     check(group)
 
 
@@ -33,10 +34,11 @@ def test_columns_are_strided_chunks(generated, group, name):
     check(group)
 
 
-@pytest.mark.parametrize("plan", ["all_gather_1d", "all_gather_1d_push", "all_gather_ring"])
-def test_a_thousand_launches_with_new_data_and_delays(generated, group, plan):
-    module = generated(template("grouped_gemm"), plan, "a[M]")
-    product = Product(group, 515, 136, 96, torch.float16)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_thousand_launches_with_new_data_and_delays(generated, group, way):
+    plan, on = WAYS[way]
+    module = generated(template("grouped_gemm"), plan, on)
+    product = Product(group, 515, 136, 96, torch.float16, on=on)
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
     for seed in range(1000):
         delay(seed, product.rank)
@@ -45,11 +47,12 @@ def test_a_thousand_launches_with_new_data_and_delays(generated, group, plan):
     check(group)
 
 
-@pytest.mark.parametrize("plan", ["all_gather_1d", "all_gather_1d_push"])
-def test_launches_alternating_over_two_streams(generated, group, plan):
+@pytest.mark.parametrize("way", [way for way in WAYS if way not in ("gather, ring", "scatter columns")])
+def test_launches_alternating_over_two_streams(generated, group, way):
     """Nothing but the runtime orders one call behind the other."""
-    module = generated(template("grouped_gemm"), plan, "a[M]")
-    product = Product(group, 515, 136, 96, torch.float16)
+    plan, on = WAYS[way]
+    module = generated(template("grouped_gemm"), plan, on)
+    product = Product(group, 515, 136, 96, torch.float16, on=on)
     product.check(module, 0)
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
     results = []
@@ -61,14 +64,15 @@ def test_launches_alternating_over_two_streams(generated, group, plan):
     assert not torch.stack(results).any()
 
 
-def test_inputs_freed_and_reused_right_after_the_call(generated, group):
-    module = generated(template("grouped_gemm"), "all_gather_1d", "a[M]")
-    product = Product(group, 2048, 136, 512, torch.float16)
+@pytest.mark.parametrize("way", ["gather, pull", "scatter", "exchange before"])
+def test_inputs_freed_and_reused_right_after_the_call(generated, group, way):
+    plan, on = WAYS[way]
+    module = generated(template("grouped_gemm"), plan, on)
+    product = Product(group, 2048, 136, 512, torch.float16, on=on)
     reused = 0
     for seed in range(20):
-        a, b = product.data(seed)
-        wanted = a.float() @ b.float()
-        shard, own = product.arguments(a, b)
+        wanted = product.wanted(seed)
+        shard, own = product.inputs(seed)
         address, shape = shard.data_ptr(), shard.shape
         got = module.matmul(shard, own.clone(), group=group, sizes=product.sizes)
         del shard
@@ -84,9 +88,12 @@ def test_two_instances_interleaved(generated, group):
     other = generated(template("gemm_2d"), "all_gather_1d_push", "a[M]")
     small, large = Product(group, 130, 136, 96, torch.float16), Product(group, 1000, 136, 96, torch.bfloat16)
     wrong = []
+    third, scattered = generated(template("gemm_2d"), "reduce_scatter_1d", "c[M]"), "c[M]"
+    sums = Product(group, 515, 136, 96, torch.float16, on=scattered)
+    calls = ((one, small), (other, large), (third, sums), (one, large), (other, small))
     for seed in range(50):
         delay(seed, small.rank)
-        wrong += [p.wrong(*p.call(m, seed)) for m, p in ((one, small), (other, large), (one, large), (other, small))]
+        wrong += [p.wrong(*p.call(m, seed)) for m, p in calls]
     assert not torch.stack(wrong).any()
 
 
@@ -105,18 +112,22 @@ def test_shapes_that_differ_every_call_share_memory(generated, group, plan):
     Product(group, 512, 136, 96, torch.float16).check(module, 0)
 
 
-def test_growing_shapes_and_a_release_in_between(generated, group):
-    module = generated(template("grouped_gemm"), "all_gather_1d", "a[M]")
+@pytest.mark.parametrize("way", ["gather, pull", "scatter", "reduce, two shots", "exchange before", "exchange after"])
+def test_growing_shapes_and_a_release_in_between(generated, group, way):
+    plan, on = WAYS[way]
+    module = generated(template("grouped_gemm"), plan, on)
     for round_ in range(2):
         for m in (1, 64, 700, 3, 2000):
-            Product(group, m, 136, 96, torch.float16).check(module, m + round_)
+            Product(group, m, 136, 96, torch.float16, on=on).check(module, m + round_)
         release(group)
 
 
 @pytest.mark.ranks(4)
-def test_two_sub_groups_of_a_2x2_mesh_at_once(generated, process_group):
+@pytest.mark.parametrize("way", ["gather, pull", "scatter", "reduce, one shot"])
+def test_two_sub_groups_of_a_2x2_mesh_at_once(generated, process_group, way):
     """Rows and columns of the mesh: a global rank used for a rank of the group would read another group's memory."""
-    module = generated(template("grouped_gemm"), "all_gather_1d", "a[M]")
+    plan, on = WAYS[way]
+    module = generated(template("grouped_gemm"), plan, on)
     groups = {}
     for name, sets in (("rows", [[0, 1], [2, 3]]), ("columns", [[0, 2], [1, 3]])):
         for ranks in sets:
@@ -125,7 +136,7 @@ def test_two_sub_groups_of_a_2x2_mesh_at_once(generated, process_group):
                 groups[name] = (made, sets.index(ranks))
     for seed in range(20):
         for group, number in groups.values():
-            Product(group, 515, 136, 96, torch.float16).check(module, 100 * number + seed)
+            Product(group, 515, 136, 96, torch.float16, on=on).check(module, 100 * number + seed)
     for group, _ in groups.values():
         release(group)
 

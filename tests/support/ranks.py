@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,15 +14,33 @@ from overlap.chunkplan.region import shard_interval
 TEMPLATES = ("grouped_gemm", "gemm_2d", "persistent_gemm")
 
 
+WAYS = {
+    "gather, pull": ("all_gather_1d", "a[M]"),
+    "gather, push": ("all_gather_1d_push", "a[M]"),
+    "gather, ring": ("all_gather_ring", "a[M]"),
+    "gather in the loop": ("all_gather_1d", "a[K]"),
+    "scatter": ("reduce_scatter_1d", "c[M]"),
+    "scatter columns": ("reduce_scatter_1d", "c[N]"),
+    "reduce, one shot": ("all_reduce_one_shot", "c[]"),
+    "reduce, two shots": ("all_reduce_two_shot", "c[]"),
+    "exchange before": ("all_to_all_1d", "a[K:M]"),
+    "exchange after": ("all_to_all_1d", "c[M:N]"),
+}
+"""Plan and communicated tensor, by what they do together."""
+
+
 def template(name: str) -> str:
     return f"templates/kernels/{name}.py"
 
 
 class Product:
-    """C = A @ B over a group, A or B gathered; data by the call's ``seed`` and, where it is a rank's own, by the rank.
+    """C = A @ B over a group, one of the three communicated; data by the call's ``seed`` and, where it is a rank's own, by
+    the rank, so that every rank can make what any rank has.
 
     Args:
-        on: ``a[M]`` (rows of A are sharded) or ``b[N]`` (columns of B).
+        on: ``a[M]``, ``b[N]``, ``a[K]``: rows of A, columns of B, columns of A are sharded and gathered; ``c[M]``, ``c[N]``,
+            ``c[]``: every rank multiplies matrices of its own, and the sum is scattered or held by all; ``a[K:M]``: columns
+            of A are exchanged for rows; ``c[M:N]``: rows of C, made by the ranks, are exchanged for columns.
     """
 
     def __init__(self, group, m: int, n: int, k: int, dtype: torch.dtype, on: str = "a[M]") -> None:
@@ -31,11 +50,15 @@ class Product:
         self.dtype = dtype
         self.on = on
 
-    def data(self, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Whole A and B as this rank sees them: the gathered one is common, the other the rank's own."""
+    def piece(self, axis: str, rank: int | None = None) -> slice:
+        """A rank's shard of an axis."""
+        return slice(*shard_interval(self.sizes[axis], self.world, self.rank if rank is None else rank))
+
+    def data(self, seed: int, rank: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """A and B, whole, as a rank sees them: a gathered one is common, the rest the rank's own."""
         m, n, k = (self.sizes[axis] for axis in "MNK")
-        common, own = seed * 64, seed * 64 + 1 + self.rank
-        seeds = (common, own) if self.on == "a[M]" else (own, common)
+        common, own = seed * 64, seed * 64 + 1 + (self.rank if rank is None else rank)
+        seeds = {"a": (common, own), "b": (own, common), "c": (own, own + 32)}[self.on[0]]
         made = []
         for shape, value in zip(((m, k), (k, n)), seeds, strict=True):
             generator = torch.Generator("cuda").manual_seed(value)
@@ -44,29 +67,57 @@ class Product:
 
     def arguments(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What this rank passes."""
-        if self.on == "a[M]":
-            low, high = shard_interval(a.shape[0], self.world, self.rank)
-            return a[low:high].clone(), b
-        low, high = shard_interval(b.shape[1], self.world, self.rank)
-        return a, b[:, low:high].clone()
+        match self.on:
+            case "a[M]" | "c[M:N]":
+                return a[self.piece("M")].clone(), b
+            case "a[K]" | "a[K:M]":
+                return a[:, self.piece("K")].contiguous(), b
+            case "b[N]":
+                return a, b[:, self.piece("N")].clone()
+        return a, b
 
-    def call(self, module, seed: int, out: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """One call: what it returned, and the oracle. Both are enqueued only."""
+    def inputs(self, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What this rank passes in call ``seed``."""
+        return self.arguments(*self.data(seed))
+
+    def wanted(self, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The oracle of call ``seed`` in fp32, and the magnitudes of the values that were rounded on the way to it."""
         a, b = self.data(seed)
-        return module.matmul(*self.arguments(a, b), group=self.group, sizes=self.sizes, out=out), a.float() @ b.float()
+        if self.on[0] != "c":
+            result = a.float() @ b.float()
+            result = result[self.piece("M")] if self.on == "a[K:M]" else result
+            return result, result.abs()
+        products = [x.float() @ y.float() for x, y in (self.data(seed, rank) for rank in range(self.world))]
+        if self.on == "c[M:N]":
+            rows = [p[self.piece("M", rank), self.piece("N")] for rank, p in enumerate(products)]
+            return torch.cat(rows), torch.cat(rows).abs()
+        total, sizes = torch.stack(products).sum(0), torch.stack(products).abs().sum(0)
+        place = {"c[M]": self.piece("M"), "c[N]": (slice(None), self.piece("N")), "c[]": slice(None)}[self.on]
+        return total[place], total[place].abs() + sizes[place]
 
-    def wrong(self, got: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    def call(self, module, seed: int, out: torch.Tensor | None = None) -> tuple[torch.Tensor, Any]:
+        """One call: what it returned, and the oracle. Both are enqueued only."""
+        inputs = self.inputs(seed)
+        return module.matmul(*inputs, group=self.group, sizes=self.sizes, out=out), self.wanted(seed)
+
+    def wrong(self, got: torch.Tensor, wanted: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         """Whether a result misses the oracle by more than rounding: a one-element tensor on the device."""
-        if not wanted.numel():
+        exact, magnitude = wanted
+        assert got.shape == exact.shape, (got.shape, exact.shape)
+        if not exact.numel():
             return torch.zeros((), dtype=torch.bool, device="cuda")
-        # The result's rounding; sums of K exact products in another order, or for fp32 of K tf32 products.
+        # Every rounding of a value of that magnitude; sums of K exact products in another order, or for fp32 of K tf32
+        # products.
         each = 1e-2 if self.dtype == torch.float32 else 1e-4
-        allowed = torch.finfo(self.dtype).eps * wanted.abs() + each * self.sizes["K"] ** 0.5
-        return ~((got.float() - wanted).abs() <= allowed).all()
+        terms = self.sizes["K"] * (self.world if self.on[0] == "c" else 1)
+        allowed = torch.finfo(self.dtype).eps * magnitude + each * terms**0.5
+        return ~((got.float() - exact).abs() <= allowed).all()
 
     def check(self, module, seed: int) -> None:
         got, wanted = self.call(module, seed)
-        assert not self.wrong(got, wanted), f"call {seed} of {self.sizes} {self.dtype} is wrong on rank {self.rank}"
+        assert not self.wrong(got, wanted), (
+            f"call {seed} of {self.on} {self.sizes} {self.dtype} is wrong on rank {self.rank}"
+        )
 
 
 def delay(seed: int, rank: int, most_ms: float = 1.0) -> None:
