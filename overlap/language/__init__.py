@@ -16,6 +16,7 @@ import triton.language as tl
 from overlap.schedule import table as _layout
 
 _RUN_WORDS: tl.constexpr = tl.constexpr(_layout.RUN_WORDS)
+_H_RUNS: tl.constexpr = tl.constexpr(_layout.H_RUNS)
 _H_RUN_BASE: tl.constexpr = tl.constexpr(_layout.H_RUN_BASE)
 _H_COORD_BASE: tl.constexpr = tl.constexpr(_layout.H_COORD_BASE)
 _H_FLAG_BASE: tl.constexpr = tl.constexpr(_layout.H_FLAG_BASE)
@@ -85,6 +86,18 @@ def find_run(table, tile):
 
 
 @triton.jit
+def runs(table):
+    """Number of runs in a table."""
+    return tl.load(table + _H_RUNS)
+
+
+@triton.jit
+def run_at(table, number):
+    """Offset of the record of run ``number``, for tables that are walked run by run (the parts of an in-tile loop)."""
+    return tl.load(table + _H_RUN_BASE) + number * _RUN_WORDS
+
+
+@triton.jit
 def rebase(table, run, tile):
     """Position of ``tile`` inside its run."""
     return tile - tl.load(table + run + _R_FIRST)
@@ -94,6 +107,12 @@ def rebase(table, run, tile):
 def count(table, run, axis: tl.constexpr):
     """Tiles of the run along ``axis``."""
     return tl.load(table + run + _R_AXIS + 2 * axis + 1)
+
+
+@triton.jit
+def origin(table, run, axis: tl.constexpr):
+    """First tile of the run along ``axis``."""
+    return tl.load(table + run + _R_AXIS + 2 * axis)
 
 
 @triton.jit
@@ -145,6 +164,13 @@ def after_async(index, seen):
         is_pure=False,
         pack=1,
     )
+
+
+@triton.jit
+def advanced(value, iterations, step):
+    """A loop variable that grows by ``step``, ``iterations`` later; pointers by 64-bit distances, numbers in their own type."""
+    moved = value + tl.cast(iterations, tl.int64) * step
+    return moved if value.dtype.is_ptr() else moved.to(value.dtype)
 
 
 @triton.jit

@@ -27,8 +27,11 @@ WORDS = {
         Word("now", ("state",), "this launch's epoch (int64)"),
         Word("position", (), "this program's position in launch order, on a grid of any dimensions"),
         Word("find_run", ("table", "tile"), "the run that holds position `tile`, as an offset into the table"),
+        Word("runs", ("table",), "number of runs in a table"),
+        Word("run_at", ("table", "number"), "run `number`, as an offset into the table"),
         Word("rebase", ("table", "run", "tile"), "position inside the run"),
         Word("count", ("table", "run", "axis"), "number of tiles of the run along an axis"),
+        Word("origin", ("table", "run", "axis"), "first tile of the run along an axis"),
         Word(
             "place",
             ("table", "run", "tile", "axis", "pid"),
@@ -39,6 +42,7 @@ WORDS = {
         ),
         Word("after", ("index", "seen"), "`index`, dependent on the wait that returned `seen`"),
         Word("after_async", ("index", "seen"), "as `after`, and orders TMA loads behind it", nvidia=True),
+        Word("advanced", ("value", "iterations", "step"), "a loop's pointer or counter, that many iterations later"),
         Word("produced", ("table", "run", "state"), "the tile's stores are done: counts it into the run's chunks"),
         Word(
             "produced_async",
