@@ -3,6 +3,14 @@
 gather_dim 0 of [S, D] or [S, B, D]         one matrix of S (* B) rows         a[1, M, K], along M
 gather_dim 1 of [B, S, D]                   B matrices of S rows, strided      a[B, M, K], along M
 gather_dim 0 of [S, B, D], uneven shards    S matrices of B rows               a[B, M, K], along B
+
+A result [..., N] that is left sharded (or summed) goes the same ways, as c[B, M, N], and along N as well:
+
+scatter_dim 0 of [S, N] or [S, B, N]        one matrix of S (* B) rows         c[1, M, N], along M
+scatter_dim 1 of [B, S, N]                  B matrices of S rows               c[B, M, N], along M
+scatter_dim 0 of [S, B, N], uneven shards   S matrices of B rows               c[B, M, N], along B
+the last dimension                          one matrix                         c[1, M, N], along N
+none (all-reduce)                           one matrix                         c[1, M, N], along nothing
 """
 
 from __future__ import annotations
@@ -77,3 +85,52 @@ def gather_view(x: torch.Tensor, dim: int, gather_size: int | None, world: int, 
     if inner == 1 or extent % world == 0:
         return GatherView(whole, outer, extent * inner, depth, "M")
     return GatherView(whole, extent, inner, depth, "B", possible=outer == 1)
+
+
+@dataclass(frozen=True)
+class ResultView:
+    """The whole result as [batch, rows, columns], and the dimension of it that is left sharded.
+
+    ``whole``: global shape as the caller sees it; ``shape``: what this rank gets of it. ``along``: ``M``, ``B`` or ``N``,
+    empty where every rank gets all. ``possible`` is False where uneven shards of an inner dimension fit neither.
+    """
+
+    whole: tuple[int, ...]
+    shape: tuple[int, ...]
+    batch: int
+    rows: int
+    columns: int
+    along: str
+    possible: bool = True
+
+    def left(self, x: torch.Tensor) -> torch.Tensor:
+        """The left operand [..., K], all rows of it, as [batch, rows, K]; a copy only where no view has it."""
+        return x.reshape(self.batch, self.rows, x.shape[-1])
+
+    def shard(self, out: torch.Tensor) -> torch.Tensor:
+        """This rank's part of the result, contiguous, in the same form."""
+        held = out.numel()
+        if self.along == "B":
+            return out.view(held // max(1, self.rows * self.columns), self.rows, self.columns)
+        if self.along == "N":
+            return out.view(self.batch, self.rows, out.shape[-1])
+        return out.view(self.batch, held // max(1, self.batch * self.columns), self.columns)
+
+
+def scatter_view(lead: tuple[int, ...], columns: int, dim: int, world: int, rank: int) -> ResultView:
+    """How a result of shape [*lead, columns] is cut along ``dim``, which counts from the front, over ``world`` ranks."""
+    whole = (*lead, columns)
+    low, high = shard_interval(whole[dim], world, rank)
+    shape = (*whole[:dim], high - low, *whole[dim + 1 :])
+    if dim == len(lead):
+        return ResultView(whole, shape, 1, math.prod(lead), columns, "N")
+    outer, extent, inner = math.prod(lead[:dim]), lead[dim], math.prod(lead[dim + 1 :])
+    if inner == 1 or extent % world == 0:
+        return ResultView(whole, shape, outer, extent * inner, columns, "M")
+    return ResultView(whole, shape, extent, inner, columns, "B", possible=outer == 1)
+
+
+def whole_view(lead: tuple[int, ...], columns: int) -> ResultView:
+    """A result of shape [*lead, columns] that every rank gets whole."""
+    whole = (*lead, columns)
+    return ResultView(whole, whole, 1, math.prod(lead), columns, "")

@@ -1,0 +1,166 @@
+"""What the prebuilt operators check before anything else: operands, results, dtypes, and where a call can run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from overlap.api.fallback import Choice, choose
+from overlap.errors import UsageError
+
+FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+"""What the kernels compute and transports carry."""
+SERIAL_DTYPES = (*FUSED_DTYPES, torch.float64)
+
+
+def ranks(group: Any) -> tuple[int, int]:
+    """World and rank of a resolved group; None is one rank alone."""
+    carried = getattr(group, "overlap_runtime", None)
+    if carried is not None:
+        return carried.world, carried.rank
+    if group is None:
+        return 1, 0
+    return group.size(), group.rank()
+
+
+def check_product(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *, sharded_depth: bool = False) -> None:
+    """Raises UsageError unless a weight and a bias fit ``x``.
+
+    Args:
+        sharded_depth: ``x`` holds only a piece of the dimension it is multiplied along.
+    """
+    if x.dim() < 2:
+        raise UsageError(
+            f"x has {x.dim()} dimensions", help="x is [..., K], with at least one dimension before the last"
+        )
+    if w.dim() != 2 or not sharded_depth and w.shape[0] != x.shape[-1]:
+        raise UsageError(
+            f"the weight has shape {tuple(w.shape)}, x has {tuple(x.shape)}",
+            help="w is [K, N] with K the last dimension of x; the weight of a Linear layer is passed as weight.t()",
+        )
+    for other, name in ((w, "weight"), (bias, "bias")):
+        if other is not None and other.device != x.device:
+            raise UsageError(f"the {name} is on {other.device}, x on {x.device}")
+        if other is not None and other.dtype != x.dtype:
+            raise UsageError(f"the {name} is {other.dtype}, x is {x.dtype}", help="convert one of them")
+    if bias is not None and tuple(bias.shape) != (w.shape[1],):
+        raise UsageError(f"the bias has shape {tuple(bias.shape)}, the weight {tuple(w.shape)}", help="bias is [N]")
+
+
+def check_dim(x: torch.Tensor, dim: int, name: str, *, last: bool = True) -> int:
+    """A dimension of ``x``, counted from the front.
+
+    Args:
+        last: whether the last one may be meant.
+
+    Raises:
+        UsageError: ``x`` has no such dimension; the message lists what there is.
+    """
+    rank = x.dim()
+    allowed = rank if last else rank - 1
+    if isinstance(dim, bool) or not isinstance(dim, int) or not -rank <= dim < rank or dim % rank >= allowed:
+        raise UsageError(f"{name}={dim!r}, x has {rank} dimensions", help=f"{name} is one of 0 to {allowed - 1}")
+    return dim % rank
+
+
+def result_dtypes(
+    x: torch.Tensor, out: torch.Tensor | None, out_dtype: torch.dtype | None, transport_dtype: torch.dtype | None
+) -> tuple[torch.dtype, torch.dtype]:
+    """Dtypes of the result and of what travels between ranks: ``x``'s, unless said otherwise.
+
+    Raises:
+        UsageError: ``out`` of another dtype than ``out_dtype``, or a dtype that no transport carries.
+    """
+    if out is not None and out_dtype is not None and out.dtype != out_dtype:
+        raise UsageError(f"out is {out.dtype}, out_dtype is {out_dtype}", help="leave one of them out")
+    made = out_dtype or (x.dtype if out is None else out.dtype)
+    moved = transport_dtype or made
+    for dtype, name in ((x.dtype, "x"), (made, "the result"), (moved, "transport_dtype")):
+        if dtype not in SERIAL_DTYPES:
+            known = ", ".join(str(d).removeprefix("torch.") for d in SERIAL_DTYPES)
+            raise UsageError(f"{name} is {dtype}, which these operators do not add", help=f"they take {known}")
+    return made, moved
+
+
+def result(
+    out: torch.Tensor | None, shape: Sequence[int], dtype: torch.dtype, operands: Sequence[torch.Tensor | None]
+) -> torch.Tensor:
+    """Where the result goes: ``out``, checked, or new memory.
+
+    Raises:
+        UsageError: ``out`` of another shape, dtype or device, not contiguous, or sharing memory with an operand.
+    """
+    device = next(t.device for t in operands if t is not None)
+    if out is None:
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
+    if tuple(out.shape) != tuple(shape) or out.dtype != dtype or out.device != device or not out.is_contiguous():
+        raise UsageError(
+            f"out is {tuple(out.shape)} {out.dtype} on {out.device} with strides {out.stride()}",
+            help=f"it must be {tuple(shape)} {dtype} on {device}, contiguous",
+        )
+    if any(_overlap(out, t) for t in operands if t is not None):
+        raise UsageError("out shares memory with an operand", help="pass memory of its own, or leave out= away")
+    return out
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    (a_low, a_high), (b_low, b_high) = _extent(a), _extent(b)
+    return max(a_low, b_low) < min(a_high, b_high)
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """First address of a tensor and the first behind it."""
+    if not tensor.numel():
+        return 0, 0
+    reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()
+
+
+def choose_way(group: Any, x: torch.Tensor, moved_bytes: int, asked: str | None, reasons: Sequence[str]) -> Choice:
+    """Fused or serial.
+
+    Args:
+        group: resolved, or None.
+        moved_bytes: bytes of the communicated tensor, global.
+        asked: the backend the caller asked for.
+        reasons: why no fused kernel can serve the call; empty ones do not count.
+
+    Raises:
+        UsageError: what was asked for is impossible.
+    """
+    reason = next(filter(None, reasons), "")
+    if not reason or asked == "serial":
+        return choose(group, x, moved_bytes, asked)
+    if asked is not None:
+        raise UsageError(f"{asked} is impossible here: {reason}", help='leave backend out, or backend="serial"')
+    if hasattr(group, "overlap_runtime"):
+        raise UsageError(f"a simulated group has no collectives, and no fused kernel takes this: {reason}")
+    return Choice("serial", reason, forced=True)
+
+
+def dtype_reason(*dtypes: torch.dtype) -> str:
+    """Why the kernels cannot serve these dtypes, or nothing."""
+    return next((f"no kernel for {dtype}" for dtype in dtypes if dtype not in FUSED_DTYPES), "")
+
+
+def multiply(
+    rows: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """``rows @ w + bias`` rounded once, to ``dtype``; the bias is added before that.
+
+    Args:
+        rows: [R, K]; a view that `torch.mm` takes.
+        out: [R, N] of ``dtype``, or None for new memory.
+    """
+    if dtype == rows.dtype:
+        return torch.mm(rows, w, out=out) if bias is None else torch.addmm(bias, rows, w, out=out)
+    wide = torch.promote_types(torch.float32, torch.promote_types(rows.dtype, dtype))
+    if rows.is_cuda and rows.dtype.itemsize == 2:
+        total = torch.mm(rows, w, out_dtype=torch.float32).to(wide)
+    else:
+        total = rows.to(wide) @ w.to(wide)
+    if bias is not None:
+        total = total + bias.to(wide)
+    return total.to(dtype) if out is None else out.copy_(total)
