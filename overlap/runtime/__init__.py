@@ -2,6 +2,6 @@
 
 from overlap.backends.base import Realization
 
-from .operator import Operator, Read, Source, TileAxis
+from .operator import Operator, Read, Source, TileAxis, Write
 
-__all__ = ["Operator", "Read", "Realization", "Source", "TileAxis"]
+__all__ = ["Operator", "Read", "Realization", "Source", "TileAxis", "Write"]

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -150,18 +151,14 @@ class CudaRuntime:
         joined.record(stream)
         self.main_stream().wait_event(joined)
 
-    def order_behind_previous(self, key: Any) -> bool:
+    @contextmanager
+    def in_order(self, key: Any) -> Iterator[bool]:
         main = self.main_stream()
         capture = _capture_of(main)
         event = self._last_call(key, capture)
         if event is not None:
             main.wait_event(event)
-        return capture != 0
-
-    def record_call(self, key: Any) -> None:
-        main = self.main_stream()
-        capture = _capture_of(main)
-        event = self._last_call(key, capture)
+        yield capture != 0
         if event is None:
             event = torch.cuda.Event()
             if capture:
@@ -176,6 +173,20 @@ class CudaRuntime:
             return _ORDER.get((self.device, key))
         held, event = _CAPTURED.get((self.device, key), (0, None))
         return event if held == capture else None
+
+    def holder(self, word: torch.Tensor, value: int) -> Callable[[torch.cuda.Stream], None]:
+        """Raises RuntimeContractError when the driver refuses (at the first use)."""
+        from cuda.bindings import driver
+
+        address, success = driver.CUdeviceptr(word.data_ptr()), driver.CUresult.CUDA_SUCCESS
+        wait, when = driver.cuStreamWaitValue32, int(driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
+
+        def enqueue(stream: torch.cuda.Stream) -> None:
+            (error,) = wait(stream.cuda_stream, address, value, when)
+            if error != success:
+                raise RuntimeContractError(f"rank {self.rank}: a stream cannot wait for a count of tiles: {error}")
+
+        return enqueue
 
     def copier(self, dst: torch.Tensor, src: torch.Tensor) -> Callable[[torch.cuda.Stream], None]:
         """Raises RuntimeContractError when shapes or dtypes differ."""

@@ -75,39 +75,39 @@ def launch(
     instance.meet(warm)
 
     main = runtime.main_stream()
-    if runtime.order_behind_previous(IN_FLIGHT):
-        instance.memory.captured = True
-    lanes: dict[int, Any] = {}
-    open_lanes: set[int] = set()
-    try:
-        for step in steps:
-            match step:
-                case st.Entry():
-                    entry.enqueue(main, shard)
-                case st.Fork(lane):
-                    lanes[lane] = runtime.fork(lane)
-                    open_lanes.add(lane)
-                case st.Kernel():
-                    if tiles:
-                        runtime.launch(bound.kernel, grid, (), arguments, main)
-                case st.Join(lane):
-                    open_lanes.discard(lane)
-                    runtime.join(lanes[lane])
-                case st.Await(lane) | st.Copy(lane) | st.Raise(lane):
-                    _prepared(instance, step)(lanes[lane])
-                case st.Credit(_, lane):
-                    if lane is None and behind is not None:
-                        behind()
-                        behind = None
-                    _prepared(instance, step)(main if lane is None else lanes[lane])
-        if behind is not None:
-            behind()
-    except BaseException as error:
-        instance.workspace.poison(error)
-        for lane in sorted(open_lanes):
-            runtime.join(lanes[lane])
-        raise
-    runtime.record_call(IN_FLIGHT)
+    with runtime.in_order(IN_FLIGHT) as capturing:
+        if capturing:
+            instance.memory.captured = True
+        lanes: dict[int, Any] = {}
+        open_lanes: set[int] = set()
+        try:
+            for step in steps:
+                match step:
+                    case st.Entry():
+                        entry.enqueue(main, shard)
+                    case st.Fork(lane):
+                        lanes[lane] = runtime.fork(lane)
+                        open_lanes.add(lane)
+                    case st.Kernel():
+                        if tiles:
+                            runtime.launch(bound.kernel, grid, (), arguments, main)
+                    case st.Join(lane):
+                        open_lanes.discard(lane)
+                        runtime.join(lanes[lane])
+                    case st.Await(lane) | st.Copy(lane) | st.Raise(lane):
+                        _prepared(instance, step)(lanes[lane])
+                    case st.Credit(_, lane):
+                        if lane is None and behind is not None:
+                            behind()
+                            behind = None
+                        _prepared(instance, step)(main if lane is None else lanes[lane])
+            if behind is not None:
+                behind()
+        except BaseException as error:
+            instance.workspace.poison(error)
+            for lane in sorted(open_lanes):
+                runtime.join(lanes[lane])
+            raise
 
 
 def _variant(table: int, arguments: dict[str, Any]) -> tuple[Any, ...]:

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from overlap.backends.base import Realization
 from overlap.errors import SourceSpan
+
+Kind = Literal["gather", "reduce_scatter", "all_reduce", "all_to_all"]
+"""What happens to a communicated tensor (`overlap.annotate.on.Kind`)."""
 
 OURS = ("ol_table", "ol_state")
 
@@ -45,6 +48,44 @@ class Read:
     wraps: tuple[bool, ...]
 
 
+@dataclass(frozen=True)
+class Write:
+    """How tiles write a communicated tensor, one entry a dimension: the axis that spans it (None: all of it).
+
+    A tile axis that spans no dimension makes several tiles add to the same elements (split-K); the tensor then starts
+    from what the caller's holds.
+    """
+
+    tensor: str
+    axes: tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class Comm:
+    """One communicated tensor: what ``on`` says of it, and its plan.
+
+    ``axis``/``dim``: the axis it is sharded along (an all-reduce: none, and dimension 0 for plans that cut it);
+    ``to``/``to_dim``: of an all-to-all, the axis it is sharded along afterwards. ``produced``: the kernel makes it.
+    ``dims``: names of its dimensions; ``layout``: as in `Operator`; ``adds``: tiles add to what it holds.
+    """
+
+    tensor: str
+    param: str
+    kind: Kind
+    produced: bool
+    dims: tuple[str, ...]
+    axis: str | None
+    dim: int
+    to: str | None
+    to_dim: int | None
+    plan: str
+    layout: tuple[str | None, ...] = ()
+    adds: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.tensor}[{self.axis or ''}{':' + self.to if self.to else ''}]"
+
+
 @dataclass(eq=False)
 class Operator:
     """One fused operator of a generated module.
@@ -55,18 +96,20 @@ class Operator:
         body: the user's host function with a first parameter for the call; None where the kernel is launched directly.
         tile_map: position and counts to coordinates, evaluated on the host; keyword-only parameters are kernel arguments.
         source: the original.
-        plan: the plan as YAML text.
-        on: the communicated tensor and axis, ``a[M]``.
+        plan: the plan as YAML text; one for each entry of ``on`` where that is several.
+        on: the communicated tensor and axis, ``a[M]``, or several.
         realization: how it is carried out.
         inputs, outputs: host tensors and their named dimensions.
         params: host tensor to kernel parameter.
         axes: tile axes in table order.
-        reads: reads of the communicated tensor.
+        reads: reads of the communicated inputs.
+        writes: of the communicated outputs.
         descriptors: kernel parameters read through TMA descriptors, with the original's line.
         world: the world the module is pinned to, or None.
         ours: names of the two parameters added to the kernel.
         extents: axis to the kernel parameter that holds its extent (kernels launched directly).
-        layout: stride of every dimension of the communicated tensor, as text over kernel parameters (None: unknown).
+        layout: stride of every dimension of the (first) communicated tensor, as text over kernel parameters (None: unknown).
+        layouts: the same of further ones, by tensor.
     """
 
     name: str
@@ -74,8 +117,8 @@ class Operator:
     body: Any
     tile_map: Callable[..., Any]
     source: Source
-    plan: str
-    on: str
+    plan: str | tuple[str, ...]
+    on: str | tuple[str, ...]
     realization: Realization
     inputs: dict[str, tuple[str, ...]]
     outputs: dict[str, tuple[str, ...]]
@@ -87,21 +130,52 @@ class Operator:
     ours: tuple[str, str] = OURS
     extents: dict[str, str] = field(default_factory=dict)
     layout: tuple[str | None, ...] = ()
+    writes: tuple[Write, ...] = ()
+    layouts: dict[str, tuple[str | None, ...]] = field(default_factory=dict)
 
     @cached_property
+    def comms(self) -> tuple[Comm, ...]:
+        """The communicated tensors, in the order of ``on``."""
+        texts = (self.on,) if isinstance(self.on, str) else tuple(self.on)
+        plans = (self.plan,) if isinstance(self.plan, str) else tuple(self.plan)
+        return tuple(self._comm(i, text, plan) for i, (text, plan) in enumerate(zip(texts, plans, strict=True)))
+
+    def _comm(self, number: int, text: str, plan: str) -> Comm:
+        tensor, _, rest = text.partition("[")
+        axis, _, to = rest.rstrip("]").partition(":")
+        produced = tensor in self.outputs
+        dims = (self.outputs if produced else self.inputs)[tensor]
+        kind: Kind = "all_to_all" if to else "gather" if not produced else "reduce_scatter" if axis else "all_reduce"
+        written = {a for write in self.writes if write.tensor == tensor for a in write.axes}
+        return Comm(
+            tensor,
+            self.params[tensor],
+            kind,
+            produced,
+            dims,
+            axis or None,
+            dims.index(axis) if axis else 0,
+            to or None,
+            dims.index(to) if to else None,
+            plan,
+            self.layouts.get(tensor, () if number else self.layout),
+            produced and any(a.name not in written for a in self.axes),
+        )
+
+    @property
     def tensor(self) -> str:
-        """Name of the communicated tensor."""
-        return self.on.split("[")[0]
+        """Name of the (first) communicated tensor."""
+        return self.comms[0].tensor
 
-    @cached_property
+    @property
     def axis(self) -> str:
-        """Name of the axis it is sharded along."""
-        return self.on.split("[")[1].rstrip("]")
+        """Name of the axis it is sharded along; empty for an all-reduce."""
+        return self.comms[0].axis or ""
 
-    @cached_property
+    @property
     def dim(self) -> int:
-        """Dimension of the communicated tensor that is sharded."""
-        return self.inputs[self.tensor].index(self.axis)
+        """Dimension of that tensor that is sharded."""
+        return self.comms[0].dim
 
     def call(self, arguments: dict[str, Any], *, group: Any, sizes: dict[str, int] | None, out: Any) -> Any:
         """Runs the operator on this rank's arguments.

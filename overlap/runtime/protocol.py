@@ -6,11 +6,15 @@ one contract suite (tests) runs on both. Tensors are `torch.Tensor`s in both wor
 
     rank 0   main  | entry | ------------- GEMM (waits on flags) ------------ | join |
              side          \\ copy 1, flag 1 | copy 2, flag 2 | ... | done     /
+
+    rank 0   main  | entry | - GEMM (counts tiles) - | sum (waits on flags) - | join | done
+             side          \\ hold | copy 1, flag 1 | hold | copy 2, flag 2 ... /
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 
@@ -55,15 +59,19 @@ class Runtime(Protocol):
     def join(self, stream: Any) -> None:
         """Orders the main stream behind all work enqueued so far on ``stream``."""
 
-    def order_behind_previous(self, key: Any) -> bool:
-        """Orders the main stream behind the last call recorded under ``key`` (`record_call`), whatever stream that was on.
+    def in_order(self, key: Any) -> AbstractContextManager[bool]:
+        """Around a call: the main stream is ordered behind the last call under ``key``, whatever stream that was on.
 
-        Returns whether the main stream is being captured into a graph. A capture is ordered behind what the same
-        capture recorded; replays are ordered by the stream they are launched on alone.
+        Gives whether the main stream is being captured into a graph. A capture is ordered behind what the same
+        capture recorded; replays are ordered by the stream they are launched on alone. A call that raises is not recorded.
         """
 
-    def record_call(self, key: Any) -> None:
-        """Records the end of a call on the main stream for `order_behind_previous`."""
+    def holder(self, word: Any, value: int) -> Callable[[Any], None]:
+        """Called with a stream, holds it until ``word`` is at least ``value`` and orders it behind the releases that made it so.
+
+        ``word`` is an int64 word of this rank's own state that kernels count up from 0 within a launch; its low 32 bits are
+        compared. No multiprocessor is held.
+        """
 
     def copier(self, dst: Any, src: Any) -> Callable[[Any], None]:
         """A copy-engine copy between two ranks' memory, 1-D or 2-D, made ready; called with a stream it enqueues it.

@@ -233,23 +233,94 @@ def test_fork_and_join_order_a_side_stream(group_of_ranks):
         assert tensor.eq(5).all()
 
 
-def test_order_behind_previous_spans_streams(group_of_ranks, another_stream):
+def test_calls_in_order_span_streams(group_of_ranks, another_stream):
     def body(runtime):
         tensor = torch.empty(40, device=runtime.device)
         filled(runtime, tensor, 1.0)
-        runtime.order_behind_previous("call")
-        runtime.record_call("call")
-        with another_stream(runtime):
-            runtime.order_behind_previous("call")
+        with runtime.in_order("call") as capturing:
+            assert not capturing
+        with another_stream(runtime), runtime.in_order("call"):
             runtime.launch(add_one, (1,), (tensor, 40), {"BLOCK": 64}, runtime.main_stream())
-            runtime.record_call("call")
-        runtime.order_behind_previous("call")
-        runtime.launch(add_one, (1,), (tensor, 40), {"BLOCK": 64}, runtime.main_stream())
+        with runtime.in_order("call"):
+            runtime.launch(add_one, (1,), (tensor, 40), {"BLOCK": 64}, runtime.main_stream())
         runtime.synchronize()
         return tensor.cpu()
 
     for tensor in group_of_ranks(1, body):
         assert tensor.eq(3).all()
+
+
+def test_a_call_that_raises_is_not_recorded(group_of_ranks):
+    """The next call is ordered behind the last that went through."""
+
+    def body(runtime):
+        with runtime.in_order("call"):
+            pass
+        with pytest.raises(ValueError, match="half-way"), runtime.in_order("call"):
+            raise ValueError("half-way")
+        with runtime.in_order("call"):
+            pass
+        runtime.synchronize()
+
+    group_of_ranks(1, body)
+
+
+@triton.jit
+def count_up(words, data, n, value, BLOCK: tl.constexpr):
+    """Every program stores its part of ``data`` and adds one to the first of ``words``."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(data + i, value, mask=i < n)
+    tl.debug_barrier()
+    tl.atomic_add(words, 1, sem="release", scope="sys")
+
+
+@triton.jit
+def clear_word(words):
+    tl.store(words, tl.full((), 0, tl.int64))
+
+
+def test_a_stream_is_held_until_a_word_has_been_counted_up(group_of_ranks, several):
+    """The copy of a lane takes all that the kernel on the main stream stored before it counted; in two launches."""
+    n, block = 256, 64
+
+    def body(runtime):
+        words = runtime.symmetric([8], torch.int64, zero=True)
+        made = runtime.symmetric([n], torch.float32)
+        got = runtime.symmetric([n], torch.float32)
+        barrier = runtime.symmetric([runtime.world * 4], torch.int64, zero=True)
+        target = runtime.peer(got, (runtime.rank + 1) % runtime.world)
+        hold, copy = runtime.holder(words[4:5], n // block), runtime.copier(target, made)
+        results = []
+        for launch in (1, 2):
+            main = runtime.main_stream()
+            runtime.launch(clear_word, (1,), (words[4:5],), {"num_warps": 1}, main)
+            side = runtime.fork(0)
+            hold(side)
+            copy(side)
+            runtime.launch(
+                count_up, (n // block,), (words[4:5], made, n, 10.0 * launch + runtime.rank), {"BLOCK": block}, main
+            )
+            runtime.join(side)
+            ordered_behind_all(runtime, barrier, 2 * launch - 1)
+            out = torch.empty(n, device=runtime.device)
+            runtime.launch(move, (1,), (out, got, n), {"BLOCK": n}, main)
+            ordered_behind_all(runtime, barrier, 2 * launch)
+            runtime.synchronize()
+            results.append(out.cpu())
+        return results
+
+    for rank, results in enumerate(group_of_ranks(several, body)):
+        for launch, out in enumerate(results, 1):
+            assert out.eq(10.0 * launch + (rank - 1) % several).all()
+
+
+def test_a_word_that_has_its_value_holds_nothing(group_of_ranks):
+    def body(runtime):
+        words = runtime.symmetric([4], torch.int64, zero=True)
+        runtime.holder(words[:1], 0)(runtime.main_stream())
+        runtime.synchronize()
+
+    group_of_ranks(1, body)
 
 
 def test_a_failure_is_told_to_the_ranks_that_wait(group_of_ranks, several):

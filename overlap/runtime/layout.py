@@ -1,0 +1,164 @@
+"""Where the parts of a communicated tensor lie in a rank's symmetric memory. Pure; every rank computes every rank's.
+
+    gathered input       | window: the whole tensor; the own shard and what arrives                          |
+    all-to-all input     | window: what the kernel sees | source: the own shard, for peers to take from       |
+    produced output      | window: the kernel's partial | slot of an op | slot ... | kept sum | kept sum ...  |
+
+Offsets are in elements of the tensor's dtype, each region on a boundary of `ALIGNMENT` elements. The window is dense in
+the tensor's memory order, everything else dense and row-major. A slot takes what one operation brings; no two
+operations share one, so nothing that lands waits for anything else to be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from overlap.chunkplan.order import name_op
+from overlap.chunkplan.plan import P2P, CommPlan, OpId
+from overlap.chunkplan.region import Box, bounding
+from overlap.errors import UnsupportedError
+
+ALIGNMENT = 128
+"""In elements: bulk copies and TMA descriptors want 16 bytes, one-byte elements want most."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """A dense box of a tensor in memory.
+
+    ``box`` names elements of the global tensor, ``offset`` the place of the first, ``order`` its dimensions in memory,
+    outermost first.
+    """
+
+    name: str
+    offset: int
+    box: Box
+    order: tuple[int, ...]
+
+    @cached_property
+    def strides(self) -> tuple[int, ...]:
+        """In elements, one a dimension."""
+        return dense_strides(self.box.shape, self.order)
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.box.size
+
+    def at(self, box: Box) -> int:
+        """Offset of the first element of ``box``, a part of this region's."""
+        if box.empty:
+            return self.offset
+        return self.offset + sum((b - a) * s for b, a, s in zip(box.lo, self.box.lo, self.strides, strict=True))
+
+
+@dataclass(frozen=True)
+class RankLayout:
+    """One rank's memory of one tensor. ``size`` in elements; keys of ``kept`` are the operations that send the sum on."""
+
+    window: Region
+    source: Region | None = None
+    slots: dict[OpId, Region] = field(default_factory=dict)
+    kept: dict[tuple[OpId, ...], Region] = field(default_factory=dict)
+
+    def regions(self) -> Iterator[Region]:
+        """All regions in the order of their offsets."""
+        yield self.window
+        if self.source is not None:
+            yield self.source
+        yield from self.slots.values()
+        yield from self.kept.values()
+
+    @cached_property
+    def size(self) -> int:
+        return max(_aligned(region.end) for region in self.regions())
+
+
+def dense_strides(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a dense tensor whose dimensions lie in memory in ``order``, outermost first."""
+    strides, step = [0] * len(shape), 1
+    for d in reversed(order):
+        strides[d] = step
+        step *= max(1, shape[d])
+    return tuple(strides)
+
+
+def input_layout(plan: CommPlan, tensor: str, rank: int, window: Box, order: tuple[int, ...]) -> RankLayout:
+    """Memory of an input on ``rank``: what arrives lands in the window, where the kernel reads it.
+
+    A rank that holds parts outside its window (all-to-all) has a region of its own for them.
+
+    Raises:
+        UnsupportedError: an operation brings elements that the kernel of this rank does not see.
+    """
+    for op_id, op in landings(plan, tensor, rank):
+        if not window.contains(op.dst.box):
+            raise UnsupportedError(
+                f"plan {plan.name}, {name_op(plan, op_id)} brings {op.dst} to rank {rank}, whose kernel sees {tensor}{window}",
+                where=plan.where(op_id),
+                help="send every rank only what it holds afterwards",
+            )
+    seen = Region(tensor, 0, window, order)
+    held = bounding(chunk.box for chunk in plan.before[rank] if chunk.tensor == tensor)
+    if held is None or window.contains(held):
+        return RankLayout(seen)
+    rows = tuple(range(held.ndim))
+    return RankLayout(seen, Region(f"{tensor} before", _aligned(seen.end), held, rows))
+
+
+def output_layout(
+    plan: CommPlan,
+    tensor: str,
+    rank: int,
+    window: Box,
+    order: tuple[int, ...],
+    kept: Iterable[tuple[tuple[OpId, ...], Box]] = (),
+) -> RankLayout:
+    """Memory of an output on ``rank``.
+
+    Args:
+        kept: sums that this rank sends on: the operations that take each, and its box.
+    """
+    partial = Region(f"partial {tensor}", 0, window, order)
+    end = _aligned(partial.end)
+    rows = tuple(range(window.ndim))
+    slots: dict[OpId, Region] = {}
+    for op_id, op in landings(plan, tensor, rank):
+        slots[op_id] = Region(f"slot of rank {op.src_rank}'s part of {op.dst}", end, op.dst.box, rows)
+        end = _aligned(slots[op_id].end)
+    sums: dict[tuple[OpId, ...], Region] = {}
+    for ops, box in kept:
+        sums[ops] = Region(f"kept sum of {tensor}{box}", end, box, rows)
+        end = _aligned(sums[ops].end)
+    return RankLayout(partial, None, slots, sums)
+
+
+def landings(plan: CommPlan, tensor: str, rank: int) -> Iterator[tuple[OpId, P2P]]:
+    """The operations that write ``rank``'s memory of ``tensor``, in the order of their ids."""
+    for op_id in sorted(plan.arriving(rank)):
+        op = plan.op(op_id)
+        if isinstance(op, P2P) and op.dst.tensor == tensor:
+            yield op_id, op
+
+
+def source_region(layout: RankLayout, op_id: OpId, box: Box) -> Region:
+    """Where the source of an operation lies on its source rank.
+
+    A sum made for it; else what the rank held before; else what has arrived in the window.
+    """
+    for ops, region in layout.kept.items():
+        if op_id in ops and region.box.contains(box):
+            return region
+    if layout.source is not None and layout.source.box.contains(box):
+        return layout.source
+    return layout.window
+
+
+def destination_region(layout: RankLayout, op_id: OpId) -> Region:
+    """Where an operation lands on its destination rank."""
+    return layout.slots.get(op_id, layout.window)
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
