@@ -1,45 +1,64 @@
 """What one rank's host enqueues for one launch, as data: the copy-engine protocol step by step.
 
-    pull    main    Entry | Fork | Kernel ............................. | Join |
-            lane 0               | [Await] Copy Raise ... | Credit*     /
-    push    main    Entry | Fork | Kernel ............................. | Join | Credit*
-            lane 0               | [Await] Copy Raise ...               /
+    pull     main    Entry | Fork | Kernel .............................. | Join |
+             lane 0               | [Await] Copy Raise ... | Credit*      /
+    push     main    Entry | Fork | Kernel .............................. | Join | Credit*
+             lane 0               | [Await] Copy Raise ...                /
+    produce  main    Entry | Fork | Kernel .......... | Sum (result) .... | Join | Credit*
+             lane 0               | Hold Copy Raise | Hold Copy Raise ... /
+    two-shot main    Entry | Fork | Kernel .......... | Sum (own shard) | Fork | Sum (the rest) | Join | Join | Credit*
+             lane 0               | Hold Copy Raise | Hold Copy Raise ...        ............. /      /
+             lane 1                                                     | Copy Raise ...             /
 
 What each step orders, for launch n on rank r:
 
 * ``Entry`` waits until every peer's `done` credit is n-1: only then may r stage its shard (a peer may still pull
-  from it) and its lanes push (a peer's kernel may still read what they overwrite). Pulls read a staged shard of
+  from it) and its lanes push (a peer's kernel or sum may still read what they overwrite). Pulls read a staged shard of
   this launch, so with any pull in the plan entries also exchange `ready`; a push reads the rank's own memory.
+  With ``counters`` it also sets the counters of chunks that tiles make back to zero.
 * ``Await`` holds a lane until the flag of an operation that the next copy depends on has been raised, wherever that
   landed: at r (to forward a chunk), at the peer that r pulls from (a relay), or at the peer that r pushes to. What
   the same lane did before needs none.
+* ``Hold`` holds a lane until the chunk that the next copy sends is whole: the counter of its tiles is at its target.
 * ``Raise`` stands behind its copy on the same lane.
+* ``Sum`` waits on the device for the flags of what it adds. Sums stand behind the kernel, whose partial they read.
+  What a lane sends on of a sum it sends behind a ``Fork`` behind that sum; a lane forked already is forked again.
 * ``Credit`` tells a peer that r has read all it will read in this launch. With pulls alone r's kernel reads memory that
   only r writes, so credits follow the last copy (on the lane if there is one lane, else behind the joins). With any
-  push a peer writes what r's kernel and lanes read, so credits follow kernel and joins.
+  push a peer writes what r's kernel, lanes and sums read, so credits follow kernel, sums and joins.
+
+Whatever feeds the kernel is enqueued before it and whatever it feeds behind it, though both lanes are forked before
+it: the host may wait for each kernel (``CUDA_LAUNCH_BLOCKING=1``). Operations go in stages for the same reason: those that
+send a sum come behind everything that such sums, on any rank, may wait for.
 
 Dropping any step is a race the simulator must find (tests/sim); `verify_steps` finds it without running.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from overlap.chunkplan.order import name_op
+from overlap.chunkplan.order import HappensBefore, happens_before, name_op
 from overlap.chunkplan.plan import P2P, CommPlan, OpId
 from overlap.errors import PlanError, UnsupportedError
+
+from .pieces import Piece, check_produced, partial_sources, pieces, source_value
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The entry kernel: wait for ``done`` credits, stage the own chunk, bump the epoch, exchange ``ready``."""
+    """The entry kernel: wait for ``done``, stage the own chunk, reset ``counters``, bump the epoch, exchange ``ready``."""
 
     wait_done: bool
     ready: bool
+    counters: bool = False
 
 
 @dataclass(frozen=True)
 class Fork:
+    """The lane goes on behind what the main stream holds so far, and behind what it holds itself."""
+
     lane: int
 
 
@@ -53,14 +72,24 @@ class Await:
 
 
 @dataclass(frozen=True)
+class Hold:
+    """The lane waits until the counter of the chunk that ``op`` sends is at its target; no kernel runs for that."""
+
+    lane: int
+    op: OpId
+
+
+@dataclass(frozen=True)
 class Copy:
+    """The operation's copy; its source is the kernel's partial, a kept sum (`pieces.Piece`), or gathered memory."""
+
     lane: int
     op: OpId
 
 
 @dataclass(frozen=True)
 class Raise:
-    """Copies the source's epoch word into the flag of ``op`` at its destination, behind the copy."""
+    """Copies the source rank's epoch word into the operation's flag."""
 
     lane: int
     op: OpId
@@ -69,6 +98,18 @@ class Raise:
 @dataclass(frozen=True)
 class Kernel:
     """The user's kernel, on the main stream."""
+
+
+@dataclass(frozen=True)
+class Sum:
+    """One reduction kernel on the main stream, for pieces of one tensor.
+
+    It waits for the flags of their summands, adds them in the order given and writes each piece to symmetric memory
+    (``keep``), to the result (``out``), or to both.
+    """
+
+    tensor: str
+    pieces: tuple[Piece, ...]
 
 
 @dataclass(frozen=True)
@@ -84,40 +125,45 @@ class Join:
     lane: int
 
 
-Step = Entry | Fork | Await | Copy | Raise | Kernel | Credit | Join
+Step = Entry | Fork | Await | Hold | Copy | Raise | Kernel | Sum | Credit | Join
 
 
-def launch_steps(plan: CommPlan, rank: int, *, kernel_first: bool = False) -> tuple[Step, ...]:
+def launch_steps(
+    plan: CommPlan, rank: int, *, produced: Collection[str] = (), kernel_first: bool = False
+) -> tuple[Step, ...]:
     """The steps of ``rank`` for one launch of ``plan`` by copy engine.
 
-    ``kernel_first`` enqueues the kernel before the copies that feed it, faster where the host is slow, wrong under
-    ``CUDA_LAUNCH_BLOCKING=1``.
+    Args:
+        produced: tensors of the plan that the kernel writes.
+        kernel_first: enqueues the kernel before the copies that feed it, faster where the host is slow, wrong under
+            ``CUDA_LAUNCH_BLOCKING=1``.
 
     Raises:
-        UnsupportedError: the plan has an operation that a copy engine cannot do.
-        PlanError: an operation stands in the list of a rank that does not carry it out.
+        UnsupportedError: the plan has an operation that a copy engine cannot do, or one that both feeds the kernel and
+            waits for it.
+        PlanError: an operation stands in the list of a rank that does not carry it out; with ``produced`` also as
+            `pieces`.
     """
-    _check_copies_only(plan)
+    _check_copies_only(plan, produced)
     own = plan.ops[rank]
     pulls, pushes = directions(plan)
-    lanes = sorted({op.channel for op in own})
-    peers = [(rank + step) % plan.world for step in range(1, plan.world)]
-
-    steps: list[Step] = [Entry(wait_done=plan.world > 1, ready=pulls)]
-    steps += [Fork(lane) for lane in lanes]
-    if kernel_first:
-        steps.append(Kernel())
+    feeding = [i for i, op in enumerate(own) if op.src.tensor not in produced]
+    lanes = sorted({own[i].channel for i in feeding})
     behind: dict[int, set[OpId]] = {lane: set() for lane in lanes}
-    for index, op in enumerate(own):
-        lane = op.channel
-        for dep in op.depends:
-            if dep not in behind[lane]:
-                steps.append(Await(lane, dep, _copied(plan, dep).dst_rank))
-                behind[lane].add(dep)
-        steps += [Copy(lane, (rank, index)), Raise(lane, (rank, index))]
-        behind[lane].add((rank, index))
-    if not kernel_first:
-        steps.append(Kernel())
+    made = _Producing(plan, rank, produced) if produced else None
+
+    copies: list[Step] = []
+    for index in feeding:
+        copies += _carry_out(plan, (rank, index), behind)
+    steps: list[Step] = [Entry(plan.world > 1, pulls, made is not None and bool(made.partial))]
+    steps += [Fork(lane) for lane in lanes]
+    if made is not None:
+        steps += made.forks()
+    steps += [Kernel(), *copies] if kernel_first else [*copies, Kernel()]
+    if made is not None:
+        steps += made.steps()
+        lanes = sorted({*lanes, *made.behind})
+    peers = [(rank + step) % plan.world for step in range(1, plan.world)]
     on_lane = len(lanes) == 1 and not pushes
     if on_lane:
         steps += [Credit(peer, lanes[0]) for peer in peers]
@@ -133,13 +179,104 @@ def directions(plan: CommPlan) -> tuple[bool, bool]:
     return "pull" in found, "push" in found
 
 
+def stages(plan: CommPlan, produced: Collection[str], order: HappensBefore) -> dict[OpId, int]:
+    """How many sums stand, one behind the other, before each operation.
+
+    An operation that sends a sum is one stage behind the last of the operations that land in it.
+    """
+    found: dict[OpId, int] = {}
+    for op_id in order.order:
+        stage = max((found[before] for before, _ in order.predecessors[op_id]), default=0)
+        if plan.op(op_id).src.tensor in produced:
+            for _, summands in source_value(plan, op_id, order):
+                stage = max([stage, *(found[landed] + 1 for landed in summands if landed is not None)])
+        found[op_id] = stage
+    return found
+
+
+class _Producing:
+    """The steps of a rank behind its kernel: what leaves it, and the sums of what comes in."""
+
+    def __init__(self, plan: CommPlan, rank: int, produced: Collection[str]) -> None:
+        order = happens_before(plan)
+        stage = stages(plan, produced, order)
+        self._plan = plan
+        self._rank = rank
+        self._stages: dict[int, list[OpId]] = {}
+        for index, op in enumerate(plan.ops[rank]):
+            if op.src.tensor in produced:
+                self._stages.setdefault(stage[rank, index], []).append((rank, index))
+        self.partial = {op: chunk for chunk, ops in partial_sources(plan, rank, produced, order) for op in ops}
+        self._pieces = {tensor: pieces(plan, rank, tensor, order) for tensor in produced}
+        self._waited: set[OpId] = set()
+        """What the main stream's sums have seen landed."""
+        self.behind: dict[int, set[OpId]] = {}
+
+    def forks(self) -> list[Step]:
+        """Lanes whose first operation sends what the kernel makes."""
+        first = {self._plan.op(op).channel for op in self._stages.get(0, ())}
+        self.behind = {lane: set() for lane in sorted(first)}
+        return [Fork(lane) for lane in self.behind]
+
+    def steps(self) -> list[Step]:
+        steps: list[Step] = []
+        held: dict[int, set[object]] = {}
+        for stage in sorted(self._stages):
+            ops = self._stages[stage]
+            if stage:
+                steps += self._sums(ops)
+                again = {self._plan.op(op).channel for op in ops if op not in self.partial}
+                again |= {self._plan.op(op).channel for op in ops} - set(self.behind)
+                for lane in sorted(again):
+                    steps.append(Fork(lane))
+                    self.behind.setdefault(lane, set()).update(self._waited)
+            for op in ops:
+                lane = self._plan.op(op).channel
+                seen = held.setdefault(lane, set())
+                hold: list[Step] = []
+                if op in self.partial and self.partial[op] not in seen:
+                    seen.add(self.partial[op])
+                    hold = [Hold(lane, op)]
+                steps += _carry_out(self._plan, op, self.behind, hold)
+        for tensor, (_, result) in self._pieces.items():
+            left = tuple(piece for piece in result if not piece.keep)
+            if left:
+                steps.append(Sum(tensor, left))
+        return steps
+
+    def _sums(self, ops: list[OpId]) -> list[Step]:
+        """Sums that the operations of one stage send on, one a tensor."""
+        found: list[Step] = []
+        for tensor, (sums, _) in self._pieces.items():
+            wanted = tuple(piece for group, kept in sums.items() if group[0] in ops for piece in kept)
+            if wanted:
+                found.append(Sum(tensor, wanted))
+                self._waited.update(op for piece in wanted for op in piece.summands if op is not None)
+        return found
+
+
+def _carry_out(plan: CommPlan, op_id: OpId, behind: dict[int, set[OpId]], hold: list[Step] | None = None) -> list[Step]:
+    """Await what the operation depends on, copy, raise its flag; ``behind`` is what each lane has seen."""
+    op = _copied(plan, op_id)
+    lane = op.channel
+    steps: list[Step] = []
+    for dep in op.depends:
+        if dep not in behind[lane]:
+            steps.append(Await(lane, dep, _copied(plan, dep).dst_rank))
+            behind[lane].add(dep)
+    behind[lane].add(op_id)
+    return [*steps, *(hold or ()), Copy(lane, op_id), Raise(lane, op_id)]
+
+
 def _copied(plan: CommPlan, op_id: OpId) -> P2P:
     op = plan.op(op_id)
     assert isinstance(op, P2P)
     return op
 
 
-def _check_copies_only(plan: CommPlan) -> None:
+def _check_copies_only(plan: CommPlan, produced: Collection[str]) -> None:
+    check_produced(plan, produced)
+    lanes: dict[tuple[int, int], OpId] = {}
     for op_id, op in plan.items():
         said, where = f"plan {plan.name}, {name_op(plan, op_id)}", plan.where(op_id)
         if not isinstance(op, P2P):
@@ -148,8 +285,12 @@ def _check_copies_only(plan: CommPlan) -> None:
                 where=where,
                 help="write it as pushes or pulls of chunks",
             )
-        if op.reduce:
-            raise UnsupportedError(f"{said}: a copy engine moves data, it cannot reduce ({op.reduce})", where=where)
+        if op.reduce and op.src.tensor not in produced:
+            raise UnsupportedError(
+                f"{said}: a copy engine moves data, it cannot reduce ({op.reduce})",
+                where=where,
+                help="what is reduced is a tensor that the kernel writes",
+            )
         if op.src_rank == op.dst_rank:
             raise UnsupportedError(
                 f"{said}: a copy inside a rank runs as a kernel, which starves behind a grid that waits for it",
@@ -162,3 +303,19 @@ def _check_copies_only(plan: CommPlan) -> None:
                 where=where,
                 help="a pull stands in the list of its destination, a push in that of its source",
             )
+        fed = op.src.tensor in produced
+        other = lanes.setdefault((op_id[0], op.channel), op_id)
+        if (plan.op(other).src.tensor in produced) != fed:
+            raise UnsupportedError(
+                f"{said} runs in channel {op.channel} behind {name_op(plan, other)}: one of the two feeds the kernel, "
+                "the other waits for it",
+                where=where,
+                help="give operations on tensors that the kernel writes channels of their own",
+            )
+        for dep in op.depends:
+            if not fed and plan.op(dep).src.tensor in produced:
+                raise UnsupportedError(
+                    f"{said} feeds the kernel and depends on {name_op(plan, dep)}, which the kernel feeds",
+                    where=where,
+                    help="one launch cannot do both: use two plans, one behind the other",
+                )

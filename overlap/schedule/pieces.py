@@ -1,0 +1,238 @@
+"""What is added to what: the parts of a produced tensor, each with the operations whose data make it up on a rank.
+
+    reduce-scatter, rank 1 of 3: its kernel's own partial, and what ranks 0 and 2 push into slots of their own
+
+    c[2:4]   =   slot of (0, 0)   +   own partial   +   slot of (2, 1)          summands ((0, 0), None, (2, 1))
+
+The value of a chunk on a rank, as an operation sees it, is what the rank's kernel made of it, plus the contributions
+of the reducing operations that land in it and happen before; an operation that does not reduce and happens before
+replaces it. What is not ordered with the reader is not seen: everything lands in a slot of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from overlap.chunkplan.order import HappensBefore, happens_before, name_op
+from overlap.chunkplan.plan import P2P, Chunk, CommPlan, OpId
+from overlap.chunkplan.region import Box, uncovered
+from overlap.errors import PlanError, ScheduleError, UnsupportedError
+
+Summands = tuple[OpId | None, ...]
+"""Operations whose slots are added, in rank order of their sources; None is the kernel's own partial."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A box of one tensor on one rank whose every element has the same summands.
+
+    ``summands`` stand in rank order of where they come from (None, the rank's own partial, at the rank's place; an
+    operation that carries a sum at its source's). One summand alone is copied, not computed with. ``accumulate`` is
+    the type that more are added in. ``keep``: the rank's own operations ``ops`` send the result on, from symmetric
+    memory (one dense region for the source box of ``ops``, which all of them share); ``out``: it is part of what the rank
+    holds after the last operation. Of a piece that is both, the result is the value that is sent on, so that all ranks
+    end with the same bits. ``combine`` names the reduction.
+    """
+
+    chunk: Chunk
+    summands: Summands
+    accumulate: str = "fp32"
+    keep: bool = False
+    out: bool = False
+    ops: tuple[OpId, ...] = ()
+    combine: str = "sum"
+
+
+Sums = dict[tuple[OpId, ...], tuple[Piece, ...]]
+"""By the operations that send it on: the pieces that partition their source box."""
+
+
+def pieces(
+    plan: CommPlan, rank: int, tensor: str, order: HappensBefore | None = None
+) -> tuple[Sums, tuple[Piece, ...]]:
+    """What ``rank`` adds up of a produced tensor: for its own operations, and as its result.
+
+    Returns ``(sums, result)``: for each group of own operations that send the same sum the pieces of their source
+    box (operations that send the kernel's own partial are in none, see `partial_sources`), and the pieces that partition
+    ``plan.after[rank]``. A piece that is both stands in both, the same object, with ``keep`` and ``out``.
+
+    Args:
+        order: the plan's happens-before, where the caller has it already.
+
+    Raises:
+        PlanError: the plan is cyclic, or a rank sends or ends with what it never had.
+        UnsupportedError: contributions to one element that are combined in different ways.
+    """
+    order = order or happens_before(plan)
+    groups: dict[tuple[Box, tuple[tuple[Box, Summands], ...]], list[OpId]] = {}
+    for index, op in enumerate(plan.ops[rank]):
+        if isinstance(op, P2P) and op.direction == "push" and op.src.tensor == tensor:
+            parts = source_value(plan, (rank, index), order)
+            if not _own(parts):
+                groups.setdefault((op.src.box, parts), []).append((rank, index))
+
+    wanted: list[Box] = []
+    for chunk in plan.after[rank]:
+        if chunk.tensor == tensor:
+            wanted += uncovered(wanted, chunk.box)
+    finals = [part for box in wanted for part in _value(plan, rank, Chunk(tensor, box), order, lambda _: True, "ends")]
+    for _, parts in groups:
+        for box, summands in parts:
+            finals = [
+                (piece, found)
+                for part, found in finals
+                for piece in (_cut([part], [box]) if found == summands and part.overlaps(box) else [part])
+            ]
+    left = set(finals)
+
+    sums: Sums = {}
+    for (_, parts), ops in groups.items():
+        kept = []
+        for box, summands in parts:
+            out = (box, summands) in left
+            left.discard((box, summands))
+            kept.append(_piece(plan, Chunk(tensor, box), summands, tuple(ops), out))
+        sums[tuple(ops)] = tuple(kept)
+    result = [_piece(plan, Chunk(tensor, box), summands, (), True) for box, summands in left]
+    result += [piece for kept in sums.values() for piece in kept if piece.out]
+    return sums, tuple(sorted(result, key=lambda piece: piece.chunk.box.lo))
+
+
+def partial_sources(
+    plan: CommPlan, rank: int, produced: Collection[str], order: HappensBefore | None = None
+) -> tuple[tuple[Chunk, tuple[OpId, ...]], ...]:
+    """Chunks of the kernel's own partials that operations of ``rank`` send: each with these operations, in list order.
+
+    The position of a chunk is the slot of its counter (`model.Counter`), the same for all sizes of tiles.
+
+    Raises:
+        PlanError: as `pieces`.
+    """
+    order = order or happens_before(plan)
+    found: dict[Chunk, list[OpId]] = {}
+    for index, op in enumerate(plan.ops[rank]):
+        if isinstance(op, P2P) and op.direction == "push" and op.src.tensor in produced:
+            if _own(source_value(plan, (rank, index), order)):
+                found.setdefault(op.src, []).append((rank, index))
+    return tuple((chunk, tuple(ops)) for chunk, ops in found.items())
+
+
+def source_value(plan: CommPlan, op_id: OpId, order: HappensBefore) -> tuple[tuple[Box, Summands], ...]:
+    """What an operation sends: its source box cut into parts of equal summands (none for an empty box)."""
+    op = plan.op(op_id)
+    assert isinstance(op, P2P)
+    return _value(plan, op.src_rank, op.src, order, lambda earlier: order.before(earlier, op_id), name_op(plan, op_id))
+
+
+def check_produced(plan: CommPlan, produced: Collection[str]) -> None:
+    """Refuses operations on produced tensors that no realization carries out.
+
+    Raises:
+        ScheduleError: a tensor that the plan does not have.
+        UnsupportedError: an operation on one that is no push of a chunk to the same place on another rank.
+    """
+    names = [spec.name for spec in plan.tensors]
+    for tensor in produced:
+        if tensor not in names:
+            raise ScheduleError(
+                f"tiles write {tensor!r}, which plan {plan.name} does not communicate",
+                help=f"there are: {', '.join(names) or 'none'}",
+            )
+    for op_id, op in plan.items():
+        touched = sorted({op.src.tensor, op.dst.tensor} & set(produced))
+        if not touched or not isinstance(op, P2P):
+            continue
+        said, where = f"plan {plan.name}, {name_op(plan, op_id)}", plan.where(op_id)
+        if op.direction == "pull":
+            raise UnsupportedError(
+                f"{said}: {touched[0]} is made by tiles, and who reads it cannot know when a chunk of it is whole",
+                where=where,
+                help="use push: the rank that makes a chunk sends it",
+            )
+        if op.src.tensor != op.dst.tensor:
+            raise UnsupportedError(
+                f"{said}: {touched[0]} is made by tiles, and its chunks move inside that tensor only",
+                where=where,
+                help="leave out `into`",
+            )
+
+
+def _own(parts: Iterable[tuple[Box, Summands]]) -> bool:
+    return all(summands == (None,) for _, summands in parts)
+
+
+def _value(
+    plan: CommPlan, rank: int, chunk: Chunk, order: HappensBefore, seen: Callable[[OpId], bool], reader: str
+) -> tuple[tuple[Box, Summands], ...]:
+    """``chunk`` on ``rank`` cut into parts of equal summands, with the operations that ``seen`` says are seen."""
+    if chunk.box.empty:
+        return ()
+    landing: list[tuple[OpId, P2P]] = []
+    for op_id in plan.arriving(rank):
+        op = plan.op(op_id)
+        if isinstance(op, P2P) and op.dst.tensor == chunk.tensor and op.dst.box.overlaps(chunk.box) and seen(op_id):
+            landing.append((op_id, op))
+    held = [c.box for c in plan.before[rank] if c.tensor == chunk.tensor]
+    found: list[tuple[Box, Summands]] = []
+    for box in _cut([chunk.box], [*(op.dst.box for _, op in landing), *held]):
+        here = [(op_id, op) for op_id, op in landing if op.dst.box.contains(box)]
+        adding = [op_id for op_id, op in here if op.reduce]
+        replacing = [op_id for op_id, op in here if not op.reduce]
+        summands: list[OpId | None] = [*adding]
+        if replacing:
+            last = next((a for a in replacing if all(order.before(b, a) for b in replacing if b != a)), max(replacing))
+            summands = [last, *(op_id for op_id in adding if order.before(last, op_id))]
+        elif any(own.contains(box) for own in held):
+            summands.append(None)
+        if not summands:
+            raise PlanError(
+                f"plan {plan.name}: rank {rank} {_says(reader)} {Chunk(chunk.tensor, box)}, which it never has",
+                where=plan.where(),
+                help="let the rank make it (`before`), or move it there",
+            )
+        found.append((box, tuple(sorted(summands, key=lambda op_id: _place(plan, rank, op_id)))))
+    return tuple(sorted(found, key=lambda part: part[0].lo))
+
+
+def _says(reader: str) -> str:
+    return "ends with" if reader == "ends" else f"sends, as {reader},"
+
+
+def _place(plan: CommPlan, rank: int, op_id: OpId | None) -> tuple[int, OpId]:
+    """Sums are taken in rank order of their sources, so that every rank gets the same bits."""
+    if op_id is None:
+        return rank, (-1, -1)
+    op = plan.op(op_id)
+    assert isinstance(op, P2P)
+    return op.src_rank, op_id
+
+
+def _cut(boxes: Sequence[Box], edges: Iterable[Box]) -> list[Box]:
+    """``boxes`` cut so that each lies inside or outside of every box of ``edges``."""
+    parts = list(boxes)
+    for edge in edges:
+        parts = [
+            piece
+            for part in parts
+            for piece in ([part.intersect(edge), *part.subtract(edge)] if part.overlaps(edge) else [part])
+        ]
+    return parts
+
+
+def _piece(plan: CommPlan, chunk: Chunk, summands: Summands, ops: tuple[OpId, ...], out: bool) -> Piece:
+    ways: dict[tuple[str, str], OpId] = {}
+    for op_id in summands:
+        reduce = plan.op(op_id).reduce if op_id is not None else None
+        if op_id is not None and reduce:
+            ways.setdefault((str(reduce), getattr(reduce, "accumulate", "fp32")), op_id)
+    if len(ways) > 1:
+        (first, one), (second, other) = list(ways.items())[:2]
+        raise UnsupportedError(
+            f"plan {plan.name}: {chunk} is combined by {first[0]} in {first[1]} ({name_op(plan, one)}) and by "
+            f"{second[0]} in {second[1]} ({name_op(plan, other)})",
+            where=plan.where(other),
+            help="give all operations into a chunk the same `reduce`",
+        )
+    combine, accumulate = next(iter(ways), ("sum", "fp32"))
+    return Piece(chunk, summands, accumulate, bool(ops), out, ops, combine)
