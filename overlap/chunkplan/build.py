@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from overlap.errors import PlanError
 
-from .chunkexpr import GIVEN, Tensors
+from .chunkexpr import GIVEN, Tensors, no_second_dimension
 from .document import Document
 from .expand import Expansion
 from .plan import CommPlan, TensorSpec
@@ -27,6 +27,7 @@ def build_plan(
     world: int,
     tensor: TensorSpec,
     dim: int,
+    to_dim: int | None = None,
     split: int = 1,
     direction: str = "pull",
     path: str = "plan.yaml",
@@ -36,7 +37,8 @@ def build_plan(
     Args:
         source: text of a template or of a concrete plan.
         tensor: the global tensor the plan is applied to. A plan that declares one tensor takes this one's name.
-        dim: the dimension in which the tensor is sharded.
+        dim: the dimension in which the tensor is sharded (before an all-to-all).
+        to_dim: the dimension in which it is sharded after an all-to-all; None for any other plan.
         split: parts every transfer is cut into. A plan that uses the symbol `split` does that itself.
         direction: what `move` becomes: ``pull`` (the destination carries it out) or ``push`` (the source).
         path: shown in errors.
@@ -54,8 +56,15 @@ def build_plan(
         raise PlanError(
             f"tensor {tensor} has no dimension {dim}", help=f"its dimensions are 0 to {len(tensor.shape) - 1}"
         )
+    if to_dim is not None and (to_dim == dim or not 0 <= to_dim < len(tensor.shape)):
+        raise PlanError(
+            f"tensor {tensor} cannot go from dimension {dim} to dimension {to_dim}",
+            help=f"give two different dimensions, 0 to {len(tensor.shape) - 1}",
+        )
     template = read_template(source, path)
     document = template.document
+    if template.across is not None and template.across.across is not None and to_dim is None:
+        raise no_second_dimension(template.across.snippet, template.across.across)
     _check_pins(template, world, dim)
     sizes: dict[str, int] = {"world": world}
     named: dict[str, TensorSpec] = {GIVEN: tensor}
@@ -74,7 +83,7 @@ def build_plan(
         if decl is not applied:
             named[decl.name] = TensorSpec(decl.name, _shape(document, decl, sizes))
     specs = tuple(named[decl.name] for decl in decls) or (tensor,)
-    return _expanded(template, world, Tensors(named, dim, world), specs, tensor, sizes, split, direction)
+    return _expanded(template, world, Tensors(named, dim, world, to_dim), specs, tensor, sizes, split, direction)
 
 
 def load_plan(text: str, path: str = "plan.yaml") -> CommPlan:

@@ -3,6 +3,8 @@
     whole                        all of the tensor
     shard(i)                     rank i's shard along the plan's dimension (torch.chunk's rule)
     shard(i, part)               its part-th of `split` parts;  shard(i, part, parts) of `parts`
+    across(j)                    rank j's shard along the second dimension of an exchange, such as M of a[K:M]
+    piece(i, j)                  what shard(i) and across(j) have in common
     span(lo, hi)                 elements lo ... hi-1 along the plan's dimension, whole in the others
     x[0:4, 2*rank:2*rank+2]      a box of tensor x; a left out bound or dimension means all of it
 
@@ -14,7 +16,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from overlap.errors import PlanError
 
 from .document import Document, Node, nearest
 from .expr import Env, IntExpr, Snippet, compile_int
@@ -24,17 +28,25 @@ from .region import Box, shard_interval
 GIVEN = "tensor"
 """The name under which every plan knows the tensor it is applied to."""
 
-WORDS = ("whole", "shard", "span")
-_FORMS = "write `whole`, `shard(rank)`, `shard(rank, part)`, `span(lo, hi)` or `NAME[lo:hi, ...]`"
+WORDS = ("whole", "shard", "across", "piece", "span")
+_ACROSS = ("across", "piece")
+_FORMS = (
+    "write `whole`, `shard(rank)`, `shard(rank, part)`, `span(lo, hi)` or `NAME[lo:hi, ...]`; in an all-to-all also "
+    "`across(rank)` and `piece(rank, peer)`"
+)
 
 
 @dataclass(frozen=True)
 class Tensors:
-    """The tensors by the names the file gives them, and the dimension along which shards are cut."""
+    """The tensors by the names the file gives them, and the dimension along which shards are cut.
+
+    ``to_dim`` is the second dimension of an exchange, the one that `across` cuts.
+    """
 
     named: Mapping[str, TensorSpec]
     dim: int
     world: int
+    to_dim: int | None = None
 
     def find(self, name: str) -> TensorSpec:
         return self.named[name]
@@ -42,11 +54,15 @@ class Tensors:
 
 @dataclass(frozen=True)
 class ChunkExpr:
-    """A chunk expression. Calling it with values for its names and the tensors gives the `Chunk`."""
+    """A chunk expression. Calling it with values for its names and the tensors gives the `Chunk`.
+
+    ``across`` is the place in it that is cut along the second dimension, if there is one.
+    """
 
     snippet: Snippet
     names: frozenset[str]
     run: Callable[[Env, Tensors], Chunk]
+    across: ast.expr | None = None
 
     def __call__(self, env: Env, tensors: Tensors) -> Chunk:
         return self.run(env, tensors)
@@ -67,6 +83,15 @@ def parse_chunk(
     snippet = Snippet.parse(document, node, what, help=_FORMS)
     reader = _Reader(snippet, scope, declared | {GIVEN})
     return reader.read(snippet.tree)
+
+
+def no_second_dimension(snippet: Snippet, part: ast.expr) -> PlanError:
+    """The error of a plan for an all-to-all that is applied to a tensor with one dimension to cut."""
+    return snippet.error(
+        part,
+        f"`{snippet.shown(part)}` cuts along a second dimension, and there is none here",
+        "an all-to-all names two axes, such as `a[K:M]`; a gather or a reduction needs another plan",
+    )
 
 
 class _Reader:
@@ -125,7 +150,7 @@ class _Reader:
         return Chunk(spec.name, Box.whole(spec.shape))
 
     def _call(self, part: ast.Call, word: str, name: str, args: list[ast.expr]) -> ChunkExpr:
-        wanted = {"whole": (0, 0), "shard": (1, 3), "span": (2, 2)}[word]
+        wanted = {"whole": (0, 0), "shard": (1, 3), "across": (1, 1), "piece": (2, 2), "span": (2, 2)}[word]
         if not wanted[0] <= len(args) <= wanted[1]:
             raise self.snippet.error(part, f"{word}() with {len(args)} arguments", _FORMS)
         values = [self._int(arg) for arg in args]
@@ -133,32 +158,48 @@ class _Reader:
             return self._made([], lambda env, tensors: self._whole(tensors.find(name)))
         if word == "span":
             return self._made(values, lambda env, tensors: self._span(part, tensors.find(name), tensors, values, env))
+        if word in _ACROSS:
+            run = lambda env, tensors: self._exchanged(part, tensors.find(name), tensors, values, env)  # noqa: E731
+            return replace(self._made(values, run), across=part)
         implied = ("split",) if len(args) == 2 else ()
         return self._made(
             values, lambda env, tensors: self._shard(part, tensors.find(name), tensors, values, env), implied
         )
 
-    def _dim(self, part: ast.expr, spec: TensorSpec, tensors: Tensors) -> int:
-        if tensors.dim >= len(spec.shape):
+    def _dim(self, part: ast.expr, spec: TensorSpec, dim: int) -> int:
+        if dim >= len(spec.shape):
             raise self.snippet.error(
-                part, f"tensor {spec} has no dimension {tensors.dim} to cut along", f"write a box, `{spec.name}[...]`"
+                part, f"tensor {spec} has no dimension {dim} to cut along", f"write a box, `{spec.name}[...]`"
             )
-        return tensors.dim
+        return dim
+
+    def _interval(self, value: IntExpr, env: Env, extent: int, world: int) -> tuple[int, int]:
+        """The elements of a rank's shard."""
+        rank = value(env)
+        if not 0 <= rank < world:
+            raise value.error(f"there is no shard {rank} in a world of {world}", f"write `({value.text}) % world`")
+        return shard_interval(extent, world, rank)
+
+    def _exchanged(self, part: ast.Call, spec: TensorSpec, tensors: Tensors, values: list[IntExpr], env: Env) -> Chunk:
+        """``across(j)`` or ``piece(i, j)``."""
+        if tensors.to_dim is None:
+            raise no_second_dimension(self.snippet, part)
+        dims = [self._dim(part, spec, dim) for dim in (tensors.dim, tensors.to_dim)[-len(values) :]]
+        box = Box.whole(spec.shape)
+        for dim, value in zip(dims, values, strict=True):
+            box = box.with_interval(dim, *self._interval(value, env, spec.shape[dim], tensors.world))
+        return Chunk(spec.name, box)
 
     def _span(self, part: ast.expr, spec: TensorSpec, tensors: Tensors, values: list[IntExpr], env: Env) -> Chunk:
-        dim = self._dim(part, spec, tensors)
+        dim = self._dim(part, spec, tensors.dim)
         lo, hi = values[0](env), values[1](env)
         self._inside(part, spec, dim, lo, hi)
         return Chunk(spec.name, Box.whole(spec.shape).with_interval(dim, lo, hi))
 
     def _shard(self, part: ast.expr, spec: TensorSpec, tensors: Tensors, values: list[IntExpr], env: Env) -> Chunk:
-        dim = self._dim(part, spec, tensors)
-        rank = values[0](env)
-        if not 0 <= rank < tensors.world:
-            raise values[0].error(
-                f"there is no shard {rank} in a world of {tensors.world}", f"write `({values[0].text}) % world`"
-            )
-        box = Box.whole(spec.shape).with_interval(dim, *shard_interval(spec.shape[dim], tensors.world, rank))
+        dim = self._dim(part, spec, tensors.dim)
+        interval = self._interval(values[0], env, spec.shape[dim], tensors.world)
+        box = Box.whole(spec.shape).with_interval(dim, *interval)
         if len(values) > 1:
             parts = values[2](env) if len(values) == 3 else env["split"]
             index = values[1](env)

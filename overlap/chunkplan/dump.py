@@ -10,6 +10,7 @@ import yaml
 from overlap.errors import PlanError
 
 from .plan import Chunk, Collective, CommOp, CommPlan
+from .reduction import Reduction
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*\Z")
 _SPECIAL = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
@@ -71,9 +72,15 @@ def _op(op: CommOp) -> Iterator[str]:
     if op.channel:
         yield f"channel: {op.channel}"
     if op.reduce is not None:
-        yield f"reduce: {_text(op.reduce)}"
+        yield f"reduce: {_reduce(op.reduce)}"
     if op.backend is not None:
         yield f"backend: {_text(op.backend)}"
+
+
+def _reduce(reduction: Reduction) -> str:
+    if reduction == Reduction(reduction.op):
+        return _text(reduction.op)
+    return f"{{op: {_text(reduction.op)}, accumulate: {_text(reduction.accumulate)}}}"
 
 
 def _chunk(chunk: Chunk) -> str:

@@ -195,9 +195,10 @@ class Expansion:
             assert item.channel is not None
             raise item.channel.error(f"channel {channel}", "channels are counted from 0")
         depends = tuple(
-            self._dependency(dependency, instance, ids, sizes)
+            self._dependency(dependency, instance.rank, inner, ids, sizes)
             for dependency in item.depends
-            if dependency.when is None or dependency.when(env)
+            for _, inner in self._loop(dependency.loops, env, ())
+            if dependency.when is None or dependency.when(inner)
         )
         if item.verb == "collective":
             ranks = tuple(self._rank(expr, env) for expr in item.ranks)
@@ -210,10 +211,9 @@ class Expansion:
         return (item.label or "", instance.rank, tuple(instance.env[name] for name in item.loops))
 
     def _dependency(
-        self, dependency: Dependency, instance: _Instance, ids: Mapping[Label, OpId], sizes: list[int]
+        self, dependency: Dependency, own: int, env: Env, ids: Mapping[Label, OpId], sizes: list[int]
     ) -> OpId:
-        env = instance.env
-        rank = self._rank(dependency.rank, env) if dependency.rank else instance.rank
+        rank = self._rank(dependency.rank, env) if dependency.rank else own
         if dependency.index is not None:
             index = dependency.index(env)
             if not 0 <= index < sizes[rank]:

@@ -25,6 +25,7 @@ class FrameReader:
         self.document = document
         self.declared: frozenset[str] = frozenset()
         self.used: set[str] = set()
+        self.across: ChunkExpr | None = None
 
     def new_name(self, node: Node, name: str, scope: frozenset[str] = frozenset()) -> None:
         taken = scope | set(SYMBOLS) | set(FUNCTIONS) | set(WORDS) | {GIVEN, "range"}
@@ -41,6 +42,8 @@ class FrameReader:
     def chunk_of(self, node: Node, what: str, scope: frozenset[str]) -> ChunkExpr:
         expr = parse_chunk(self.document, node, what, scope, self.declared)
         self.used |= expr.names
+        if expr.across is not None and self.across is None:
+            self.across = expr
         return expr
 
     def frame(
@@ -48,7 +51,7 @@ class FrameReader:
     ) -> tuple[tuple[Loop, ...], tuple[tuple[str, IntExpr], ...], IntExpr | None, frozenset[str]]:
         loops: list[Loop] = []
         if "for" in entries:
-            loops, scope = self._loops(entries["for"], scope)
+            loops, scope = self.loops_of(entries["for"], scope)
         lets: list[tuple[str, IntExpr]] = []
         if "let" in entries:
             for name, (key, value) in self.document.entries(entries["let"], "`let`").items():
@@ -58,7 +61,7 @@ class FrameReader:
         when = self.int_of(entries["when"], "`when`", scope) if "when" in entries else None
         return tuple(loops), tuple(lets), when, scope
 
-    def _loops(self, node: Node, scope: frozenset[str]) -> tuple[list[Loop], frozenset[str]]:
+    def loops_of(self, node: Node, scope: frozenset[str]) -> tuple[list[Loop], frozenset[str]]:
         """``NAME in range(a, b) if c for NAME in ...``, as in a Python comprehension."""
         form = "write `step in range(1, world)`, and `... for part in range(split)` behind it for a second loop"
         snippet = Snippet.parse(self.document, node, "`for`", help=form, prefix="[0 for ", suffix="]")

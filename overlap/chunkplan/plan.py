@@ -13,6 +13,7 @@ from typing import Literal
 
 from overlap.errors import SourceSpan
 
+from .reduction import Reduction
 from .region import Box
 
 OpId = tuple[int, int]
@@ -48,6 +49,10 @@ class P2P:
     ``direction`` says whose list the operation stands in: ``push`` in the source's, ``pull`` in the
     destination's, ``local`` when both ranks are one. ``channel`` names the ordered lane it runs in:
     operations of one rank and one channel run in list order, different channels are unordered.
+
+    Without ``reduce`` what arrives replaces what was there. With it, what arrives is combined with the rank's own
+    value: a later operation, or the end of the plan, sees the own value and all that was combined *before* it, and
+    what is not ordered with an operation is not seen by it (every arrival has memory of its own until it is combined).
     """
 
     direction: Literal["push", "pull", "local"]
@@ -57,7 +62,7 @@ class P2P:
     dst: Chunk
     depends: tuple[OpId, ...] = ()
     channel: int = 0
-    reduce: str | None = None
+    reduce: Reduction | None = None
     backend: str | None = None
 
     @property
@@ -89,7 +94,7 @@ class Collective:
     dst: Chunk
     depends: tuple[OpId, ...] = ()
     channel: int = 0
-    reduce: str | None = None
+    reduce: Reduction | None = None
     backend: str | None = None
 
     def __str__(self) -> str:
@@ -106,7 +111,7 @@ class CommPlan:
 
     ``before[rank]`` and ``after[rank]`` are the chunks that rank holds valid before the first and
     after the last operation. ``span`` is the place of the plan in the user's file and ``spans[rank][index]``
-    that of an operation (None and empty for plans made in Python); neither plays a part in equality.
+    that of an operation (None and empty where there is none, as for plans made in Python); neither plays a part in equality.
     """
 
     name: str
@@ -117,7 +122,7 @@ class CommPlan:
     ops: tuple[tuple[CommOp, ...], ...]
     meta: dict[str, str] = field(default_factory=dict, compare=False, hash=False)
     span: SourceSpan | None = field(default=None, compare=False, hash=False, repr=False)
-    spans: tuple[tuple[SourceSpan, ...], ...] = field(default=(), compare=False, hash=False, repr=False)
+    spans: tuple[tuple[SourceSpan | None, ...], ...] = field(default=(), compare=False, hash=False, repr=False)
 
     def op(self, op_id: OpId) -> CommOp:
         rank, index = op_id
@@ -145,7 +150,7 @@ class CommPlan:
         if op_id is not None:
             rank, index = op_id
             if rank < len(self.spans) and index < len(self.spans[rank]):
-                return self.spans[rank][index]
+                return self.spans[rank][index] or self.span
         return self.span
 
     def arriving(self, rank: int) -> tuple[OpId, ...]:

@@ -9,11 +9,13 @@ import yaml
 from .document import Document, Node, nearest
 from .expr import IntExpr, parse_int
 from .frame import FRAME_KEYS, NAME, SYMBOLS, FrameReader
+from .reduction import REDUCTIONS, Reduction
 from .template import (
     VERBS,
     ChunkItem,
     Dependency,
     Item,
+    Loop,
     OpItem,
     PlanTemplate,
     RankSection,
@@ -80,6 +82,7 @@ class _Reader(FrameReader):
             labels=self.labels,
             uses_split="split" in self.used,
             uses_direction="move" in self.verbs,
+            across=self.across,
         )
 
     # Parts of the head
@@ -229,7 +232,7 @@ class _Reader(FrameReader):
             loops=loops,
             depends=self._depends(entries.get("depends"), scope, loops),
             channel=optional_int("channel"),
-            reduce=optional_text("reduce"),
+            reduce=self._reduction(entries["reduce"]) if "reduce" in entries else None,
             backend=optional_text("backend"),
             kind=kind,
             ranks=ranks,
@@ -252,6 +255,19 @@ class _Reader(FrameReader):
             "collective": "a collective has `chunk`, `into` and `ranks`",
         }[verb]
 
+    def _reduction(self, node: Node) -> Reduction:
+        """``sum``, or ``{op: sum, accumulate: fp64}``."""
+        document = self.document
+        entries = {"op": node}
+        if isinstance(node, yaml.MappingNode):
+            entries = document.mapping(node, "a reduction", ("op", "accumulate"))
+            document.require(node, entries, "op", "a reduction", "sum")
+        op = document.choice(entries["op"], "reduction", REDUCTIONS)
+        if "accumulate" not in entries:
+            return Reduction(op)
+        known = REDUCTIONS[op].accumulators
+        return Reduction(op, document.choice(entries["accumulate"], f"accumulator of a {op}", known))
+
     # Dependencies
 
     def _depends(self, node: Node | None, scope: frozenset[str], loops: tuple[str, ...]) -> tuple[Dependency, ...]:
@@ -271,18 +287,23 @@ class _Reader(FrameReader):
             self.references.append((dependency, loops))
             return dependency
         entries = document.mapping(node, "a dependency")
-        fixed = ("on", "rank", "index", "when")
+        fixed = ("on", "rank", "index", "when", "for")
+        over: list[Loop] = []
+        if "for" in entries:
+            over, scope = self.loops_of(entries["for"], scope)
+            loops += tuple(loop.name for loop in over)
         rank = self.int_of(entries["rank"], "`rank`", scope) if "rank" in entries else None
         when = self.int_of(entries["when"], "`when`", scope) if "when" in entries else None
         if "index" in entries:
-            document.mapping(node, "a dependency with `index`", ("rank", "index", "when"))
+            document.mapping(node, "a dependency with `index`", ("rank", "index", "when", "for"))
             document.require(node, entries, "rank", "a dependency with `index`", "rank")
-            return Dependency(node, rank, self.int_of(entries["index"], "`index`", scope), when=when)
+            index = self.int_of(entries["index"], "`index`", scope)
+            return Dependency(node, rank, index, when=when, loops=tuple(over))
         label = document.scalar(document.require(node, entries, "on", "a dependency", "LABEL"), "`on`")
         values = tuple(
             (key, self.int_of(value, f"`{key}`", scope)) for key, value in entries.items() if key not in fixed
         )
-        dependency = Dependency(node, rank, label=label, values=values, when=when)
+        dependency = Dependency(node, rank, label=label, values=values, when=when, loops=tuple(over))
         self.references.append((dependency, loops))
         return dependency
 
@@ -302,7 +323,7 @@ class _Reader(FrameReader):
                 raise document.error(
                     dependency.node,
                     f"`{label}` has no loop variable `{name}`",
-                    help=nearest(name, ("on", "rank", "when", *wanted)),
+                    help=nearest(name, ("on", "rank", "when", "for", *wanted)),
                 )
         missing = [name for name in wanted if name not in given and name not in loops]
         if missing:

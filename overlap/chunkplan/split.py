@@ -45,18 +45,17 @@ def split_plan(plan: CommPlan, parts: int, *, dim: int | None = None) -> CommPla
         return tuple(found)
 
     lists: list[tuple[CommOp, ...]] = []
-    spans: list[tuple[SourceSpan, ...]] = []
+    spans: list[tuple[SourceSpan | None, ...]] = []
     for rank, ops in enumerate(plan.ops):
         row: list[CommOp] = []
-        places: list[SourceSpan] = []
+        places: list[SourceSpan | None] = []
         for index, op in enumerate(ops):
             if isinstance(op, Collective):
                 pieces: list[CommOp] = [replace(op, depends=depends_of(op, 0))]
             else:
                 pieces = _cut(plan, op, parts, dim, [depends_of(op, part) for part in range(parts)])
             row += pieces
-            where = plan.where((rank, index))
-            places += [where] * len(pieces) if where else []
+            places += [plan.where((rank, index))] * len(pieces)
         lists.append(tuple(row))
         spans.append(tuple(places))
     return replace(plan, ops=tuple(lists), spans=tuple(spans) if plan.spans else ())

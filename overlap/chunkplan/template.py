@@ -11,6 +11,7 @@ from typing import Literal
 from .chunkexpr import ChunkExpr
 from .document import Document, Node
 from .expr import IntExpr
+from .reduction import Reduction
 
 Verb = Literal["move", "pull", "push", "local", "collective"]
 VERBS: tuple[Verb, ...] = ("move", "pull", "push", "local", "collective")
@@ -31,7 +32,7 @@ class Dependency:
     """What an operation comes after: an entry of a rank's list (``index``), or an instance of a labelled operation.
 
     ``values`` are the label's loop variables where they differ from the operation's own; ``rank`` None means
-    the same rank.
+    the same rank. ``loops`` make it several dependencies.
     """
 
     node: Node
@@ -40,6 +41,7 @@ class Dependency:
     label: str | None = None
     values: tuple[tuple[str, IntExpr], ...] = ()
     when: IntExpr | None = None
+    loops: tuple[Loop, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class OpItem:
     loops: tuple[str, ...]
     depends: tuple[Dependency, ...]
     channel: IntExpr | None
-    reduce: str | None
+    reduce: Reduction | None
     backend: str | None
     kind: str | None = None
     ranks: tuple[IntExpr, ...] = ()
@@ -101,7 +103,10 @@ class TensorDecl:
 
 @dataclass(frozen=True)
 class PlanTemplate:
-    """A plan file. ``world`` and ``dim`` are None where the file leaves them open."""
+    """A plan file. ``world`` and ``dim`` are None where the file leaves them open.
+
+    ``across`` is a chunk that is cut along a second dimension, if there is one.
+    """
 
     document: Document
     name: str
@@ -116,3 +121,4 @@ class PlanTemplate:
     labels: dict[str, OpItem] = field(default_factory=dict)
     uses_split: bool = False
     uses_direction: bool = False
+    across: ChunkExpr | None = None

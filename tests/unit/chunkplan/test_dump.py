@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from overlap.chunkplan.build import build_plan, load_plan
 from overlap.chunkplan.dump import dump_plan
 from overlap.chunkplan.plan import P2P, Chunk, Collective, CommPlan, TensorSpec
+from overlap.chunkplan.reduction import Reduction
 from overlap.chunkplan.region import Box
 from overlap.errors import PlanError
 
@@ -40,10 +41,11 @@ def plans(draw) -> CommPlan:
     ids = [(r, i) for r, n in enumerate(sizes) for i in range(n)]
     held = st.lists(chunks(specs), max_size=3).map(tuple)
     optional = st.none() | words
+    reductions = st.none() | st.sampled_from(["fp32", "fp64"]).map(lambda accumulate: Reduction("sum", accumulate))
 
     def op(rank: int):
         depends = tuple(draw(st.lists(st.sampled_from(ids), max_size=3)))
-        rest = (depends, draw(st.integers(0, 3)), draw(optional), draw(optional))
+        rest = (depends, draw(st.integers(0, 3)), draw(reductions), draw(optional))
         src, dst = draw(chunks(specs)), draw(chunks(specs))
         if dst.box.shape != src.box.shape or draw(st.booleans()):
             dst = src
@@ -82,7 +84,7 @@ def test_there_and_back(plan):
 def test_the_text_is_the_language_people_write():
     chunk, rest = Chunk("a", Box((0, 0), (2, 3))), Chunk("a", Box((2, 0), (4, 3)))
     pull = P2P("pull", 1, 0, rest, rest, depends=((1, 0), (0, 1)), channel=2, backend="tma")
-    push = P2P("push", 1, 0, rest, chunk, reduce="sum")
+    push = P2P("push", 1, 0, rest, chunk, reduce=Reduction())
     plan = CommPlan(
         "two ranks", 2, (TensorSpec("a", (4, 3)),), ((chunk,), (rest,)), ((chunk, rest), ()), ((pull,), (push,))
     )

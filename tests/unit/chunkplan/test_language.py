@@ -11,6 +11,7 @@ from overlap.chunkplan.build import build_plan, load_plan
 from overlap.chunkplan.dump import dump_plan
 from overlap.chunkplan.library import find_template, list_templates
 from overlap.chunkplan.plan import Chunk, CommPlan, TensorSpec
+from overlap.chunkplan.reduction import Reduction
 from overlap.chunkplan.region import Box
 from overlap.chunkplan.verify import verify_plan
 from overlap.errors import PlanError
@@ -64,7 +65,7 @@ def test_operations_of_every_kind():
 """
     )
     assert [str(op) for op in plan.ops[1][:1]] == ["pull a[0:2, 0:6] (sum) from rank 0"]
-    assert (plan.ops[1][0].channel, plan.ops[1][0].reduce, plan.ops[1][0].backend) == (1, "sum", "tma")
+    assert (plan.ops[1][0].channel, plan.ops[1][0].reduce, plan.ops[1][0].backend) == (1, Reduction("sum", "fp32"), "tma")
     assert str(plan.ops[2][0]) == "push a[4:6, 0:6] to rank 3"
     assert str(plan.ops[3][0]) == "copy a[0:1, 0:6] as a[1:2, 0:6]"
     assert str(plan.ops[0][0]) == "pull a[0:8, 0:6] from rank 1"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.library import find_template, list_templates
 from overlap.chunkplan.plan import P2P, Chunk, Collective, CommPlan, TensorSpec
+from overlap.chunkplan.reduction import Reduction
 from overlap.chunkplan.region import Box, overlap_of
 from overlap.chunkplan.split import split_plan
 from overlap.chunkplan.verify import verify_plan
@@ -60,12 +61,12 @@ def test_parts_make_up_their_transfer_in_its_place(name, world, shape, dim, dire
 
 
 def test_every_property_of_a_transfer_is_kept():
-    op = P2P("push", 0, 1, WHOLE, Chunk("b", Box((10, 0), (16, 4))), channel=3, reduce="sum", backend="tma")
+    op = P2P("push", 0, 1, WHOLE, Chunk("b", Box((10, 0), (16, 4))), channel=3, reduce=Reduction("sum", "fp64"), backend="tma")
     plan = replace(plan_of((op,), (), ()), tensors=(TensorSpec("a", (6, 4)), TensorSpec("b", (20, 4))))
     first, second, third, fourth = split_plan(plan, 4).ops[0]
     for piece, lo, hi in ((first, 0, 2), (second, 2, 4), (third, 4, 6), (fourth, 6, 6)):
         assert (piece.direction, piece.src_rank, piece.dst_rank) == ("push", 0, 1)
-        assert (piece.channel, piece.reduce, piece.backend) == (3, "sum", "tma")
+        assert (piece.channel, piece.reduce, piece.backend) == (3, Reduction("sum", "fp64"), "tma")
         assert piece.src.box == Box((lo, 0), (hi, 4)) and piece.dst == Chunk("b", Box((lo + 10, 0), (hi + 10, 4)))
     assert fourth.src.box.empty
 
