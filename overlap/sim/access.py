@@ -151,7 +151,11 @@ class KernelMemory:
                     fibre.polls[buffer.start + int(offsets[0])] = (old[0], POLL_REPEATS)
             else:
                 self._progress(fibre)
-            self._synchronise(fibre, buffer, offsets, dtype.itemsize, sem, scope, modifies=bool((after != old).any()))
+            modifies = bool((after != old).any())
+            self._synchronise(fibre, buffer, offsets, dtype, sem, scope, modifies=modifies)
+            if modifies and op == "add" and dtype == np.int64 and buffer.copies is not None:
+                for offset, value in zip(offsets.tolist(), after.tolist(), strict=True):
+                    buffer.word(offset).count(value)
             if op in ("add", "fadd") and len(places) > 1 and not is_narrow_float(dtype):
                 np.add.at(view, places, new)
             else:
@@ -181,25 +185,46 @@ class KernelMemory:
         return _OPS[op](old, new).astype(old.dtype)
 
     def _synchronise(
-        self, fibre: Fibre, buffer: Buffer, offsets: np.ndarray, itemsize: int, sem: str, scope: str, *, modifies: bool
+        self,
+        fibre: Fibre,
+        buffer: Buffer,
+        offsets: np.ndarray,
+        dtype: np.dtype,
+        sem: str,
+        scope: str,
+        *,
+        modifies: bool,
     ) -> None:
-        """Clock edges and shadow of an atomic. Tensor-shaped atomics move data; only words make edges."""
+        """Clock edges and shadow of an atomic.
+
+        A single word makes edges both ways. Of a tensor-shaped atomic every int64 word in symmetric memory, a counter
+        or a flag, is released as by its own thread; other tensor-shaped atomics move data and make no edges.
+        """
         agent, shadow = fibre.agent, self._shadow
         where = where_in_kernel(fibre)
+        publishes = modifies and sem in ("release", "acq_rel")
         if len(offsets) == 1:
             word = buffer.word(int(offsets[0]))
             if sem in ("acquire", "acq_rel"):
                 word.acquire(agent, scope)
             if not modifies:
                 self._note(agent, buffer, int(offsets[0]), word.last, sem, scope)
-            if modifies and sem in ("release", "acq_rel"):
+            if publishes:
                 # Who reads a value that was there before learns nothing from its being written again.
                 word.release(agent, scope)
                 agent.releases.add(agent.step)
             if modifies:
                 word.last = (agent, sem, scope)
+        elif modifies and dtype == np.int64 and buffer.copies is not None:
+            for offset in np.unique(offsets).tolist():
+                word = buffer.word(offset)
+                if publishes:
+                    word.release(agent, scope)
+                word.last = (agent, sem, scope)
+            if publishes:
+                agent.releases.add(agent.step)
         access = shadow.access(agent, "updates atomically" if modifies else "polls", where, scope)
-        shadow.atomic(buffer, buffer.granules(offsets, itemsize), access, modifies=modifies)
+        shadow.atomic(buffer, buffer.granules(offsets, dtype.itemsize), access, modifies=modifies)
 
     @staticmethod
     def _note(
@@ -297,6 +322,21 @@ class KernelMemory:
                         waiting.remove(entry)
                     if not waiting:
                         del buffer.sleepers[offset]
+
+    def sleep_on(self, buffer: Buffer, offset: int, what: Callable[[], str]) -> None:
+        """Blocks the running fibre until the 64-bit word at byte ``offset`` changes; ``what`` says what it needs."""
+        fibre = self._scheduler.current
+        entry = (fibre, buffer.view(np.dtype(np.int64))[offset // 8])
+        buffer.sleepers.setdefault(offset, []).append(entry)
+        fibre.holds = True
+        try:
+            self._scheduler.block(what)
+            fibre.holds = False
+        finally:
+            waiting = buffer.sleepers[offset]
+            waiting.remove(entry)
+            if not waiting:
+                del buffer.sleepers[offset]
 
     def changed(self, buffer: Buffer) -> None:
         """Wakes programs whose polled word in ``buffer`` has changed."""

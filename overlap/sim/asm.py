@@ -62,9 +62,15 @@ def _barrier(world: Any, *operands: np.ndarray) -> list[np.ndarray]:
     return [operands[0] if operands else np.zeros(1, np.int32)]
 
 
+def _landed_barrier(world: Any, *operands: np.ndarray) -> list[np.ndarray]:
+    world.kernel_memory.wait_tma_stores()
+    return _barrier(world, *operands)
+
+
 register("fence.proxy.async.global; mov.b32 $0, $1;", _fenced_identity)
 register("mov.b32 $0, $1;", lambda world, value, *_: [value])
 register("cp.async.bulk.wait_group 0; mov.b32 $0, $1;", _landed)
 register("cp.async.bulk.wait_group 0; mov.u32 $0, 0;", _landed)
+register("cp.async.bulk.wait_group 0; bar.sync 0; mov.b32 $0, $1;", _landed_barrier)
 register("bar.sync 0; mov.b32 $0, $1;", _barrier)
 register("mov.u64 $0, %globaltimer;", _steps)

@@ -78,15 +78,34 @@ class SyncWord:
 
     ``system`` holds releases at system scope; ``device[rank]`` those at any scope by agents of that rank, which
     only agents of the same rank may rely on at gpu scope. ``last`` is (agent, semantics, scope) of the last change.
+    ``counted`` says what an acquire learns at each value a counter had since it was last reset: (value, system clock).
     """
 
-    __slots__ = ("system", "device", "last", "version")
+    __slots__ = ("system", "device", "last", "version", "counted")
 
     def __init__(self) -> None:
         self.system: Clock = {}
         self.device: dict[int, Clock] = {}
         self.last: tuple[Agent, str, str] | None = None
         self.version = 0
+        self.counted: list[tuple[int, Clock]] = []
+
+    def count(self, value: int) -> None:
+        """Notes that an addition has brought the word to ``value``; a value that is no growth follows a reset."""
+        if self.counted and value <= self.counted[-1][0]:
+            self.counted.clear()
+        self.counted.append((value, dict(self.system)))
+
+    def acquire_count(self, agent: Agent, value: int) -> None:
+        """``agent`` learns what the counter stood for when it first reached ``value``, however far it is now.
+
+        Who waits for that value may have seen it at once, so nothing that was counted later is certain.
+        """
+        for reached, clock in self.counted:
+            if reached >= value:
+                agent.see(clock)
+                return
+        agent.see(self.system)
 
     def release(self, agent: Agent, scope: str, *, replace: bool = False) -> None:
         """Publishes ``agent``'s clock. A read-modify-write adds to earlier releases, a plain write replaces them."""

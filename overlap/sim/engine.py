@@ -245,6 +245,47 @@ def copy_operation(world: World, dst: torch.Tensor, src: torch.Tensor, rank: int
     return run
 
 
+def hold_operation(world: World, word: torch.Tensor, value: int, rank: int) -> Callable[[Stream], None]:
+    """Holds a stream until the low 32 bits of ``word`` have reached ``value``, and lets it see what the word stands for.
+
+    Compared cyclically, as the stream operations of drivers do.
+
+    Raises:
+        RuntimeContractError: ``word`` is not one int64, or lies in another rank's memory.
+    """
+    if word.numel() != 1 or word.dtype != torch.int64:
+        raise RuntimeContractError(f"a stream holds on one int64 word, not on {tuple(word.shape)} {word.dtype}")
+    buffer = world.memory.register(word, rank)
+    if buffer.rank != rank:
+        raise RuntimeContractError(
+            f"a stream of rank {rank} holds on memory of rank {buffer.rank}",
+            help="a stream holds on a counter of its own device; across ranks a flag is polled",
+        )
+    offset = word.storage_offset() * 8
+    place = np.array([offset])
+
+    def seen() -> int:
+        return int(buffer.view(np.dtype(np.int32))[offset // 4])
+
+    def run(stream: Stream) -> None:
+        agent = stream.agent
+        while (seen() - value) & 0xFFFFFFFF >= 1 << 31:
+            world.kernel_memory.sleep_on(
+                buffer, offset, lambda: f"{buffer.element(offset >> buffer.shift)} to reach {value}, saw {seen()}"
+            )
+        sync = buffer.word(offset)
+        sync.acquire_count(agent, value)
+        if sync.last is not None and (sync.last[1] in ("relaxed", "acquire") or sync.last[2] != "sys"):
+            agent.hint = (
+                f"{buffer.element(offset >> buffer.shift)} was counted with {sync.last[1]} semantics at {sync.last[2]} "
+                'scope, which a copy engine cannot rely on: use sem="release", scope="sys"'
+            )
+        access = world.shadow.access(agent, "holds on", NOWHERE, "sys")
+        world.shadow.atomic(buffer, buffer.granules(place, 8), access, modifies=False)
+
+    return run
+
+
 def fill_operation(world: World, tensor: torch.Tensor, values: torch.Tensor, rank: int) -> Callable[[Stream], None]:
     """Writes ``values`` into ordinary or symmetric memory of ``rank``."""
     buffer = world.memory.register(tensor, rank)

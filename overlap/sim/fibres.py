@@ -16,13 +16,18 @@ from .clocks import Agent
 
 
 class Fibre:
-    """A greenlet with its agent. ``waiting`` says in words what a blocked fibre needs; ``where`` is (path, line)."""
+    """A greenlet with its agent.
+
+    ``waiting`` says in words what a blocked fibre needs; ``where`` is (path, line); ``holds``: a stream that waits for a
+    word of memory.
+    """
 
     __slots__ = (
         "agent",
         "body",
         "frame",
         "grid",
+        "holds",
         "index",
         "greenlet",
         "kernel",
@@ -44,6 +49,7 @@ class Fibre:
         self.waiting: Callable[[], str] | str = ""
         self.where: tuple[str, int] | None = None
         self.frame: Any = None
+        self.holds = False
         self.kernel: Any = None
         self.index: tuple[int, int, int] = (0, 0, 0)
         self.grid: tuple[int, int, int] = (1, 1, 1)

@@ -15,7 +15,9 @@ from types import CodeType
 from typing import Any
 
 WAIT_WORDS = frozenset({"wait", "poll"})
-STORE_WORDS = frozenset({"store", "notify", "atomic_xchg", "atomic_store", "scatter", "raise_flag"})
+STORE_WORDS = frozenset(
+    {"store", "notify", "produced", "produced_async", "atomic_xchg", "atomic_store", "scatter", "raise_flag"}
+)
 
 
 def compile_function(fn: Callable[..., Any], lines: list[str], first_line: int) -> tuple[CodeType, list[CodeType]]:

@@ -14,7 +14,16 @@ import torch
 from overlap.errors import RuntimeContractError
 
 from .clocks import Agent
-from .engine import Event, Stream, copy_operation, fill_operation, record_operation, torch_operation, wait_operation
+from .engine import (
+    Event,
+    Stream,
+    copy_operation,
+    fill_operation,
+    hold_operation,
+    record_operation,
+    torch_operation,
+    wait_operation,
+)
 from .fibres import Condition
 
 if TYPE_CHECKING:
@@ -172,6 +181,15 @@ class SimRuntime:
         event = self._record(stream)
         self._main.enqueue(wait_operation(event, f"{stream.name} of rank {self.rank}"), self.host)
 
+    @contextlib.contextmanager
+    def in_order(self, key: Any) -> Iterator[bool]:
+        """One call after the other; nothing is captured on simulated ranks."""
+        event = self._events.get(key)
+        if event is not None:
+            self._main.enqueue(wait_operation(event, f"the previous call of rank {self.rank}"), self.host)
+        yield False
+        self._events[key] = self._record(self._main)
+
     def order_behind_previous(self, key: Any) -> bool:
         event = self._events.get(key)
         if event is not None:
@@ -189,6 +207,16 @@ class SimRuntime:
 
     def copier(self, dst: Any, src: Any) -> Callable[[Stream], None]:
         operation = copy_operation(self._world, dst, src, self.rank)
+
+        def enqueue(stream: Stream) -> None:
+            self._step()
+            stream.enqueue(operation, self.host)
+
+        return enqueue
+
+    def holder(self, word: Any, value: int) -> Callable[[Stream], None]:
+        """Raises RuntimeContractError unless ``word`` is one int64 of this rank's own memory."""
+        operation = hold_operation(self._world, word, value, self.rank)
 
         def enqueue(stream: Stream) -> None:
             self._step()

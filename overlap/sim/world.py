@@ -207,12 +207,9 @@ class World:
             ) from error
 
     def _deadlock(self, stuck: list[Fibre]) -> DeadlockFault:
-        programs = [fibre for fibre in stuck if fibre.agent.kind == "program"]
-        lines = [
-            fibre.describe()
-            for fibre in sorted(stuck, key=lambda f: (f.agent.kind != "program", f.agent.rank, f.agent.id))
-        ]
-        first = (programs or stuck)[0]
+        causes = sorted(stuck, key=_as_cause)
+        lines = [fibre.describe() for fibre in causes]
+        first = causes[0]
         where = span(first.where) if first.where else None
         resident = ""
         waiting = [device.rank for device in self.devices if device._launches]
@@ -251,6 +248,15 @@ class World:
                 help="pad the rows to a multiple of 16 bytes, or use a kernel with pointers for such shapes",
             )
         return KernelCrashFault(f"crash: {name}: {type(error).__name__}: {error}", where=span(where) if where else None)
+
+
+def _as_cause(fibre: Fibre) -> tuple[int, int, int]:
+    """Sorts stuck fibres, likely causes first: programs of the user's kernels, held streams, our kernels, the rest."""
+    agent = fibre.agent
+    if agent.kind == "program":
+        ours = fibre.kernel is not None and fibre.kernel.fn.__module__.startswith("overlap.")
+        return (2 if ours else 0), agent.rank, agent.id
+    return (1 if fibre.holds else 3), agent.rank, agent.id
 
 
 def _line_of(error: BaseException, kernel: KernelFunction) -> Any:
