@@ -27,13 +27,20 @@ def define(name: str, implementation: Callable[..., Any], fake: Callable[..., An
 
 def traced(group: Any, tensors: Iterable[torch.Tensor | None]) -> bool:
     """Whether a call must go through the dispatcher: a tracer, a mode or a tensor subclass watches, or autograd."""
+    present = [t for t in tensors if t is not None]
+    if tracing(group, present):
+        return True
+    if hasattr(group, "overlap_runtime"):
+        return False
+    return torch.is_grad_enabled() and any(t.requires_grad for t in present)
+
+
+def tracing(group: Any, tensors: Iterable[torch.Tensor | None]) -> bool:
+    """Whether anybody but autograd watches a call."""
     if torch.compiler.is_compiling():
         return True
     if hasattr(group, "overlap_runtime"):
         return False  # simulated ranks, which have no name a graph could hold
-    present = [t for t in tensors if t is not None]
-    if torch.is_grad_enabled() and any(t.requires_grad for t in present):
-        return True
-    if any(type(t) not in (torch.Tensor, torch.nn.Parameter) for t in present):
+    if any(t is not None and type(t) not in (torch.Tensor, torch.nn.Parameter) for t in tensors):
         return True
     return torch._C._len_torch_dispatch_stack() > 0

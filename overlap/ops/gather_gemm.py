@@ -22,10 +22,13 @@ from overlap.api.fallback import Choice, check_backend, choose
 from overlap.api.groups import group_by_name, no_group, resolve_group
 from overlap.api.serial import gather
 from overlap.errors import UsageError
-from overlap.interop import define, group_name, traced
+from overlap.interop import define, group_name, tracing
 from overlap.runtime.instance import Instance
 from overlap.runtime.protocol import runtime_of
 
+from .autograd import AgGemm, ag_gemm_backward, keep_for_ag_gemm, recorded
+from .grad_pair import Half
+from .grad_weights import main_grads_of
 from .products import Product, copy_whole, launch_product, product_arguments, warm_copy, warm_product
 from .record import remember
 from .views import GatherView, gather_view
@@ -46,6 +49,8 @@ def ag_gemm(
     backend: str | None = None,
     plan: str = "all_gather_1d",
     split: int = 1,
+    save_gathered: bool = True,
+    accumulate_main_grad: bool = False,
 ) -> Any:
     """``gather(x, gather_dim) @ w + bias`` over the ranks of ``group``.
 
@@ -62,6 +67,9 @@ def ag_gemm(
             serial where that is impossible or slower, which `last_plan` and the log say.
         plan: the plan template that moves the shards: ``all_gather_1d`` (pull), ``all_gather_1d_push``, ...
         split: chunks a shard is cut into.
+        save_gathered: keep the gathered x for the gradients of the weights; else it is gathered again in the backward.
+        accumulate_main_grad: add the gradient of each weight to its parameter's ``main_grad`` in place, in that one's
+            precision (fp32); ``grad`` stays None. See `overlap.ops.grad_weights`.
 
     Returns:
         y [..., N] of x's dtype, accumulated in fp32 (fp32 inputs in IEEE precision): one tensor, or a list for a list
@@ -77,13 +85,29 @@ def ag_gemm(
     if isinstance(bias, torch.Tensor) and not isinstance(w, torch.Tensor):
         raise UsageError(f"one bias for {len(weights)} weights", help="pass a list: a bias, or None, for each weight")
     check_arguments(x, weights, biases)
-    if out is None and not no_group(group) and traced(group, [x, *weights, *biases]):
+    tensors = [x, *weights, *biases]
+    recording = recorded(group, tensors, out)
+    main_grads = main_grads_of(weights, accumulate_main_grad) if recording else []
+    keep = return_gathered or recording and save_gathered and any(each.requires_grad for each in weights)
+    results: Any
+    if out is None and not no_group(group) and tracing(group, tensors):
+        present, biased = [b for b in biases if b is not None], [i for i, b in enumerate(biases) if b is not None]
         name = group_name(group)
-        results = _OPERATOR(x, weights, biases, gather_dim, gather_size, name, backend, plan, split, return_gathered)
+        results = _OPERATOR(
+            x, weights, present, biased, gather_dim, gather_size, name, backend, plan, split, keep, main_grads
+        )
     else:
         outs = None if out is None else [out] if isinstance(out, torch.Tensor) else list(out)
         group = None if no_group(group) else resolve_group(group)
-        results = run(x, weights, biases, gather_dim, gather_size, group, outs, backend, plan, split, return_gathered)
+
+        def call(x: torch.Tensor, weights: Any, biases: Any) -> list[torch.Tensor]:
+            return run(x, weights, biases, gather_dim, gather_size, group, outs, backend, plan, split, keep)
+
+        if recording:
+            half = Half(gather_dim, gather_size, group, backend, plan, split)
+            results = AgGemm.apply(call, half, main_grads, keep, len(weights), x, *weights, *biases)
+        else:
+            results = call(x, weights, biases)
     ys = results[0] if isinstance(w, torch.Tensor) else list(results[: len(weights)])
     return (ys, results[-1]) if return_gathered else ys
 
@@ -232,7 +256,8 @@ def _nothing_to_move(
 def _call(
     x: torch.Tensor,
     weights: Sequence[torch.Tensor],
-    biases: Sequence[torch.Tensor | None],
+    biases: Sequence[torch.Tensor],
+    biased: Sequence[int],
     gather_dim: int,
     gather_size: int | None,
     group: str,
@@ -240,16 +265,20 @@ def _call(
     plan: str,
     split: int,
     return_gathered: bool,
+    main_grads: Sequence[torch.Tensor],
 ) -> list[torch.Tensor]:
-    return run(
-        x, weights, biases, gather_dim, gather_size, group_by_name(group), None, backend, plan, split, return_gathered
-    )
+    """``biases`` are those of the weights numbered in ``biased``: autograd sees no tensors in a list with None."""
+    each = dict(zip(biased, biases, strict=True))
+    all_biases = [each.get(i) for i in range(len(weights))]
+    found = group_by_name(group)
+    return run(x, weights, all_biases, gather_dim, gather_size, found, None, backend, plan, split, return_gathered)
 
 
 def _fake(
     x: torch.Tensor,
     weights: Sequence[torch.Tensor],
-    biases: Sequence[torch.Tensor | None],
+    biases: Sequence[torch.Tensor],
+    biased: Sequence[int],
     gather_dim: int,
     gather_size: int | None,
     group: str,
@@ -257,6 +286,7 @@ def _fake(
     plan: str,
     split: int,
     return_gathered: bool,
+    main_grads: Sequence[torch.Tensor],
 ) -> list[torch.Tensor]:
     found = group_by_name(group)
     dim = gather_dim % x.dim()
@@ -266,4 +296,20 @@ def _fake(
     return [*ys, x.new_empty(whole)] if return_gathered else ys
 
 
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
+    x, weights, biases, biased, dim, size, group, backend, plan, split, keep, main_grads = inputs
+    half = Half(dim, size, group, backend, plan, split)
+    each = dict(zip(biased, biases, strict=True))
+    all_biases = [each.get(i) for i in range(len(weights))]
+    keep_for_ag_gemm(ctx, half, main_grads, x, weights, all_biases, output[-1] if keep else None)
+    ctx.biased = biased
+
+
+def _backward(ctx: Any, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
+    dx, dws, dbs = ag_gemm_backward(ctx, grads)
+    none_of_main_grads = [None] * len(ctx.main_grads)
+    return dx, dws, [dbs[i] for i in ctx.biased], *[None] * 8, none_of_main_grads
+
+
 _OPERATOR = define("overlap::ag_gemm", _call, _fake)
+_OPERATOR.register_autograd(_backward, setup_context=_keep)

@@ -9,18 +9,23 @@ added in fp32, in the order of the ranks, and rounded once more.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from overlap.api import LastPlan
 from overlap.api.collectives import reduce_scatter
 from overlap.api.fallback import check_backend
 from overlap.api.groups import group_by_name, no_group, resolve_group
-from overlap.interop import define, group_name, traced
+from overlap.interop import define, group_name, tracing
 
 from .arguments import check_dim, check_product, choose_way, dtype_reason, multiply, ranks, result, result_dtypes
-from .record import remember
+from .autograd import GemmRs, gemm_rs_backward, keep_for_gemm_rs, recorded
+from .grad_pair import Half
+from .grad_weights import main_grads_of
+from .partials import launch_partial, out_by_tma
+from .record import remember, serial_plan
 from .views import ResultView, scatter_view
 
 
@@ -38,6 +43,7 @@ def gemm_rs(
     backend: str | None = None,
     plan: str = "reduce_scatter_1d",
     split: int = 1,
+    accumulate_main_grad: bool = False,
 ) -> torch.Tensor:
     """This rank's piece, along ``scatter_dim``, of the sum over ``group`` of ``x @ w``, plus ``bias``.
 
@@ -55,6 +61,8 @@ def gemm_rs(
             serial where that is impossible or slower, which `last_plan` and the log say.
         plan: the plan template that moves the partial results.
         split: chunks a piece is cut into.
+        accumulate_main_grad: add the gradient of the weight to its parameter's ``main_grad`` in place, in that one's
+            precision (fp32); ``grad`` stays None. See `overlap.ops.grad_weights`.
 
     Raises:
         UsageError: shapes, dtypes or devices that do not fit each other, a dimension that the result has not, a dtype
@@ -62,11 +70,21 @@ def gemm_rs(
     """
     check_product(x, w, bias)
     dim = check_dim(x, scatter_dim, "scatter_dim")
-    if out is None and not no_group(group) and traced(group, [x, w, bias]):
+    recording = recorded(group, [x, w, bias], out)
+    main_grads = main_grads_of([w], accumulate_main_grad) if recording else []
+    if out is None and not no_group(group) and tracing(group, [x, w, bias]):
         name = group_name(group)
-        return _OPERATOR(x, w, bias, dim, name, out_dtype, transport_dtype, deterministic, backend, plan, split)
+        return _OPERATOR(
+            x, w, bias, dim, name, out_dtype, transport_dtype, deterministic, backend, plan, split, main_grads
+        )
     group = None if no_group(group) else resolve_group(group)
-    return run(x, w, bias, dim, group, out, out_dtype, transport_dtype, deterministic, backend, plan, split)
+
+    def call(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return run(x, w, bias, dim, group, out, out_dtype, transport_dtype, deterministic, backend, plan, split)
+
+    if not recording:
+        return call(x, w, bias)
+    return GemmRs.apply(call, Half(dim, (*x.shape[:-1], w.shape[1])[dim], group, backend), main_grads, x, w, bias)
 
 
 def run(
@@ -98,11 +116,12 @@ def run(
     if choice.backend == "serial":
         summand = multiply(view.left(x).flatten(0, 1), w, added, moved).view(view.whole)
         reduce_scatter(group, summand, dim, y, fixed_order=deterministic)
-        said = LastPlan(
-            "gemm_rs", "serial", "collective", 0, world, rank, view.whole, str(moved), why_serial=choice.why_serial
-        )
-        remember(said, warn=choice.forced)
-        return y
+        said = serial_plan("gemm_rs", "reduce_scatter", choice, world, rank, view.whole, moved)
+    else:
+        part, tma = view.shard(y), out_by_tma(x.dtype, moved, view.batch, view.rows, view.columns)
+        how = {"along": view.along, "tma": tma, "moved": moved, "plan": plan, "split": split}
+        said = launch_partial(view.left(x), w, added, part, view.columns, group=group, backend=choice.backend, **how)
+    remember(replace(said, operator="gemm_rs"), warn=choice.forced)
     return y
 
 
@@ -123,6 +142,7 @@ def _call(
     backend: str | None,
     plan: str,
     split: int,
+    main_grads: Sequence[torch.Tensor],
 ) -> torch.Tensor:
     found = group_by_name(group)
     return run(x, w, bias, scatter_dim, found, None, out_dtype, transport_dtype, deterministic, backend, plan, split)
@@ -140,10 +160,22 @@ def _fake(
     backend: str | None,
     plan: str,
     split: int,
+    main_grads: Sequence[torch.Tensor],
 ) -> torch.Tensor:
     world, rank = ranks(group_by_name(group))
     view = scatter_view(tuple(x.shape[:-1]), w.shape[1], scatter_dim, world, rank)
     return x.new_empty(view.shape, dtype=out_dtype or x.dtype)
 
 
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    x, w, bias, dim, group, _, _, _, backend, _, _, main_grads = inputs
+    half = Half(dim, (*x.shape[:-1], w.shape[1])[dim], group, backend)
+    keep_for_gemm_rs(ctx, half, main_grads, x, w, bias)
+
+
+def _backward(ctx: Any, dy: torch.Tensor | None) -> tuple[Any, ...]:
+    return *gemm_rs_backward(ctx, dy), *[None] * 8, [None] * len(ctx.main_grads)
+
+
 _OPERATOR = define("overlap::gemm_rs", _call, _fake)
+_OPERATOR.register_autograd(_backward, setup_context=_keep)
