@@ -14,13 +14,21 @@ COPY_LATENCY_S = 10e-6
 COPY_BANDWIDTH = 370e9
 """One copy-engine transfer between two H100s over NVLink: about 10 us alone, then 370 GB/s (measured, 256 MB pull)."""
 
+VERBS = {
+    "gather": "gathers",
+    "reduce_scatter": "reduce-scatters",
+    "all_reduce": "all-reduces",
+    "all_to_all": "exchanges",
+}
+
 
 @dataclass(frozen=True)
 class LastPlan:
     """What the last call did.
 
     ``backend``: ``copy_engine`` or ``serial``; ``plan``: the plan's name; ``chunks``: transfers that arrive at this
-    rank; ``shape``, ``dtype``: the gathered tensor's, global; ``predicted_ms``: the transfers alone, a lower bound;
+    rank; ``shape``, ``dtype``: the communicated tensor's, global and as it travels; ``kind``: what happens to it
+    (`VERBS`), several joined by ``+``; ``predicted_ms``: the transfers alone, a lower bound;
     ``exposed_ms``: communication that computation did not hide, where it was measured; ``why_serial``: the reason,
     empty where a fused kernel ran.
     """
@@ -36,10 +44,12 @@ class LastPlan:
     predicted_ms: float | None = None
     exposed_ms: float | None = None
     why_serial: str = ""
+    kind: str = "gather"
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape))
-        text = f"{self.operator}: {self.backend}, gathers {shape} {self.dtype} over {self.world} ranks"
+        verb = " and ".join(VERBS[kind] for kind in self.kind.split("+"))
+        text = f"{self.operator}: {self.backend}, {verb} {shape} {self.dtype} over {self.world} ranks"
         if self.why_serial:
             return f"{text}: {self.why_serial}"
         text += f" by {self.plan} in {self.chunks} chunks"
@@ -72,7 +82,17 @@ def logger() -> logging.Logger:
 
 def announce(plan: LastPlan, *, warn: bool = False) -> None:
     """Logs one line the first time an operator runs a shape in one way; a forced fallback is a warning."""
-    key = (plan.operator, plan.shape, plan.dtype, plan.world, plan.rank, plan.backend, plan.why_serial, plan.exposed_ms)
+    key = (
+        plan.operator,
+        plan.kind,
+        plan.shape,
+        plan.dtype,
+        plan.world,
+        plan.rank,
+        plan.backend,
+        plan.why_serial,
+        plan.exposed_ms,
+    )
     if key not in _LOGGED:
         _LOGGED.add(key)
         logger().log(logging.WARNING if warn else logging.INFO, "%s", plan)

@@ -1,9 +1,11 @@
-"""The kernels of `ag_gemm`: C = A @ B (+ bias), with the gathered A in memory of the fused launch.
+"""The kernels of the prebuilt operators: C = A @ B (+ bias). All run on one GPU as they stand.
 
-`ag_gemm_tma` moves tiles of A by TMA, and those of B and C too where their rows allow it; `ag_gemm_any` takes every
-shape and stride. Both run on one GPU as they stand, which is how further products on the same gathered A are computed.
+    communicated   where TMA takes its rows                         any shape and stride
+    A              `ag_gemm_tma`, B and C by TMA where they can     `ag_gemm_any`
+    C              `gemm_out_tma`, A and B by TMA where they can    `ag_gemm_any`
 
-Which of the two runs depends on A alone, which all ranks share: a rank's own weight never changes the protocol.
+Which of the two runs depends on the communicated tensor alone, which all ranks share: a rank's own operands never change
+the protocol. C is declared [M,B,N], B outermost in memory, so that its first dimension is the one worth cutting.
 """
 
 from __future__ import annotations
@@ -93,6 +95,91 @@ def ag_gemm_tma(
 
 
 @triton.jit
+def gemm_out_tma(
+    a_desc,
+    b_desc,
+    c_desc,
+    a_ptr,
+    b_ptr,
+    bias_ptr,
+    B,
+    M,
+    N,
+    K,
+    stride_ab,
+    stride_am,
+    stride_ak,
+    stride_bk,
+    stride_bn,
+    BLOCK_B: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr,
+    A_BY: tl.constexpr,
+    B_BY: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):
+    """A[B,M,K], B[K,N], C[M,B,N]; persistent, BLOCK_B is 1.
+
+    ``A_BY``: ``rows``, where ``a_desc`` is [B,M,K], or ``pointers``. ``B_BY``: ``rows`` or ``columns``, where the memory
+    of B runs along N or along K and ``b_desc`` is [K,N] or [N,K]; or ``pointers``. Pointers take any strides. What is not
+    used is None.
+    """
+    # @overlap.tensor c_desc[M,B,N] write
+    # @overlap.axis_count B block=BLOCK_B
+    num_pid_b = tl.cdiv(B, BLOCK_B)
+    # @overlap.axis_count M block=BLOCK_M
+    num_pid_m = tl.cdiv(M, BLOCK_M)
+    # @overlap.axis_count N block=BLOCK_N
+    num_pid_n = tl.cdiv(N, BLOCK_N)
+    # @overlap.axis_count K=range
+    k_tiles = tl.cdiv(K, BLOCK_K)
+    num_in_matrix = num_pid_m * num_pid_n
+    num_in_group = GROUP_M * num_pid_n
+    # @overlap.tile_id persistent
+    for tile in tl.range(tl.program_id(0), num_pid_b * num_in_matrix, NUM_PROGRAMS, flatten=True):
+        # @overlap.dispatch begin
+        # @overlap.pid_map B=pid_b M=pid_m N=pid_n
+        pid_b = tile // num_in_matrix
+        in_matrix = tile % num_in_matrix
+        group = in_matrix // num_in_group
+        first_m = group * GROUP_M
+        rows = min(num_pid_m - first_m, GROUP_M)
+        pid_m = first_m + (in_matrix % num_in_group) % rows
+        pid_n = (in_matrix % num_in_group) // rows
+        # @overlap.dispatch end
+        off_b = pid_b * BLOCK_B
+        off_m = pid_m * BLOCK_M
+        off_n = pid_n * BLOCK_N
+        acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for k in range(k_tiles):
+            if A_BY == "rows":
+                a = a_desc.load([off_b, off_m, k * BLOCK_K]).reshape(BLOCK_M, BLOCK_K)
+            else:
+                ms = off_m + tl.arange(0, BLOCK_M)
+                ks = k * BLOCK_K + tl.arange(0, BLOCK_K)
+                a_rows = a_ptr + off_b.to(tl.int64) * stride_ab + ms[:, None].to(tl.int64) * stride_am
+                a_mask = (ms[:, None] < M) & (ks[None, :] < K)
+                a = tl.load(a_rows + ks[None, :].to(tl.int64) * stride_ak, mask=a_mask, other=0.0)
+            if B_BY == "rows":
+                b = b_desc.load([k * BLOCK_K, off_n])
+            elif B_BY == "columns":
+                b = b_desc.load([off_n, k * BLOCK_K]).T
+            else:
+                ks = k * BLOCK_K + tl.arange(0, BLOCK_K)
+                ns = off_n + tl.arange(0, BLOCK_N)
+                b_ptrs = b_ptr + ks[:, None].to(tl.int64) * stride_bk + ns[None, :].to(tl.int64) * stride_bn
+                b = tl.load(b_ptrs, mask=(ks[:, None] < K) & (ns[None, :] < N), other=0.0)
+            acc = tl.dot(a, b, acc)
+        if HAS_BIAS:
+            offs_n = off_n + tl.arange(0, BLOCK_N)
+            acc += tl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)[None, :]
+        c_desc.store([off_m, off_b, off_n], acc.to(c_desc.dtype).reshape(BLOCK_M, BLOCK_B, BLOCK_N))
+
+
+@triton.jit
 def ag_gemm_any(
     a_ptr,
     b_ptr,
@@ -118,8 +205,9 @@ def ag_gemm_any(
     HAS_BIAS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A[B,M,K], B[K,N], C[B,M,N] through masked pointers; one program a tile, BLOCK_B is 1."""
+    """A[B,M,K], B[K,N], C[M,B,N] through masked pointers; one program a tile, BLOCK_B is 1."""
     # @overlap.tensor a_ptr[B,M,K] read
+    # @overlap.tensor c_ptr[M,B,N] write
     # @overlap.axis_count K=range
     # @overlap.tile_id
     pid = tl.program_id(0)

@@ -33,20 +33,20 @@ class Product:
     def columns(self) -> int:
         return self.weight.shape[1]
 
-    def weight_by(self) -> str:
-        """How a kernel may read the weight: by TMA along N (``rows``) or along D (``columns``), or by ``pointers``."""
-        w = self.weight
-        for by, dim in (("rows", 1), ("columns", 0)):
-            pitch = w.stride(1 - dim)
-            if w.stride(dim) == 1 and pitch >= w.shape[dim] and pitch * w.element_size() % 16 == 0:
-                return by if w.numel() and w.data_ptr() % 16 == 0 else "pointers"
-        return "pointers"
-
     def result_by(self) -> str:
         """How a kernel may write the result: ``rows`` by TMA, or ``pointers``."""
         c = self.result
         aligned = c.shape[-1] * c.element_size() % 16 == 0 and c.data_ptr() % 16 == 0
         return "rows" if c.numel() and aligned else "pointers"
+
+
+def weight_by(w: torch.Tensor) -> str:
+    """How a kernel may read a weight [D, N]: by TMA along N (``rows``) or along D (``columns``), or by ``pointers``."""
+    for by, dim in (("rows", 1), ("columns", 0)):
+        pitch = w.stride(1 - dim)
+        if w.stride(dim) == 1 and pitch >= w.shape[dim] and pitch * w.element_size() % 16 == 0:
+            return by if w.numel() and w.data_ptr() % 16 == 0 else "pointers"
+    return "pointers"
 
 
 def rows_fit(depth: int, dtype: torch.dtype) -> bool:
@@ -92,29 +92,30 @@ def product_arguments(
         }  # fmt: skip
         return ag_gemm_any, (tiles,), arguments
     programs = max(1, min(runtime.sm_count, tiles))
-    weight_by, result_by = product.weight_by(), product.result_by()
-    if weight_by == "pointers":
+    read_by, result_by = weight_by(w), product.result_by()
+    if read_by == "pointers":
         shared["num_warps"] = 8  # addresses take registers
     b_desc = c_desc = None
-    if weight_by == "rows":
+    if read_by == "rows":
         b_desc = TensorDescriptor(w, [k, n], [w.stride(0), 1], [blocks.k, blocks.n])
-    elif weight_by == "columns":
+    elif read_by == "columns":
         b_desc = TensorDescriptor(w, [n, k], [w.stride(1), 1], [blocks.n, blocks.k])
     if result_by == "rows":
         c_desc = TensorDescriptor(c, [view.batch, m, n], [m * n, n, 1], [1, blocks.m, blocks.n])
     arguments = {
-        "a_desc": _descriptor(a, [view.batch, m, k], [1, blocks.m, blocks.k]),
+        "a_desc": descriptor(a, [view.batch, m, k], [m * k, k, 1], [1, blocks.m, blocks.k]),
         "b_desc": b_desc, "c_desc": c_desc,
         "b_ptr": w if b_desc is None else None, "c_ptr": c if c_desc is None else None,
-        "NUM_PROGRAMS": programs, "B_BY": weight_by, "C_BY": result_by, **shared,
+        "NUM_PROGRAMS": programs, "B_BY": read_by, "C_BY": result_by, **shared,
     }  # fmt: skip
     return ag_gemm_tma, (programs,), arguments
 
 
-def _descriptor(a: torch.Tensor, shape: list[int], block: list[int]) -> TensorDescriptor:
-    """A descriptor of the gathered tensor, unchecked: a shard in its place need not be aligned, the buffer is."""
+def descriptor(base: torch.Tensor, shape: list[int], strides: list[int], block: list[int]) -> TensorDescriptor:
+    """A descriptor of the whole of a communicated tensor, unchecked: a shard in its place need not be aligned, what the
+    runtime puts there is."""
     made = object.__new__(TensorDescriptor)
-    made.base, made.shape, made.strides, made.block_shape = a, shape, [shape[1] * shape[2], shape[2], 1], block
+    made.base, made.shape, made.strides, made.block_shape = base, shape, strides, block
     return made
 
 

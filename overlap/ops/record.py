@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
 from overlap.api import LastPlan
+from overlap.api.fallback import Choice
 from overlap.api.report import announce
 
 _LAST: dict[str, LastPlan] = {}
@@ -18,3 +21,16 @@ def remember(said: LastPlan, *, warn: bool = False) -> None:
     if _LAST.get(said.operator) != said:
         _LAST[said.operator] = said
         announce(said, warn=warn)
+
+
+def serial_plan(
+    operator: str, kind: str, choice: Choice, world: int, rank: int, shape: tuple[int, ...], dtype: torch.dtype
+) -> LastPlan:
+    """What a call did that went through a collective.
+
+    Args:
+        shape, dtype: of the communicated tensor, global.
+    """
+    return LastPlan(
+        operator, "serial", "collective", 0, world, rank, shape, str(dtype), why_serial=choice.why_serial, kind=kind
+    )

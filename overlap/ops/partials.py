@@ -1,0 +1,127 @@
+"""Products whose result is communicated: which kernel makes one, its arguments, and the fused launch.
+
+The kernel is given this rank's part of the result in the place of the whole, with the whole's sizes and strides; the
+runtime puts memory of its own there, of the transport's dtype, and fills the part when all summands have come.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from overlap.api import CompiledKernel, LastPlan, compile
+from overlap.runtime.protocol import Runtime, runtime_of
+
+from .blocks import choose_blocks
+from .gemm import ag_gemm_any, gemm_out_tma
+from .products import FEWEST_ROWS, descriptor, rows_fit, weight_by
+
+C_OF = {"gemm_out_tma": "c_desc", "ag_gemm_any": "c_ptr"}
+"""The communicated parameter, by kernel."""
+
+
+def left_by(x: torch.Tensor) -> str:
+    """How a kernel may read [batch, rows, K]: ``rows`` by TMA, or ``pointers``."""
+    size = x.element_size()
+    aligned = x.stride(2) == 1 and all(s * size % 16 == 0 for s in x.stride()[:2]) and x.data_ptr() % 16 == 0
+    apart = all(s >= x.shape[2] for s in x.stride()[:2])  # an expanded tensor's rows are not
+    return "rows" if x.numel() and aligned and apart else "pointers"
+
+
+def out_by_tma(dtype: torch.dtype, moved: torch.dtype, batch: int, rows: int, columns: int) -> bool:
+    """Whether the kernel with TMA makes a result, from what all ranks know.
+
+    Args:
+        dtype: of the operands.
+        moved: of the result as it travels.
+        batch, rows, columns: of the largest result of any rank.
+    """
+    return dtype.itemsize == 2 and rows_fit(columns, moved) and (batch == 1 or rows >= FEWEST_ROWS)
+
+
+def partial_arguments(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    c: torch.Tensor,
+    columns: int,
+    tma: bool,
+    runtime: Runtime,
+) -> tuple[Any, Any, dict[str, Any]]:
+    """Kernel, grid and arguments of ``x @ w + bias``.
+
+    Args:
+        x: [batch, rows, K], any strides.
+        c: the result [batch, rows, columns] or, for a fused launch, this rank's part of it.
+        tma: as `out_by_tma` says.
+    """
+    batch, m, k = x.shape
+    blocks = choose_blocks(
+        descriptors=tma,
+        itemsize=x.element_size(),
+        batch=batch,
+        rows=m,
+        columns=columns,
+        multiprocessors=runtime.sm_count,
+    )
+    tiles = blocks.tiles(batch, m, columns)
+    shared = {
+        "bias_ptr": bias, "HAS_BIAS": bias is not None, "B": batch, "M": m, "N": columns, "K": k, "BLOCK_B": 1,
+        "stride_ab": x.stride(0), "stride_am": x.stride(1), "stride_ak": x.stride(2),
+        "stride_bk": w.stride(0), "stride_bn": w.stride(1), **blocks.arguments(),
+    }  # fmt: skip
+    if not tma:
+        arguments = {
+            "a_ptr": x, "b_ptr": w, "c_ptr": c.transpose(0, 1),
+            "stride_cb": m * columns, "stride_cm": columns, "stride_cn": 1,
+            "PRECISION": "ieee" if x.element_size() > 2 else "tf32", **shared,
+        }  # fmt: skip
+        return ag_gemm_any, (tiles,), arguments
+    a_by, b_by = left_by(x), weight_by(w)
+    a_desc = b_desc = None
+    if a_by == "rows":
+        a_desc = TensorDescriptor(x, list(x.shape), list(x.stride()), [1, blocks.m, blocks.k])
+    if b_by == "rows":
+        b_desc = TensorDescriptor(w, [k, columns], [w.stride(0), 1], [blocks.k, blocks.n])
+    elif b_by == "columns":
+        b_desc = TensorDescriptor(w, [columns, k], [w.stride(1), 1], [blocks.n, blocks.k])
+    if "pointers" in (a_by, b_by):
+        shared["num_warps"] = 8  # addresses take registers
+    programs = max(1, min(runtime.sm_count, tiles))
+    arguments = {
+        "a_desc": a_desc, "b_desc": b_desc,
+        "c_desc": descriptor(c.transpose(0, 1), [m, batch, columns], [columns, m * columns, 1], [blocks.m, 1, blocks.n]),
+        "a_ptr": x if a_desc is None else None, "b_ptr": w if b_desc is None else None,
+        "NUM_PROGRAMS": programs, "A_BY": a_by, "B_BY": b_by, **shared,
+    }  # fmt: skip
+    return gemm_out_tma, (programs,), arguments
+
+
+@cache
+def compiled_partial(kernel: Any, along: str, plan: str, split: int) -> CompiledKernel:
+    """A GEMM kernel whose C is communicated: ``M`` and such reduce-scatter, nothing all-reduces, ``M:N`` exchanges."""
+    return compile(plan=plan, on=f"{C_OF[kernel.fn.__name__]}[{along}]", split=split)(kernel)
+
+
+def launch_partial(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    part: torch.Tensor,
+    columns: int,
+    *,
+    along: str,
+    tma: bool,
+    moved: torch.dtype,
+    group: Any,
+    backend: str,
+    plan: str,
+    split: int,
+) -> LastPlan:
+    """One fused launch: ``part``, this rank's part of the communicated result [batch, rows, columns], is filled."""
+    kernel, grid, arguments = partial_arguments(x, w, bias, part, columns, tma, runtime_of(group))
+    compiled = compiled_partial(kernel, along, plan, split)
+    return compiled.launch(grid, (), arguments, group=group, backend=backend, transport=moved)
