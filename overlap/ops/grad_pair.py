@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from .grad_weights import bias_gradient, weight_gradient
 
-Maybe = torch.Tensor | None
+Maybe: TypeAlias = "torch.Tensor | None"
 
 
 @dataclass(frozen=True)
@@ -97,24 +97,10 @@ def gemm_rs_gradients(
         dy: the gradient of this rank's shard of the result, [..., N]; of another dtype than w where ``out_dtype`` was.
         main_grads: where the gradient of w is added, or empty.
     """
-    from overlap.ops import ag_gemm
-
-    whole_needed = needs.weights[0] or needs.biases[0]
-    of_x: Maybe = None
-    whole: Maybe = None
-    # Without a gradient of x this is the gather alone.
-    other = w.t() if needs.x else w.new_empty(w.shape[1], 0)
-    if needs.x or whole_needed:
-        results = ag_gemm(
-            dy.to(w.dtype),
-            other,
-            gather_dim=half.dim,
-            gather_size=half.extent,
-            group=half.group,
-            return_gathered=whole_needed,
-            backend=half.backend,
-        )
-        of_x, whole = results if whole_needed else (results, None)
+    of_parameters = needs.weights[0] or needs.biases[0]
+    dx = whole = None
+    if needs.x or of_parameters:
+        dx, whole = _gathered_product(half, dy.to(w.dtype), w, needs.x, of_parameters)
     dw = db = None
     if needs.weights[0]:
         assert x is not None and whole is not None
@@ -122,7 +108,28 @@ def gemm_rs_gradients(
     if needs.biases[0]:
         assert whole is not None
         db = bias_gradient(whole)
-    return (of_x if needs.x else None), dw, db
+    return dx, dw, db
+
+
+def _gathered_product(
+    half: Half, dy: torch.Tensor, w: torch.Tensor, product: bool, gathered: bool
+) -> tuple[Maybe, Maybe]:
+    """``gather(dy) @ w.t()`` and ``gather(dy)``, each only where it is wanted."""
+    from overlap.ops import ag_gemm
+
+    ways: dict[str, Any] = {"gather_size": half.extent, "group": half.group, "backend": half.backend}
+    if half.dim == dy.dim() - 1:
+        # Sharded along the dimension that the product sums over: columns are gathered as rows, the product is local.
+        columns = dy.reshape(-1, dy.shape[-1]).t()
+        _, rows = ag_gemm(columns, dy.new_empty(columns.shape[1], 0), return_gathered=True, **ways)
+        whole = rows.t().reshape(*dy.shape[:-1], w.shape[1])
+        return (whole @ w.t() if product else None), whole
+    # Without a product this is the gather alone.
+    other = w.t() if product else w.new_empty(w.shape[1], 0)
+    if not gathered:
+        return ag_gemm(dy, other, gather_dim=half.dim, **ways), None
+    dx, whole = ag_gemm(dy, other, gather_dim=half.dim, return_gathered=True, **ways)
+    return (dx if product else None), whole
 
 
 def _scattered(half: Half, weights: Sequence[torch.Tensor], dys: Sequence[Maybe], of_gathered: Maybe) -> Maybe:
