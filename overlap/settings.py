@@ -118,7 +118,14 @@ SETTINGS: dict[str, Setting] = {
             "serial_below_bytes",
             int,
             12 << 20,
-            "Gathered tensors smaller than this go through a plain collective, which is faster then.",
+            "Communicated tensors smaller than this go through a plain collective, which is faster then.",
+            minimum=0,
+        ),
+        Setting(
+            "one_shot_below_bytes",
+            int,
+            4 << 20,
+            "All-reduced results smaller than this travel in one step, larger ones in two.",
             minimum=0,
         ),
         Setting(

@@ -1,0 +1,152 @@
+"""`gemm_ar`: y = the sum over ranks of x @ w, whole on every rank.
+
+one-shot   every rank sends its whole partial result to every other, and each adds all of them: least latency
+two-shot   a reduce-scatter behind the product, then each owner sends its sum to all: fewest bytes
+
+Where they part is a setting. By the numbers of a copy (10 us, then 370 GB/s) the second step of four ranks, 20 us or so
+with its flags and its sum, pays for the half more bytes a rank than it saves from about 4 MB on.
+
+Partial results are rounded and added as in `gemm_rs`; every rank adds in the order of the ranks, so all get the same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from overlap import settings
+from overlap.api.collectives import all_reduce
+from overlap.api.fallback import check_backend
+from overlap.api.groups import group_by_name, no_group, resolve_group
+from overlap.interop import define, group_name, traced
+
+from .arguments import check_product, choose_way, dtype_reason, multiply, ranks, result, result_dtypes
+from .partials import launch_partial, out_by_tma
+from .record import remember, serial_plan
+from .views import whole_view
+
+ONE_SHOT, TWO_SHOT = "all_reduce_one_shot", "all_reduce_two_shot"
+
+
+def gemm_ar(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    group: Any = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    transport_dtype: torch.dtype | None = None,
+    deterministic: bool = False,
+    backend: str | None = None,
+    plan: str | None = None,
+    split: int = 1,
+) -> torch.Tensor:
+    """The sum over ``group`` of ``x @ w``, plus ``bias``, on every rank.
+
+    Args:
+        x: this rank's part [..., K_r] of an input sharded along K, all rows of it; any strides.
+        w: the part [K_r, N] of the weight that belongs to it; any strides.
+        bias: [N] of x's dtype, the same on every rank; rank 0 adds it, before its partial result is rounded.
+        group: process group, its name, DeviceMesh, (mesh, dim), or a simulated group; None is the default group.
+        out: where the result goes, [..., N], of its dtype.
+        out_dtype: of the result; by default ``out``'s, else x's.
+        transport_dtype: of the partial results and, in two steps, the sums that travel; by default the result's.
+        deterministic: the same bits in every run and on every rank. The fused kernels always add in one order; this
+            makes serial do so.
+        backend: ``copy_engine`` (fused) or ``serial`` (torch's product, then a collective); by default fused, and
+            serial where that is impossible or slower, which `last_plan` and the log say.
+        plan: the plan template; by default ``all_reduce_one_shot`` for results smaller than the setting
+            ``one_shot_below_bytes``, else ``all_reduce_two_shot``.
+        split: chunks that a transfer is cut into.
+
+    Raises:
+        UsageError: as `gemm_rs`.
+    """
+    check_product(x, w, bias)
+    if out is None and not no_group(group) and traced(group, [x, w, bias]):
+        name = group_name(group)
+        return _OPERATOR(x, w, bias, name, out_dtype, transport_dtype, deterministic, backend, plan, split)
+    group = None if no_group(group) else resolve_group(group)
+    return run(x, w, bias, group, out, out_dtype, transport_dtype, deterministic, backend, plan, split)
+
+
+def run(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    group: Any,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    transport_dtype: torch.dtype | None,
+    deterministic: bool,
+    backend: str | None,
+    plan: str | None,
+    split: int,
+) -> torch.Tensor:
+    """One call on a resolved group."""
+    world, rank = ranks(group)
+    made, moved = result_dtypes(x, out, out_dtype, transport_dtype)
+    view = whole_view(tuple(x.shape[:-1]), w.shape[1])
+    y = result(out, view.shape, made, (x, w, bias))
+    if 0 in view.whole:
+        return y
+    moved_bytes = view.rows * view.columns * moved.itemsize
+    choice = choose_way(group, x, moved_bytes, check_backend(backend), [dtype_reason(x.dtype, made, moved)])
+    added = bias if rank == 0 else None
+    if choice.backend == "serial":
+        # Summed in place where that is possible.
+        place = y.view(view.rows, view.columns) if made == moved else None
+        summand = multiply(view.left(x).flatten(0, 1), w, added, moved, place)
+        all_reduce(group, summand.view(view.whole), y, fixed_order=deterministic)
+        said = serial_plan("gemm_ar", "all_reduce", choice, world, rank, view.whole, moved)
+    else:
+        tma = out_by_tma(x.dtype, moved, view.batch, view.rows, view.columns)
+        chosen = plan or default_plan(moved_bytes)
+        how = {"along": "", "tma": tma, "moved": moved, "plan": chosen, "split": split}
+        said = launch_partial(
+            view.left(x), w, added, view.shard(y), view.columns, group=group, backend=choice.backend, **how
+        )
+    remember(replace(said, operator="gemm_ar"), warn=choice.forced)
+    return y
+
+
+def default_plan(moved_bytes: int) -> str:
+    """One step or two, by the bytes of the result."""
+    return ONE_SHOT if moved_bytes < settings.get("one_shot_below_bytes") else TWO_SHOT
+
+
+def _call(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    group: str,
+    out_dtype: torch.dtype | None,
+    transport_dtype: torch.dtype | None,
+    deterministic: bool,
+    backend: str | None,
+    plan: str | None,
+    split: int,
+) -> torch.Tensor:
+    found = group_by_name(group)
+    return run(x, w, bias, found, None, out_dtype, transport_dtype, deterministic, backend, plan, split)
+
+
+def _fake(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    group: str,
+    out_dtype: torch.dtype | None,
+    transport_dtype: torch.dtype | None,
+    deterministic: bool,
+    backend: str | None,
+    plan: str | None,
+    split: int,
+) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], w.shape[1]), dtype=out_dtype or x.dtype)
+
+
+_OPERATOR = define("overlap::gemm_ar", _call, _fake)
