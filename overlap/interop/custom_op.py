@@ -12,16 +12,26 @@ from typing import Any
 import torch
 
 
-def define(name: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
-    """Registers a custom operator and its fake.
+def define(
+    name: str,
+    implementation: Callable[..., Any],
+    fake: Callable[..., Any],
+    *,
+    setup_context: Callable[..., None] | None = None,
+    backward: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
+    """Registers a custom operator, its fake and, where it has one, its gradient.
 
     Args:
         name: ``namespace::operator``.
         implementation: annotated with the types that `torch.library.custom_op` reads its schema from.
         fake: the same parameters; gives results of the right shapes without data.
+        setup_context, backward: as `torch.library.register_autograd` takes them.
     """
     operator = torch.library.custom_op(name, implementation, mutates_args=())
     operator.register_fake(fake)
+    if backward is not None:
+        operator.register_autograd(backward, setup_context=setup_context)
     return operator
 
 

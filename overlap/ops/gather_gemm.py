@@ -311,5 +311,4 @@ def _backward(ctx: Any, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]
     return dx, dws, [dbs[i] for i in ctx.biased], *[None] * 8, none_of_main_grads
 
 
-_OPERATOR = define("overlap::ag_gemm", _call, _fake)
-_OPERATOR.register_autograd(_backward, setup_context=_keep)
+_OPERATOR = define("overlap::ag_gemm", _call, _fake, setup_context=_keep, backward=_backward)

@@ -177,5 +177,4 @@ def _backward(ctx: Any, dy: torch.Tensor | None) -> tuple[Any, ...]:
     return *gemm_rs_backward(ctx, dy), *[None] * 8, [None] * len(ctx.main_grads)
 
 
-_OPERATOR = define("overlap::gemm_rs", _call, _fake)
-_OPERATOR.register_autograd(_backward, setup_context=_keep)
+_OPERATOR = define("overlap::gemm_rs", _call, _fake, setup_context=_keep, backward=_backward)
