@@ -1,9 +1,8 @@
-"""Random inputs for a generated operator on simulated ranks, and how close results must be."""
+"""Inputs for a generated operator on simulated ranks: what each rank passes, and what the original sees instead."""
 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,8 @@ import torch
 
 from overlap.chunkplan.region import shard_interval
 from overlap.errors import UsageError
+
+from .payload import payload_of
 
 DTYPES = {
     "fp16": torch.float16,
@@ -22,7 +23,6 @@ DTYPES = {
     "fp8e5": torch.float8_e5m2,
     "int8": torch.int8,
 }
-_EPSILON = {torch.float16: 2**-10, torch.bfloat16: 2**-7, torch.float8_e4m3fn: 2**-3, torch.float8_e5m2: 2**-2}
 
 
 @dataclass(frozen=True)
@@ -65,30 +65,58 @@ def make_inputs(
     world: int,
     launches: int,
     dtypes: Mapping[str, torch.dtype] | None = None,
+    *,
+    payload: bool = False,
 ) -> list[list[CallInputs]]:
-    """``[launch][rank]``: the communicated tensor cut as ``torch.chunk`` does, the others different on every rank.
+    """``[launch][rank]``: communicated inputs cut as ``torch.chunk`` does, the others different on every rank.
 
-    ``dtypes`` names the tensors that are not of ``dtype``.
+    ``dtypes`` names the tensors that are not of ``dtype``; ``payload``: bit patterns of every kind (`overlap.sim.payload`)
+    instead of random numbers.
     """
     dtypes = dtypes or {}
     generator = torch.Generator().manual_seed(20)
+    fill = payload_of if payload else _random
     rest = _other_arguments(operator)
+    moved = {comm.tensor: comm for comm in operator.comms if not comm.produced}
+    local = [rank_sizes(operator, sizes, world, rank) for rank in range(world)]
     calls = []
     for _ in range(launches):
-        kind = dtypes.get(operator.tensor, dtype)
-        gathered = _random([sizes[axis] for axis in operator.inputs[operator.tensor]], kind, generator)
+        common = {
+            name: fill([sizes[axis] for axis in comm.dims], dtypes.get(name, dtype), generator)
+            for name, comm in moved.items()
+        }
         ranks = []
         for rank in range(world):
-            whole = dict(rest)
+            whole, passed = dict(rest), dict(rest)
             for name, dims in operator.inputs.items():
-                shape = [sizes[axis] for axis in dims]
-                other = gathered if name == operator.tensor else None
-                whole[name] = _random(shape, dtypes.get(name, dtype), generator) if other is None else other
-            low, high = shard_interval(gathered.shape[operator.dim], world, rank)
-            shard = gathered.narrow(operator.dim, low, high - low).contiguous()
-            ranks.append(CallInputs(whole, {**whole, operator.tensor: shard}))
+                comm = moved.get(name)
+                if comm is None:
+                    shape = [local[rank][axis] for axis in dims]
+                    whole[name] = passed[name] = fill(shape, dtypes.get(name, dtype), generator)
+                    continue
+                value = common[name]
+                passed[name] = shard_of(value, comm.dim, world, rank)
+                whole[name] = value if comm.to_dim is None else shard_of(value, comm.to_dim, world, rank)
+            ranks.append(CallInputs(whole, passed))
         calls.append(ranks)
     return calls
+
+
+def rank_sizes(operator: Any, sizes: dict[str, int], world: int, rank: int) -> dict[str, int]:
+    """Extents as the kernel of ``rank`` sees them: of an axis that an all-to-all shards around the kernel, the rank's part."""
+    found = dict(sizes)
+    for comm in operator.comms:
+        if comm.kind == "all_to_all":
+            axis = comm.axis if comm.produced else comm.to
+            low, high = shard_interval(sizes[axis], world, rank)
+            found[axis] = high - low
+    return found
+
+
+def shard_of(tensor: torch.Tensor, dim: int, world: int, rank: int) -> torch.Tensor:
+    """A rank's piece along ``dim``, contiguous."""
+    low, high = shard_interval(tensor.shape[dim], world, rank)
+    return tensor.narrow(dim, low, high - low).contiguous()
 
 
 def _other_arguments(operator: Any) -> dict[str, Any]:
@@ -114,15 +142,3 @@ def _random(shape: list[int], dtype: torch.dtype, generator: torch.Generator) ->
     if dtype.is_floating_point:
         return torch.randn(shape, generator=generator).to(dtype)
     return torch.randint(-8, 8, shape, generator=generator).to(dtype)
-
-
-def tolerance(operator: Any, sizes: dict[str, int], dtype: torch.dtype) -> float:
-    """Largest difference allowed: rounding of the result, and of sums over the axes that results do not have.
-
-    The generated kernel adds in the original's order, so the usual difference is zero.
-    """
-    if not dtype.is_floating_point:
-        return 0.0
-    kept = {axis for dims in operator.outputs.values() for axis in dims}
-    summed = math.prod(sizes[axis] for axis in {a for dims in operator.inputs.values() for a in dims} - kept)
-    return 4.0 * math.sqrt(max(1, summed)) * (_EPSILON.get(dtype, 0.0) + math.sqrt(max(1, summed)) * 2**-23)

@@ -1,6 +1,6 @@
-"""`check_module`: a generated module on simulated ranks against the original kernel on gathered data.
+"""`check_module`: a generated module on simulated ranks against the original kernel without communication.
 
-    original (1 rank, no communication)  -> wanted[launch][rank]
+    original (1 rank), every rank's inputs -> partials or results -> wanted[launch][rank]   (overlap.sim.oracle)
     generated, seed 0, 1, 2, ...         -> got[launch][rank], launches in a row, same input memory overwritten
 
 Every seed is another order of everything that may be reordered; the data stays the same, so that a seed replays.
@@ -25,8 +25,10 @@ from overlap.schedule.steps import Step
 
 from .engine import NOWHERE
 from .fibres import Chooser
-from .inputs import CallInputs, check_sizes, dtype_of, make_inputs, tolerance
+from .inputs import CallInputs, check_sizes, dtype_of, make_inputs
 from .memory import array_of
+from .oracle import Wanted, wanted_results
+from .payload import differing_bits
 from .report import Fault, SimReport
 from .world import World
 
@@ -49,6 +51,7 @@ class ModuleCheck:
         sms: int | None = None,
         flattened: bool | None = None,
         mutate_steps: StepFilter | None = None,
+        payload: bool = False,
     ) -> None:
         self.path = path
         self.world = world
@@ -56,6 +59,7 @@ class ModuleCheck:
         self.sms = settings.get("sim_sms", sms)
         self.flattened = flattened
         self.mutate_steps = mutate_steps
+        self.payload = payload
         try:
             with open(path, encoding="utf-8") as file:
                 header = read_header(file.read(), path)
@@ -73,12 +77,10 @@ class ModuleCheck:
         check_sizes(self.operator, self.sizes)
         kind = dtype_of(dtype)
         others = {name: dtype_of(text) for name, text in (dtypes or {}).items()}
-        self.inputs = make_inputs(self.operator, self.sizes, kind, world, launches, others)
-        self.tolerance = tolerance(self.operator, self.sizes, kind)
-        self.wanted = self._run_original()
-        self.report = SimReport(
-            path, self.original, world, self.sizes, dtype, launches, self.sms, tolerance=self.tolerance
-        )
+        self.inputs = make_inputs(self.operator, self.sizes, kind, world, launches, others, payload=payload)
+        self.wanted = [wanted_results(self.operator, made, self.sizes) for made in self._run_original()]
+        most = max((one.tolerance for ranks in self.wanted for made in ranks for one in made), default=0.0)
+        self.report = SimReport(path, self.original, world, self.sizes, dtype, launches, self.sms, tolerance=most)
 
     def _run_original(self) -> list[list[tuple[torch.Tensor, ...]]]:
         host = self._original_host or getattr(load_module(self.original), self.operator.name)
@@ -130,11 +132,11 @@ class ModuleCheck:
             for name, one, other in zip(self.operator.outputs, got, ranks_wanted[runtime.rank], strict=True):
                 self._compare(world, runtime, f"{name} of rank {runtime.rank}, launch {number + 1}", one, other)
 
-    def _compare(self, world: World, runtime: Any, name: str, got: torch.Tensor, wanted: torch.Tensor) -> None:
-        if got.shape != wanted.shape or got.dtype != wanted.dtype:
+    def _compare(self, world: World, runtime: Any, name: str, got: torch.Tensor, wanted: Wanted) -> None:
+        if got.shape != wanted.values.shape or got.dtype != wanted.dtype:
             raise MismatchFault(
                 f"mismatch: {name} is {tuple(got.shape)} {got.dtype}, "
-                f"the original's {tuple(wanted.shape)} {wanted.dtype}"
+                f"the original's {tuple(wanted.values.shape)} {wanted.dtype}"
             )
         if not got.numel():
             return
@@ -149,20 +151,34 @@ class ModuleCheck:
                     f"the first is {_index(position, got.shape)}"
                 )
             world.shadow.read(buffer, places, world.shadow.access(runtime.host, "reads the result", NOWHERE))
-        got, wanted = got.contiguous(), wanted.contiguous()
+        got = got.contiguous()
         runtime.synchronize()
+        if self.payload and wanted.moved:
+            self._compare_bits(name, got, wanted)
+            return
         one = array_of(got).astype(np.float64)
-        other = array_of(wanted).astype(np.float64)
+        other = array_of(wanted.values.contiguous()).astype(np.float64)
+        allowed = wanted.allowed + wanted.relative * np.abs(other)
         difference = np.where((one == other) | (np.isnan(one) & np.isnan(other)), 0.0, np.abs(one - other))
-        wrong = ~(difference <= self.tolerance)
+        wrong = ~(difference <= allowed)
         if wrong.any():
             where = tuple(int(i) for i in np.argwhere(wrong)[0])
             raise MismatchFault(
                 f"mismatch: {int(wrong.sum())} of {got.numel()} elements of {name} differ from the original's, "
                 f"the first is [{', '.join(map(str, where))}]: {one[where]:g} instead of {other[where]:g} "
-                f"(allowed {self.tolerance:.3g})"
+                f"(allowed {float(np.broadcast_to(allowed, one.shape)[where]):.3g})"
             )
         self.report.largest_difference = max(self.report.largest_difference, float(difference.max()))
+
+    def _compare_bits(self, name: str, got: torch.Tensor, wanted: Wanted) -> None:
+        found = differing_bits(got, wanted.values)
+        if found is not None:
+            count, where = found
+            raise MismatchFault(
+                f"mismatch: {count} of {got.numel()} elements of {name} differ from the original's in their bits, "
+                f"the first is [{', '.join(map(str, where))}]: {got[where].item()!r} instead of "
+                f"{wanted.values[where].item()!r}"
+            )
 
 
 def check_module(
@@ -179,6 +195,7 @@ def check_module(
     progress: Callable[..., None] | None = None,
     mutate_steps: StepFilter | None = None,
     flattened: bool | None = None,
+    payload: bool = False,
 ) -> SimReport:
     """Runs a generated module on ``world`` simulated ranks once a seed and compares it with its original.
 
@@ -195,6 +212,8 @@ def check_module(
         progress: called after every seed.
         mutate_steps: changes a rank's launch steps, for tests that drop one.
         flattened: order of waits in tile loops; see `World`.
+        payload: inputs are bit patterns of every kind, and results that nothing was added to must be equal in every bit;
+            for kernels that move values, such as a copy.
 
     Raises:
         UsageError, SourceError: the file, its original, the world or the shape cannot be used.
@@ -210,6 +229,7 @@ def check_module(
         sms=sms,
         flattened=flattened,
         mutate_steps=mutate_steps,
+        payload=payload,
     )
     for seed in seeds:
         fault = check.run(seed)
