@@ -1,26 +1,35 @@
-"""`DependenceGraph`: which tiles of a rank read which chunk, as products of intervals and never a node a tile.
+"""`DependenceGraph`: which tiles of a rank read or make which chunk, as products of intervals and never a node a tile.
 
 a[M, K] in chunks along M, block 32, M = 136         tiles of axis M
 chunk 0: rows   0:34                                 [0, 2)
-chunk 1: rows  34:68                                 [1, 3)     tile 1 reads chunks 0 and 1
+chunk 1: rows  34:68                                 [1, 3)     tile 1 reads (or makes parts of) chunks 0 and 1
 chunk 2: rows  68:102                                [2, 4)
 chunk 3: rows 102:136                                [3, 5)
+
+Tiles are counted from the start of what the rank's kernel is given of a tensor, its window: all of it, but for
+all-to-alls, whose kernel gets or makes the rank's part of one dimension.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
+from overlap.chunkplan.order import HappensBefore
 from overlap.chunkplan.plan import Chunk, Collective, CommPlan, OpId
-from overlap.chunkplan.region import Box, uncovered
+from overlap.chunkplan.region import Box, uncovered, union_size
 from overlap.errors import PlanError, ScheduleError
 
-from .model import AxisTiles, TensorRead
+from .model import AxisTiles, TensorRead, TensorWrite
+from .pieces import check_produced, partial_sources
 
 Interval = tuple[int, int]
 """Half-open, of tile coordinates along one axis."""
+
+Windows = Mapping[str, Box]
+"""What the kernel of a rank sees or makes of tensors, in global coordinates; all of those that are not named."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,19 @@ class TileSet:
             any(lo < start + count and start < hi for lo, hi in axis)
             for axis, start, count in zip(self.intervals, origin, counts, strict=True)
         )
+
+
+@dataclass(frozen=True)
+class Made:
+    """A chunk that operations of the rank send as its tiles made it: these operations, and the tiles that write to it.
+
+    ``target``: how many tiles those are.
+    """
+
+    chunk: Chunk
+    ops: tuple[OpId, ...]
+    tiles: tuple[TileSet, ...]
+    target: int
 
 
 def tiles_reading(axis: AxisTiles, lo: int, hi: int, wraps: bool = False) -> tuple[Interval, ...]:
@@ -60,41 +82,67 @@ def tiles_reading(axis: AxisTiles, lo: int, hi: int, wraps: bool = False) -> tup
 
 @dataclass(frozen=True)
 class DependenceGraph:
-    """Consumer tiles of every chunk that ``rank`` holds or receives.
+    """Consumer tiles of every chunk that ``rank`` holds or receives, and producer tiles of every chunk that it sends.
 
     ``arriving`` maps each operation that lands on the rank to the sets of tiles that read it (one or more a read;
-    none where no tile does); ``own`` lists the chunks held before the first operation with theirs.
+    none where no tile does); ``own`` lists the chunks held before the first operation with theirs; ``made`` those that
+    tiles make, in the order of their counters.
     """
 
     rank: int
     axes: tuple[AxisTiles, ...]
     arriving: dict[OpId, tuple[TileSet, ...]]
     own: tuple[tuple[Chunk, tuple[TileSet, ...]], ...]
+    made: tuple[Made, ...] = ()
 
     def needed(self, origin: Sequence[int], counts: Sequence[int]) -> frozenset[OpId]:
         """Operations that some tile of a box of tiles reads the result of."""
         return frozenset(op for op, sets in self.arriving.items() if any(s.meets(origin, counts) for s in sets))
 
+    def makes(self, origin: Sequence[int], counts: Sequence[int]) -> tuple[int, ...]:
+        """Positions in ``made`` of the chunks that some tile of a box of tiles writes to."""
+        return tuple(i for i, made in enumerate(self.made) if any(s.meets(origin, counts) for s in made.tiles))
+
 
 def dependence_graph(
-    plan: CommPlan, reads: Sequence[TensorRead], axes: Sequence[AxisTiles], rank: int
+    plan: CommPlan,
+    reads: Sequence[TensorRead],
+    axes: Sequence[AxisTiles],
+    rank: int,
+    *,
+    writes: Sequence[TensorWrite] = (),
+    windows: Windows | None = None,
+    order: HappensBefore | None = None,
 ) -> DependenceGraph:
     """The graph of one rank of a plan whose structure is sound (`overlap.chunkplan.verify.check_structure`).
 
-    Raises:
-        ScheduleError: a read that names an unknown tensor or axis, or an axis that does not span its dimension.
-    """
-    check_reads(plan, reads, axes)
+    Args:
+        writes: how tiles write tensors of the plan.
+        windows: the rank's windows.
+        order: the plan's happens-before, where the caller has it already.
 
-    def readers(tensor: str, boxes: Iterable[Box]) -> tuple[TileSet, ...]:
+    Raises:
+        ScheduleError: a read or write that names an unknown tensor or axis, an axis that does not span its dimension,
+            or a chunk that is sent and no tile makes.
+        UnsupportedError: an operation on a written tensor that is no push.
+        PlanError: the plan is cyclic (with ``writes`` only).
+    """
+    windows = windows or {}
+    check_reads(plan, reads, axes, windows)
+
+    def tiles_at(tensor: str, boxes: Iterable[Box], accesses: Sequence[TensorRead | TensorWrite]) -> list[TileSet]:
         found: list[TileSet] = []
         for box in boxes:
-            for read in reads:
-                if read.tensor == tensor and not box.empty:
-                    tiles = _tiles_of_box(read, axes, box)
+            inside = in_window(box, windows.get(tensor))
+            for access in accesses:
+                if access.tensor == tensor and not inside.empty:
+                    tiles = _tiles_of_box(access, axes, inside)
                     if not tiles.empty and tiles not in found:
                         found.append(tiles)
-        return tuple(found)
+        return found
+
+    def readers(tensor: str, boxes: Iterable[Box]) -> tuple[TileSet, ...]:
+        return tuple(tiles_at(tensor, boxes, reads))
 
     own = plan.before[rank]
     arriving = {}
@@ -105,19 +153,46 @@ def dependence_graph(
             # The rank's own part of a gathered tensor is there already.
             boxes = uncovered([chunk.box for chunk in own if chunk.tensor == op.dst.tensor], op.dst.box)
         arriving[op_id] = readers(op.dst.tensor, boxes)
+    made = []
+    if writes:
+        check_writes(plan, writes, axes, windows)
+        for chunk, ops in partial_sources(plan, rank, {write.tensor for write in writes}, order):
+            window = windows.get(chunk.tensor)
+            if window is not None and not window.contains(chunk.box):
+                raise ScheduleError(
+                    f"plan {plan.name}: rank {rank} sends {chunk}, and its tiles make {chunk.tensor}{window}",
+                    where=plan.where(ops[0]),
+                    help="a rank sends what it holds `before` the first operation",
+                )
+            tiles = tiles_at(chunk.tensor, [chunk.box], writes)
+            made.append(Made(chunk, ops, tuple(tiles), _tiles_in(tiles)))
     return DependenceGraph(
-        rank, tuple(axes), arriving, tuple((chunk, readers(chunk.tensor, [chunk.box])) for chunk in own)
+        rank, tuple(axes), arriving, tuple((chunk, readers(chunk.tensor, [chunk.box])) for chunk in own), tuple(made)
     )
 
 
-def _tiles_of_box(read: TensorRead, axes: Sequence[AxisTiles], box: Box) -> TileSet:
-    """Tiles that read an element of ``box``; an axis that spans no dimension is not narrowed."""
+def in_window(box: Box, window: Box | None) -> Box:
+    """The part of ``box`` in the window, in coordinates counted from the window's start."""
+    if window is None:
+        return box
+    return box.intersect(window).translate(tuple(-low for low in window.lo))
+
+
+def _tiles_in(sets: Sequence[TileSet]) -> int:
+    """Number of tiles in at least one of the sets."""
+    boxes = [box for tiles in sets for box in product(*tiles.intervals)]
+    return union_size(Box(tuple(lo for lo, _ in box), tuple(hi for _, hi in box)) for box in boxes)
+
+
+def _tiles_of_box(read: TensorRead | TensorWrite, axes: Sequence[AxisTiles], box: Box) -> TileSet:
+    """Tiles that read or write an element of ``box``; an axis that spans no dimension is not narrowed."""
     intervals: list[tuple[Interval, ...]] = []
     for axis in axes:
         found: tuple[Interval, ...] = ((0, axis.count),) if axis.count else ()
         for d, name in enumerate(read.axes):
             if name == axis.name:
-                found = _common(found, tiles_reading(axis, box.lo[d], box.hi[d], read.wraps[d]))
+                wraps = isinstance(read, TensorRead) and read.wraps[d]
+                found = _common(found, tiles_reading(axis, box.lo[d], box.hi[d], wraps))
         intervals.append(found)
     return TileSet(tuple(intervals))
 
@@ -127,7 +202,9 @@ def _common(left: Sequence[Interval], right: Sequence[Interval]) -> tuple[Interv
     return tuple(sorted((lo, hi) for lo, hi in both if lo < hi))
 
 
-def check_reads(plan: CommPlan, reads: Sequence[TensorRead], axes: Sequence[AxisTiles]) -> None:
+def check_reads(
+    plan: CommPlan, reads: Sequence[TensorRead], axes: Sequence[AxisTiles], windows: Windows | None = None
+) -> None:
     """Refuses reads and axes that do not fit the plan or each other (`ScheduleError`)."""
     names = [axis.name for axis in axes]
     for axis in axes:
@@ -138,33 +215,52 @@ def check_reads(plan: CommPlan, reads: Sequence[TensorRead], axes: Sequence[Axis
             )
         if names.count(axis.name) > 1:
             raise ScheduleError(f"axis {axis.name} is given twice")
+    for read in reads:
+        _check_access(plan, read, axes, windows or {}, "read")
+
+
+def check_writes(
+    plan: CommPlan, writes: Sequence[TensorWrite], axes: Sequence[AxisTiles], windows: Windows | None = None
+) -> None:
+    """Refuses writes that do not fit the plan or the axes (`ScheduleError`), or that no realization can send on."""
+    for write in writes:
+        _check_access(plan, write, axes, windows or {}, "write")
+    check_produced(plan, {write.tensor for write in writes})
+
+
+def _check_access(
+    plan: CommPlan, access: TensorRead | TensorWrite, axes: Sequence[AxisTiles], windows: Windows, verb: str
+) -> None:
     by_name = {axis.name: axis for axis in axes}
     shapes = {spec.name: spec.shape for spec in plan.tensors}
-    for read in reads:
-        if read.tensor not in shapes:
+    if access.tensor not in shapes:
+        raise ScheduleError(
+            f"tiles {verb} {access.tensor!r}, which plan {plan.name} does not communicate",
+            help=_nearest(access.tensor, shapes),
+        )
+    shape = shapes[access.tensor]
+    dims = {len(access.axes), len(shape)} | ({len(access.wraps)} if isinstance(access, TensorRead) else set())
+    if len(dims) > 1:
+        raise ScheduleError(
+            f"tiles {verb} {access.tensor} as {len(access.axes)}-dimensional, the plan gives it shape {list(shape)}"
+        )
+    window = windows.get(access.tensor, Box.whole(shape))
+    if not Box.whole(shape).contains(window):
+        raise ScheduleError(f"the window {window} of {access.tensor} leaves its shape {list(shape)}")
+    for d, name in enumerate(access.axes):
+        if name is None:
+            continue
+        if name not in by_name:
             raise ScheduleError(
-                f"tiles read {read.tensor!r}, which plan {plan.name} does not communicate",
-                help=_nearest(read.tensor, shapes),
+                f"dimension {d} of {access.tensor} is spanned by axis {name!r}, which is no tile axis",
+                help=_nearest(name, by_name),
             )
-        shape = shapes[read.tensor]
-        if not len(read.axes) == len(read.wraps) == len(shape):
+        extent = by_name[name].extent
+        if extent != window.shape[d]:
             raise ScheduleError(
-                f"tiles read {read.tensor} as {len(read.axes)}-dimensional, the plan gives it shape {list(shape)}"
+                f"axis {name} has {extent} elements, but dimension {d} of {access.tensor} has {window.shape[d]}",
+                help="the plan must be built for the sizes the kernel is launched with",
             )
-        for d, name in enumerate(read.axes):
-            if name is None:
-                continue
-            if name not in by_name:
-                raise ScheduleError(
-                    f"dimension {d} of {read.tensor} is spanned by axis {name!r}, which is no tile axis",
-                    help=_nearest(name, by_name),
-                )
-            extent = by_name[name].extent
-            if extent != shape[d]:
-                raise ScheduleError(
-                    f"axis {name} has {extent} elements, but dimension {d} of {read.tensor} has {shape[d]}",
-                    help="the plan must be built for the sizes the kernel is launched with",
-                )
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
@@ -173,26 +269,34 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(names) or 'none'}"
 
 
-def check_covered(plan: CommPlan, reads: Sequence[TensorRead], axes: Sequence[AxisTiles], rank: int) -> None:
+def check_covered(
+    plan: CommPlan,
+    reads: Sequence[TensorRead],
+    axes: Sequence[AxisTiles],
+    rank: int,
+    windows: Windows | None = None,
+) -> None:
     """Checks that all a tile of ``rank`` reads of a communicated tensor is there before or arrives.
 
-    Together the tiles of a grid read every element of every dimension, so the chunks must cover the whole tensor;
+    Together the tiles of a grid read every element of every dimension, so the chunks must cover the whole window;
     a grid without tiles reads nothing.
 
     Raises:
         PlanError: names the uncovered box and a tile that reads it.
         ScheduleError: as `dependence_graph`.
     """
-    check_reads(plan, reads, axes)
+    windows = windows or {}
+    check_reads(plan, reads, axes, windows)
     if any(axis.count == 0 for axis in axes):
         return
     shapes = {spec.name: spec.shape for spec in plan.tensors}
     there = [*plan.before[rank], *(plan.op(op_id).dst for op_id in plan.arriving(rank))]
     for read in reads:
         boxes = [chunk.box for chunk in there if chunk.tensor == read.tensor]
-        missing = next(iter(uncovered(boxes, Box.whole(shapes[read.tensor]))), None)
+        window = windows.get(read.tensor, Box.whole(shapes[read.tensor]))
+        missing = next(iter(uncovered(boxes, window)), None)
         if missing is not None:
-            tiles = _tiles_of_box(read, axes, missing)
+            tiles = _tiles_of_box(read, axes, in_window(missing, window))
             first = ", ".join(
                 f"{axis.name}={found[0][0]}" for axis, found in zip(axes, tiles.intervals, strict=True) if found
             )

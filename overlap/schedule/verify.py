@@ -4,8 +4,8 @@ The graph of the last check, for two ranks of a kernel that consumes and produce
 
     rank 0   wait run 0 -> raise run 0 -> wait run 1 -> raise run 1      in source order
              wait run 0 -> wait run 1 -> raise run 0 -> raise run 1      in a flattened loop
-    ops      op -> wait (a run waits for its flag), raise -> op (the op is held back by the run's counter),
-             op -> op (channel order and dependencies)
+    ops      op -> wait (a run waits for its flag), raise -> op (the op is held back by the run's counter; one that sends
+             a sum by every run, since sums stand behind the kernel), op -> op (channel order and dependencies)
 
 In a flattened or fused loop the compiler moves the wait of the next tile before the store and raise of
 this one, so a schedule can be sound in one order and deadlock in the other.
@@ -13,16 +13,19 @@ this one, so a schedule can be sound in one order and deadlock in the other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import product
 
 from overlap.chunkplan.order import HappensBefore, happens_before, name_op
 from overlap.chunkplan.plan import CommPlan, OpId
+from overlap.chunkplan.region import Box, union_size
 from overlap.chunkplan.verify import check_structure
 from overlap.errors import ScheduleError
 
 from .cycles import find_cycle
-from .depgraph import check_covered, dependence_graph
-from .model import AxisTiles, RankSchedule, Run, TensorRead
+from .depgraph import DependenceGraph, TileSet, Windows, check_covered, dependence_graph
+from .model import AxisTiles, RankSchedule, Run, TensorRead, TensorWrite
+from .runs import axes_of_ranks, windows_of_ranks
 
 Node = tuple[str, int, int]
 """``("op", rank, index)``, ``("wait", rank, run)`` or ``("raise", rank, run)``."""
@@ -32,35 +35,64 @@ def verify_schedule(
     schedules: Sequence[RankSchedule],
     plan: CommPlan,
     reads: Sequence[TensorRead],
-    axes: Sequence[AxisTiles],
+    axes: Sequence[AxisTiles] | Sequence[Sequence[AxisTiles]],
     *,
+    writes: Sequence[TensorWrite] = (),
+    windows: Sequence[Windows] | None = None,
     flattened: bool = False,
     ordered: bool = True,
 ) -> None:
     """Checks the schedules of all ranks, in rank order.
 
     Args:
+        axes: the same for all ranks, or one tuple a rank.
+        windows: one mapping a rank, as `schedule_all` takes them.
         flattened: check the order of a flattened loop, wait of run i+1 before raise of run i.
         ordered: flags are raised in stream order, so that one may stand for another.
 
     Raises:
         ScheduleError: names the rank, the run and, for a deadlock, the chain.
         PlanError: the plan is cyclic or malformed, or does not bring what tiles read.
+        UnsupportedError: an operation on a written tensor that is no push.
     """
     if len(schedules) != plan.world:
         raise ScheduleError(f"{len(schedules)} schedules for plan {plan.name} of world {plan.world}")
     check_structure(plan)
     order = happens_before(plan)
+    by_rank, seen = axes_of_ranks(axes, plan.world), windows_of_ranks(windows, plan.world)
     for rank, schedule in enumerate(schedules):
-        if schedule.rank != rank or schedule.world != plan.world or schedule.axes != tuple(axes):
+        if schedule.rank != rank or schedule.world != plan.world or schedule.axes != by_rank[rank]:
             raise ScheduleError(
                 f"rank {rank}: a schedule for rank {schedule.rank} of {schedule.world} on other axes, or out of order"
             )
-        check_covered(plan, reads, axes, rank)
+        check_covered(plan, reads, schedule.axes, rank, seen[rank])
         _check_permutation(schedule)
         _check_flags(schedule, plan)
-        _check_waits(schedule, plan, reads, order if ordered else None)
-    _check_progress(schedules, plan, order, flattened=flattened)
+        graph = dependence_graph(plan, reads, schedule.axes, rank, writes=writes, windows=seen[rank], order=order)
+        _check_waits(schedule, plan, graph, order if ordered else None)
+        _check_counters(schedule, graph)
+    cycle = _cycle(schedules, plan, order, {write.tensor for write in writes}, flattened=flattened)
+    if cycle:
+        loop = cycle[:-1]
+        start = loop.index(max(loop))  # a wait, the step at which a user sees it hang
+        story = [*loop[start:], *loop[:start], loop[start]]
+        what = "the flattened order of the tile loop" if flattened else "the order of runs"
+        raise ScheduleError(
+            f"deadlock in {what}: " + " comes after ".join(_in_words(plan, node) for node in story),
+            help="emit the loop unflattened" if flattened else "",
+        )
+
+
+def flatten_safe(schedules: Sequence[RankSchedule], plan: CommPlan, writes: Sequence[TensorWrite] = ()) -> bool:
+    """Whether the tile loop may be flattened: no cycle where wait of run i+1 comes before raise of run i.
+
+    Args:
+        schedules: those of all ranks, sound in the order of the source (`verify_schedule`).
+
+    Raises:
+        PlanError: the plan is cyclic.
+    """
+    return not _cycle(schedules, plan, happens_before(plan), {write.tensor for write in writes}, flattened=True)
 
 
 def _check_permutation(schedule: RankSchedule) -> None:
@@ -135,23 +167,14 @@ def _check_flags(schedule: RankSchedule, plan: CommPlan) -> None:
                 raise ScheduleError(
                     f"{where} run {i} waits for {wait.count} raises of {name_op(plan, wait.op)}, which raises once"
                 )
-        for raised in run.raises:
-            owner, index = raised.op
-            if not (0 <= owner < len(plan.ops) and 0 <= index < len(plan.ops[owner])):
-                raise ScheduleError(
-                    f"{where} run {i} raises a counter for rank {owner} operation {index}, which does not exist"
-                )
     channels = {channel for channel, _ in schedule.order}
     expected = {c: tuple(i for i, op in enumerate(plan.ops[schedule.rank]) if op.channel == c) for c in channels}
     if dict(schedule.order) != expected or sum(map(len, expected.values())) != len(plan.ops[schedule.rank]):
         raise ScheduleError(f"{where} runs its operations in another order than plan {plan.name}")
 
 
-def _check_waits(
-    schedule: RankSchedule, plan: CommPlan, reads: Sequence[TensorRead], order: HappensBefore | None
-) -> None:
+def _check_waits(schedule: RankSchedule, plan: CommPlan, graph: DependenceGraph, order: HappensBefore | None) -> None:
     """Every chunk that a tile of a run reads is waited for by the run, or implied by one that is."""
-    graph = dependence_graph(plan, reads, schedule.axes, schedule.rank)
     for i, run in enumerate(schedule.runs):
         waited = [wait.op for wait in run.waits]
         for op in sorted(graph.needed(run.origin, run.counts)):
@@ -166,10 +189,65 @@ def _implied(op: OpId, waited: Sequence[OpId], order: HappensBefore | None) -> b
     return order is not None and any(order.before(op, later) for later in waited)
 
 
-def _check_progress(
-    schedules: Sequence[RankSchedule], plan: CommPlan, order: HappensBefore, *, flattened: bool
-) -> None:
-    """No cycle among operations, waits and raises of all ranks."""
+def _check_counters(schedule: RankSchedule, graph: DependenceGraph) -> None:
+    """A counter for each chunk that is sent as tiles make it, counted to its target by exactly the tiles that do."""
+    where = f"rank {schedule.rank}"
+    for slot, made in enumerate(graph.made):
+        if slot >= len(schedule.counters):
+            raise ScheduleError(f"{where}: no counter says when {made.chunk} is whole, and {_op(made.ops[0])} sends it")
+        counter = schedule.counters[slot]
+        if (counter.slot, counter.chunk, counter.ops) != (slot, made.chunk, made.ops):
+            raise ScheduleError(
+                f"{where}: counter {slot} (slot {counter.slot}) counts {counter.chunk} for "
+                f"{', '.join(map(_op, counter.ops)) or 'nobody'}, it should count {made.chunk} for "
+                f"{', '.join(map(_op, made.ops))}"
+            )
+    if len(schedule.counters) > len(graph.made):
+        raise ScheduleError(f"{where}: {len(schedule.counters)} counters for {len(graph.made)} chunks that tiles make")
+    counted = [0] * len(graph.made)
+    for i, run in enumerate(schedule.runs):
+        for raised in run.raises:
+            if not 0 <= raised.slot < len(counted):
+                raise ScheduleError(f"{where} run {i} counts into counter {raised.slot}, which does not exist")
+            if raised.count != 1:
+                raise ScheduleError(f"{where} run {i} counts a tile {raised.count} times into counter {raised.slot}")
+            counted[raised.slot] += run.tiles
+        slots = [raised.slot for raised in run.raises]
+        for slot, made in enumerate(graph.made):
+            writing = _tiles_writing(made.tiles, run)
+            if slots.count(slot) != (1 if writing else 0) or writing not in (0, run.tiles):
+                raise ScheduleError(
+                    f"{where} run {i} counts its {run.tiles} tiles {slots.count(slot)} times into the counter of "
+                    f"{made.chunk}, which {writing or 'none'} of them make parts of"
+                )
+    for counter, made, count in zip(schedule.counters, graph.made, counted, strict=True):
+        if not counter.target == made.target == count:
+            raise ScheduleError(
+                f"{where}: counter {counter.slot} of {counter.chunk} waits for {counter.target} tiles, "
+                f"{count} count into it and {made.target} make parts of the chunk"
+            )
+
+
+def _tiles_writing(sets: Sequence[TileSet], run: Run) -> int:
+    """Tiles of the run that are in at least one of the sets."""
+    box = Box(run.origin, tuple(lo + n for lo, n in zip(run.origin, run.counts, strict=True)))
+    found = (
+        Box(tuple(lo for lo, _ in part), tuple(hi for _, hi in part))
+        for tiles in sets
+        for part in product(*tiles.intervals)
+    )
+    return union_size(part.intersect(box) for part in found)
+
+
+def _cycle(
+    schedules: Sequence[RankSchedule],
+    plan: CommPlan,
+    order: HappensBefore,
+    produced: Collection[str],
+    *,
+    flattened: bool,
+) -> list[Node]:
+    """A cycle among operations, waits and raises of all ranks; [] if there is none."""
     before: dict[Node, list[Node]] = {
         ("op", *op): [("op", *pred) for pred, _ in preds] for op, preds in order.predecessors.items()
     }
@@ -177,21 +255,17 @@ def _check_progress(
         rank = schedule.rank
         line = _program_order(rank, len(schedule.runs), flattened)
         before.update({node: [line[i - 1]] if i else [] for i, node in enumerate(line)})
+        held = {counter.slot: counter.ops for counter in schedule.counters}
         for i, run in enumerate(schedule.runs):
             before["wait", rank, i] += [("op", *wait.op) for wait in run.waits]
             for raised in run.raises:
-                held: Node = ("op", *raised.op)
-                before[held].append(("raise", rank, i))
-    cycle = find_cycle(before)
-    if cycle:
-        loop = cycle[:-1]
-        start = loop.index(max(loop))  # a wait, the step at which a user sees it hang
-        story = [*loop[start:], *loop[:start], loop[start]]
-        what = "the flattened order of the tile loop" if flattened else "the order of runs"
-        raise ScheduleError(
-            f"deadlock in {what}: " + " comes after ".join(_in_words(plan, node) for node in story),
-            help="emit the loop unflattened" if flattened else "",
-        )
+                for owner, index in held[raised.slot]:
+                    before["op", owner, index].append(("raise", rank, i))
+        partial = {op_id for ops in held.values() for op_id in ops}
+        for index, op in enumerate(plan.ops[rank]):
+            if op.src.tensor in produced and (rank, index) not in partial and line:
+                before["op", rank, index].append(line[-1])
+    return find_cycle(before)
 
 
 def _program_order(rank: int, runs: int, flattened: bool) -> list[Node]:
@@ -204,6 +278,10 @@ def _program_order(rank: int, runs: int, flattened: bool) -> list[Node]:
         if i:
             line.append(("raise", rank, i - 1))
     return [*line, ("raise", rank, runs - 1)] if runs else line
+
+
+def _op(op: OpId) -> str:
+    return f"rank {op[0]} operation {op[1]}"
 
 
 def _in_words(plan: CommPlan, node: Node) -> str:
