@@ -114,7 +114,7 @@ def run(
     )
     added = bias if rank == 0 else None
     if choice.backend == "serial":
-        summand = multiply(view.left(x).flatten(0, 1), w, added, moved).view(view.whole)
+        summand = multiply(x.reshape(-1, x.shape[-1]), w, added, moved).view(view.whole)
         reduce_scatter(group, summand, dim, y, fixed_order=deterministic)
         said = serial_plan("gemm_rs", "reduce_scatter", choice, world, rank, view.whole, moved)
     else:
