@@ -59,6 +59,7 @@ def read_range_loops(
                     elements=elements,
                     advances=checker.advances,
                     span=unit.span(node.lineno, node.col_offset + 1, 3),
+                    bounds=tuple(sorted({name.id for name in names_of(node.iter)})),
                     refusal=refusal,
                 )
             )

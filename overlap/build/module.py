@@ -101,7 +101,7 @@ def build_module(
     if source is not None:
         arguments = {name: value for name, value in bound.arguments.items() if name not in operator.ours}
         theirs = compile_kernel(_original_kernel(header, path), arguments, chosen, bound.options)
-    guarded = {operator.params[read.tensor] for read in operator.reads}
+    guarded = {comm.param for comm in operator.comms if not comm.produced}
     found = check(made, guarded=guarded, original=theirs, flags=operator.ours[1])
     if theirs is None:
         found.append(Finding("same-stages", "note", 0, f"not compared with the original: {missing}"))

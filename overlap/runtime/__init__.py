@@ -2,6 +2,6 @@
 
 from overlap.backends.base import Realization
 
-from .operator import Operator, Read, Source, TileAxis, Write
+from .operator import Operator, RangeAxis, Read, Source, TileAxis, Write
 
-__all__ = ["Operator", "Read", "Realization", "Source", "TileAxis", "Write"]
+__all__ = ["Operator", "RangeAxis", "Read", "Realization", "Source", "TileAxis", "Write"]

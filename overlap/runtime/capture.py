@@ -48,5 +48,5 @@ def capture(
     assert call.bound is not None
     table = torch.empty(64, dtype=torch.int32, device=device)
     state = torch.empty(64, dtype=torch.int64, device=device)
-    call.bound.arguments.update({operator.ours[0]: table, operator.ours[1]: state})
+    call.bound.arguments.update({operator.ours[0]: table, operator.ours[1]: state, **dict.fromkeys(operator.ours[2:], table)})
     return call.bound, call.grid

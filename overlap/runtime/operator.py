@@ -39,6 +39,16 @@ class TileAxis:
 
 
 @dataclass(frozen=True)
+class RangeAxis:
+    """An axis that tiles loop over themselves, waiting for chunks: its name, and the kernel parameters that hold its extent
+    and the block that one iteration takes."""
+
+    name: str
+    extent: str
+    block: str
+
+
+@dataclass(frozen=True)
 class Read:
     """How tiles read a communicated tensor, one entry a dimension: the axis that spans it (None: all of it), and whether the
     index wraps around the extent."""
@@ -85,6 +95,25 @@ class Comm:
     def __str__(self) -> str:
         return f"{self.tensor}[{self.axis or ''}{':' + self.to if self.to else ''}]"
 
+    @property
+    def held(self) -> int | None:
+        """The dimension that is sharded in the hands of the caller, of an argument or a result; None where none is."""
+        if self.kind == "all_reduce":
+            return None
+        return self.to_dim if self.kind == "all_to_all" and self.produced else self.dim
+
+    @property
+    def seen(self) -> int | None:
+        """The dimension of which the kernel sees or makes its rank's piece alone; None where it sees all."""
+        if self.kind != "all_to_all":
+            return None
+        return self.dim if self.produced else self.to_dim
+
+    @property
+    def reduces(self) -> bool:
+        """Whether the ranks' tensors are summands."""
+        return self.kind in ("reduce_scatter", "all_reduce")
+
 
 @dataclass(eq=False)
 class Operator:
@@ -106,7 +135,8 @@ class Operator:
         writes: of the communicated outputs.
         descriptors: kernel parameters read through TMA descriptors, with the original's line.
         world: the world the module is pinned to, or None.
-        ours: names of the two parameters added to the kernel.
+        ranges: the axis whose loop waits for chunks, if one does.
+        ours: names of the parameters added to the kernel: table, state and, with ``ranges``, the loop's parts.
         extents: axis to the kernel parameter that holds its extent (kernels launched directly).
         layout: stride of every dimension of the (first) communicated tensor, as text over kernel parameters (None: unknown).
         layouts: the same of further ones, by tensor.
@@ -127,11 +157,12 @@ class Operator:
     reads: tuple[Read, ...]
     descriptors: dict[str, int] = field(default_factory=dict)
     world: int | None = None
-    ours: tuple[str, str] = OURS
+    ours: tuple[str, ...] = OURS
     extents: dict[str, str] = field(default_factory=dict)
     layout: tuple[str | None, ...] = ()
     writes: tuple[Write, ...] = ()
     layouts: dict[str, tuple[str | None, ...]] = field(default_factory=dict)
+    ranges: tuple[RangeAxis, ...] = ()
 
     @cached_property
     def comms(self) -> tuple[Comm, ...]:

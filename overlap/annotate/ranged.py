@@ -1,0 +1,91 @@
+"""A gather along a range axis: every load of the tensor stands in a loop whose blocks may come in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from overlap.errors import SourceSpan, UnsupportedError
+
+from .model import Access, KernelModel, RangeLoop
+
+
+def ranged_loops(kernel: KernelModel, param: str, dim: int) -> tuple[RangeLoop, ...]:
+    """The loops, in source order, that a tensor is read in block by block along ``dim``."""
+    numbers = {
+        taken.loop
+        for access in kernel.accesses
+        if access.tensor == param and dim < len(access.loops) and (taken := access.loops[dim]) is not None
+    }
+    return tuple(loop for loop in kernel.loops if loop.number in numbers)
+
+
+def check_ranged(kernel: KernelModel, param: str, dim: int, axis: str, on: str, where: SourceSpan) -> None:
+    """Refuses loops whose blocks of ``axis`` cannot be taken as they arrive.
+
+    Args:
+        param, dim: the gathered tensor and its dimension along ``axis``.
+        on: the gather as the user named it, for messages.
+        where: the place of errors that have no line of their own.
+
+    Raises:
+        UnsupportedError: with the line of the load or of the statement in the loop.
+    """
+    accesses = [a for a in kernel.accesses if a.tensor == param]
+    for access in accesses:
+        if access.mode != "read":
+            raise UnsupportedError(
+                f"{on}: `{param}` is gathered and also written",
+                where=access.span,
+                help="write the result to another tensor",
+            )
+    if not accesses:
+        raise UnsupportedError(f"{on}: the kernel never reads `{param}`", where=where, help="gather a tensor that is read")
+    for access in accesses:
+        if dim >= len(access.loops) or access.loops[dim] is None:
+            raise _not_in_a_loop(access, dim, axis, on, kernel.loops)
+    loops = ranged_loops(kernel, param, dim)
+    for loop in loops:
+        if loop.axis != axis:
+            raise UnsupportedError(
+                f"{on}: this loop runs over {loop.axis}, and dimension {dim} of `{param}` is {axis}",
+                where=loop.span,
+                help=f"declare the dimension the loop runs over: # @overlap.tensor {param}[...] read",
+            )
+        if loop.refusal is not None:
+            raise UnsupportedError(f"{on}: {loop.refusal.message}", where=loop.refusal.span, help=loop.refusal.help)
+    check_one_block(loops, on)
+
+
+def check_one_block(loops: Sequence[RangeLoop], on: str) -> None:
+    """Refuses loops over one axis by blocks of different parameters, and over different axes: one table serves all.
+
+    Raises:
+        UnsupportedError: with the second loop's line.
+    """
+    for loop in loops[1:]:
+        first = loops[0]
+        if (loop.axis, loop.block) != (first.axis, first.block):
+            raise UnsupportedError(
+                f"{on}: this loop takes {loop.axis} in blocks of {loop.block}, the one on line {first.span.line} takes "
+                f"{first.axis} in blocks of {first.block}",
+                where=loop.span,
+                help="use one block size along one axis in all loops that wait for chunks",
+            )
+
+
+def _not_in_a_loop(access: Access, dim: int, axis: str, on: str, loops: Sequence[RangeLoop]) -> UnsupportedError:
+    over = [loop for loop in loops if loop.axis == axis]
+    block = over[0].block if over else "BLOCK"
+    offset = f" ({access.offsets[dim]})" if dim < len(access.offsets) else ""
+    if access.helper:
+        return UnsupportedError(
+            f"{on}: `{access.tensor}` is handed to `{access.operation}`, so it cannot be seen which block it reads",
+            where=access.span,
+            help="load it in the kernel itself",
+        )
+    return UnsupportedError(
+        f"{on}: the index of this load of {access.tensor} along {axis}{offset} is not block k of a loop over all of {axis}",
+        where=access.span,
+        help=f"in `for k in range(0, tl.cdiv({axis}, {block}))` load at k * {block} + tl.arange(0, {block}), or move the "
+        f"pointer on by {block} * its stride at the end of each iteration; {block} is a constexpr parameter",
+    )

@@ -1,0 +1,44 @@
+"""The table of an in-tile loop's parts: what a launch is given as the third of our parameters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from overlap.errors import RuntimeContractError
+from overlap.schedule.model import AxisTiles
+from overlap.schedule.ranges import schedule_range
+from overlap.schedule.table import to_words
+
+from .resolve import Bound
+
+if TYPE_CHECKING:
+    from .instance import Instance
+
+
+def range_arguments(instance: Instance, bound: Bound) -> dict[str, Any]:
+    """The kernel argument that holds the parts' table, by name; none where no loop waits. Cached by extent and block.
+
+    Raises:
+        RuntimeContractError: an extent that the launch passes is not that of a gathered tensor.
+    """
+    operator = instance.operator
+    if not operator.ranges:
+        return {}
+    (axis,) = operator.ranges
+    extent, block = int(bound.arguments[axis.extent]), int(bound.arguments[axis.block])
+    key = ("parts", extent, block)
+    table = instance.prepared.get(key)
+    if table is None:
+        gathered = {c.tensor: c.dim for c in operator.comms if c.kind == "gather" and c.axis == axis.name}
+        for tensor, dim in gathered.items():
+            size = instance.parts[tensor].shape[dim]
+            if size != extent:
+                raise RuntimeContractError(
+                    f"the launch passes {axis.extent}={extent}; `{tensor}` has {size} along {axis.name}"
+                )
+        schedule = schedule_range(
+            instance.plan, gathered, AxisTiles(axis.name, extent, block), instance.runtime.rank, ordered=instance.ordered
+        )
+        words = to_words(schedule, instance.memory.room.flags)
+        table = instance.prepared[key] = instance.workspace.table(words)
+    return {operator.ours[2]: table}
