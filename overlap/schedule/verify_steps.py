@@ -2,42 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from overlap.chunkplan.order import happens_before
 from overlap.chunkplan.plan import P2P, CommPlan, OpId
 from overlap.chunkplan.verify import check_structure
 from overlap.errors import ScheduleError
 
 from .cycles import find_cycle
-from .steps import Await, Copy, Credit, Entry, Fork, Join, Kernel, Raise, Step, directions
+from .pieces import check_produced
+from .steps import Await, Copy, Credit, Entry, Fork, Hold, Join, Kernel, Raise, Step, Sum, directions
+from .verify_sums import Produced, check_holds, check_sums
 
 MAIN = -1
 """The main stream, where a lane is asked for."""
 
 
-def verify_steps(steps: Sequence[Sequence[Step]], plan: CommPlan) -> None:
+def verify_steps(
+    steps: Sequence[Sequence[Step]], plan: CommPlan, produced: Collection[str] = (), *, blocking: bool = False
+) -> None:
     """Checks the steps of all ranks, in rank order, for one launch of ``plan``.
 
-    On each rank: one entry first, with the waits the plan needs; lanes forked before use and joined after it; every
-    operation of the rank copied once, in its channel and behind all it depends on, its flag raised behind it; one
-    kernel; one credit for each peer behind the last read. Across ranks: no cycle of waits.
+    On each rank: one entry first, with the waits and resets the plan needs; lanes forked before use and joined after it;
+    every operation of the rank copied once, in its channel and behind all it depends on, its flag raised behind it;
+    one kernel; a chunk that tiles make held back until it is whole, a sum that is sent on added up before; everything the
+    rank ends with summed once; one credit for each peer behind the last read. Across ranks: no cycle of waits.
+
+    Args:
+        produced: tensors of the plan that the kernel writes.
+        blocking: also no cycle where each host waits for a kernel to end before it enqueues more
+            (``CUDA_LAUNCH_BLOCKING=1``).
 
     Raises:
         ScheduleError: names the rank, the step and, for a deadlock, the chain.
-        PlanError: the plan is malformed.
+        PlanError: the plan is malformed; with ``produced`` also cyclic.
+        UnsupportedError: an operation on a produced tensor that is no push.
     """
     check_structure(plan)
     if len(steps) != plan.world:
         raise ScheduleError(f"launch steps of {len(steps)} ranks for plan {plan.name} of world {plan.world}")
+    check_produced(plan, produced)
+    order = happens_before(plan) if produced else None
     for rank, own in enumerate(steps):
-        _check_entry(own, plan, rank)
+        made = Produced.of(plan, rank, produced, order)
+        _check_entry(own, plan, rank, bool(made.partial))
         _check_lanes(own, rank)
         _check_copies(own, plan, rank)
+        check_holds(own, rank, made)
+        check_sums(own, rank, made)
         _check_credits(own, plan, rank)
-    _check_progress(steps, plan)
+    _check_progress(steps, plan, produced, blocking)
 
 
-def _check_entry(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
+def _check_entry(steps: Sequence[Step], plan: CommPlan, rank: int, counters: bool) -> None:
     pulls, _ = directions(plan)
     entries = [step for step in steps if isinstance(step, Entry)]
     if len(entries) != 1 or steps[0] is not entries[0]:
@@ -49,25 +66,34 @@ def _check_entry(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
             f"rank {rank}: the entry {'exchanges' if entries[0].ready else 'does not exchange'} ready, and the plan "
             f"{'pulls' if pulls else 'does not pull'}"
         )
+    if entries[0].counters != counters:
+        raise ScheduleError(
+            f"rank {rank}: the entry {'resets' if entries[0].counters else 'does not reset'} counters, and tiles of the "
+            f"rank {'make' if counters else 'make no'} chunks that are sent"
+        )
     kernels = sum(isinstance(step, Kernel) for step in steps)
     if kernels != 1:
         raise ScheduleError(f"rank {rank}: {kernels} kernels in a launch")
 
 
 def _lane(step: Step) -> int:
-    if isinstance(step, Await | Copy | Raise):
+    if isinstance(step, Await | Hold | Copy | Raise):
         return step.lane
     return step.lane if isinstance(step, Credit) and step.lane is not None else MAIN
 
 
 def _check_lanes(steps: Sequence[Step], rank: int) -> None:
-    forked: set[int] = set()
+    """Forked before use, again only behind a sum, and joined once behind the last use."""
+    forked: dict[int, int] = {}
     joined: set[int] = set()
+    sums = 0
     for step in steps:
-        if isinstance(step, Fork):
-            if step.lane in forked:
-                raise ScheduleError(f"rank {rank}: lane {step.lane} is forked twice")
-            forked.add(step.lane)
+        if isinstance(step, Sum):
+            sums += 1
+        elif isinstance(step, Fork):
+            if step.lane in joined or forked.get(step.lane) == sums:
+                raise ScheduleError(f"rank {rank}: lane {step.lane} is forked twice, or behind its join")
+            forked[step.lane] = sums
         elif isinstance(step, Join):
             if step.lane not in forked or step.lane in joined:
                 raise ScheduleError(f"rank {rank}: lane {step.lane} is joined without a fork, or twice")
@@ -77,17 +103,22 @@ def _check_lanes(steps: Sequence[Step], rank: int) -> None:
                 raise ScheduleError(f"rank {rank}: {step} on lane {_lane(step)} before its fork")
             if _lane(step) in joined:
                 raise ScheduleError(f"rank {rank}: {step} on lane {_lane(step)} behind its join")
-    if forked != joined:
-        lane = min(forked - joined)
+    if set(forked) != joined:
+        lane = min(set(forked) - joined)
         raise ScheduleError(f"rank {rank}: lane {lane} is never joined, so the call would return before it ends")
 
 
 def _check_copies(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
+    summed: set[OpId] = set()
     behind: dict[int, set[OpId]] = {}
     copied: dict[OpId, int] = {}
     raised: set[OpId] = set()
     for step in steps:
-        if isinstance(step, Await):
+        if isinstance(step, Sum):
+            summed |= {op_id for piece in step.pieces for op_id in piece.summands if op_id is not None}
+        elif isinstance(step, Fork):
+            behind.setdefault(step.lane, set()).update(summed)
+        elif isinstance(step, Await):
             op = _find(plan, step.op, rank)
             if step.rank != op.dst_rank:
                 raise ScheduleError(
@@ -134,6 +165,7 @@ def _check_credits(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
     open_lanes: set[int] = set()
     kernel_done = False
     copies_left = [step.op for step in steps if isinstance(step, Copy)]
+    sums_left = sum(isinstance(step, Sum) for step in steps)
     for step in steps:
         if isinstance(step, Fork):
             open_lanes.add(step.lane)
@@ -141,6 +173,8 @@ def _check_credits(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
             open_lanes.discard(step.lane)
         elif isinstance(step, Kernel):
             kernel_done = True
+        elif isinstance(step, Sum):
+            sums_left -= 1
         elif isinstance(step, Copy):
             copies_left.remove(step.op)
         elif isinstance(step, Credit):
@@ -148,10 +182,10 @@ def _check_credits(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
             working = {op.channel for op in plan.ops[rank]} & busy
             if working or copies_left:
                 raise ScheduleError(f"rank {rank}: the credit to rank {step.peer} does not follow the last copy")
-            if pushes and (_lane(step) != MAIN or not kernel_done):
+            if pushes and (_lane(step) != MAIN or not kernel_done or sums_left):
                 raise ScheduleError(
-                    f"rank {rank}: the credit to rank {step.peer} does not follow the kernel, "
-                    "which reads what peers push"
+                    f"rank {rank}: the credit to rank {step.peer} does not follow the kernel and the sums, "
+                    "which read what peers push"
                 )
             given.append(step.peer)
     expected = sorted(set(range(plan.world)) - {rank})
@@ -159,35 +193,55 @@ def _check_credits(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
         raise ScheduleError(f"rank {rank}: credits to ranks {sorted(given)}, each of {expected} must get one")
 
 
-def _check_progress(steps: Sequence[Sequence[Step]], plan: CommPlan) -> None:
-    """No cycle of stream order, forks, joins, awaited flags and the flags that kernels wait for."""
-    raisers = {
+def _check_progress(steps: Sequence[Sequence[Step]], plan: CommPlan, produced: Collection[str], blocking: bool) -> None:
+    """No cycle of stream order, forks, joins, awaited flags and the flags that kernels and sums wait for.
+
+    What a kernel makes is there when the kernel ends, though copies leave before: the order of its tiles is checked by
+    `verify.verify_schedule`.
+    """
+    Node = tuple[int, int]
+    raisers: dict[OpId, Node] = {
         step.op: (rank, i) for rank, own in enumerate(steps) for i, step in enumerate(own) if isinstance(step, Raise)
     }
-    before: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    before: dict[Node, list[Node]] = {}
     for rank, own in enumerate(steps):
-        tail: dict[int, tuple[int, int]] = {}
+        tails: dict[int, list[Node]] = {}
+        kernel: list[Node] = []
+        host: list[Node] = []
         for i, step in enumerate(own):
             node = (rank, i)
             stream = _lane(step)
-            before[node] = [tail[stream]] if stream in tail else []
+            before[node] = [*tails.get(stream, ())]
+            if blocking:
+                before[node] += host
             if isinstance(step, Fork):
-                tail[step.lane] = node
+                tails[step.lane] = [*tails.get(step.lane, ()), node]
             elif isinstance(step, Join):
-                before[node].append(tail[step.lane])
+                before[node] += tails[step.lane]
             elif isinstance(step, Await):
                 before[node].append(raisers[step.op])
+            elif isinstance(step, Hold):
+                before[node] += kernel
             elif isinstance(step, Kernel):
-                before[node] += [raisers[op] for op in plan.arriving(rank)]
-            tail[stream] = node
+                kernel = [node]
+                fed = (op for op in plan.arriving(rank) if plan.op(op).dst.tensor not in produced)
+                before[node] += [raisers[op] for op in fed]
+            elif isinstance(step, Sum):
+                summands = {op_id for piece in step.pieces for op_id in piece.summands}
+                before[node] += [raisers[op_id] for op_id in sorted(op for op in summands if op is not None)]
+            if isinstance(step, Entry | Await | Kernel | Sum):
+                host = [node]
+            tails[stream] = [node]
     cycle = find_cycle(before)
     if cycle:
         chain = " waits for ".join(f"step {i} of rank {rank} ({_show(steps[rank][i])})" for rank, i in cycle)
-        raise ScheduleError(f"deadlock among launch steps: {chain}")
+        raise ScheduleError(
+            f"deadlock among launch steps{', where hosts wait for kernels' if blocking else ''}: {chain}"
+        )
 
 
 def _show(step: Step) -> str:
-    if isinstance(step, Await | Copy | Raise):
+    if isinstance(step, Await | Hold | Copy | Raise):
         return f"{type(step).__name__} of {_op(step.op)}"
     return type(step).__name__
 
