@@ -10,7 +10,8 @@ from .build import annotate
 from .checks import returns_after_dispatch
 from .describe import describe
 from .kernel_entry import kernel_entry, read_strides
-from .on import OnSpec, parse_on
+from .on import OnSpec, parse_on, parse_ons
+from .produced import last_store, refuse_jumps
 from .source import SourceUnit
 
 __all__ = [
@@ -19,8 +20,11 @@ __all__ = [
     "annotate",
     "describe",
     "kernel_entry",
+    "last_store",
     "merged_read",
     "parse_on",
+    "parse_ons",
     "read_strides",
+    "refuse_jumps",
     "returns_after_dispatch",
 ]

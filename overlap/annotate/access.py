@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from overlap.errors import PragmaError, SourceSpan
 
@@ -93,7 +93,8 @@ def resolve(context: AccessContext, raw: RawAccess) -> list[Access]:
             rank = len(declared.dims) if declared else 0
             unknown = tuple(IndexExpr.of(Atom("opaque", "?", line=span.line)) for _ in range(rank))
             region = next((leaf.region for leaf in sorted(_leaves(raw), key=str) if leaf.region is not None), None)
-            accesses.append(Access(param, raw.mode, raw.kind, (None,) * rank, unknown, (False,) * rank, region, span))
+            found = Access(param, raw.mode, raw.kind, (None,) * rank, unknown, (False,) * rank, region, span)
+            accesses.append(replace(found, operation=raw.operation, helper=raw.escapes, guard=raw.guard))
             continue
         axes, wraps, regions = [], [], []
         for d, index in enumerate(groups):
@@ -108,7 +109,8 @@ def resolve(context: AccessContext, raw: RawAccess) -> list[Access]:
         if region is None:
             region = next((leaf.region for leaf in sorted(_leaves(raw), key=str) if leaf.region is not None), None)
         offsets = tuple(_first_element(index) for index in groups)
-        accesses.append(Access(param, raw.mode, raw.kind, tuple(axes), offsets, tuple(wraps), region, span))
+        found = Access(param, raw.mode, raw.kind, tuple(axes), offsets, tuple(wraps), region, span)
+        accesses.append(replace(found, operation=raw.operation, guard=raw.guard))
     return accesses
 
 

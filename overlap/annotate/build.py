@@ -17,9 +17,10 @@ from .grid import read_axes, read_params, read_tile_ids
 from .grid_nd import grid_axes
 from .host import read_host, stride_params
 from .index import Atom, IndexExpr
-from .model import Access, Axis, DispatchRegion, HostEntry, KernelModel, ProgramModel, TensorDecl
+from .model import Access, Axis, DispatchRegion, HostEntry, KernelModel, ProgramModel, RangeLoop, TensorDecl
 from .names import functions, writes
 from .pragmas import nearest
+from .range_loop import loop_blocks, read_range_loops
 from .regions import check_placement, read_regions
 from .slice import SliceContext, check_leaks, slice_region
 from .source import SourceUnit
@@ -72,7 +73,8 @@ def annotate(unit: SourceUnit, kernel: str | None = None) -> ProgramModel:
         declared,
         stride_params(host),
     )
-    accesses = _accesses(unit, access_context, walk.accesses, axes)
+    loops = read_range_loops(unit, source, axes, walk, tile_names)
+    accesses = _accesses(unit, access_context, walk.accesses, axes, loops)
     nouns = tuple(
         DispatchRegion(
             index=region.index,
@@ -98,6 +100,7 @@ def annotate(unit: SourceUnit, kernel: str | None = None) -> ProgramModel:
         tensors=_tensors(unit, source, declared, accesses),
         accesses=accesses,
         span=unit.span_of(source.node),
+        loops=loops,
     )
     return ProgramModel(unit.path, unit.sha256, model, host)
 
@@ -145,13 +148,17 @@ def _declared(
 
 
 def _accesses(
-    unit: SourceUnit, context: AccessContext, raws: Sequence[RawAccess], axes: Sequence[Axis]
+    unit: SourceUnit, context: AccessContext, raws: Sequence[RawAccess], axes: Sequence[Axis], loops: Sequence[RangeLoop]
 ) -> tuple[Access, ...]:
     accesses: list[Access] = []
+    by_line = {loop.span.line: loop for loop in loops}
     for raw in raws:
         check_taint(unit, raw, raws, axes)
         strides = strides_of(context, raw)
-        accesses += [replace(a, strides=s) for a, s in zip(resolve(context, raw), strides, strict=True)]
+        taken = loop_blocks(context, raw, by_line)
+        accesses += [
+            replace(a, strides=s, loops=t) for a, s, t in zip(resolve(context, raw), strides, taken, strict=True)
+        ]
     return tuple(accesses)
 
 

@@ -130,7 +130,8 @@ def check_taint(unit: SourceUnit, raw: RawAccess, all_accesses: Sequence[RawAcce
         raise UnsupportedError(
             f"split-K: {name} partitions the K loop, so a tile is the sum of several programs",
             where=span,
-            help="this version needs one program a tile; use a kernel without split-K",
+            help="declare the split as a tile axis, # @overlap.axis_count K block=BLOCK_SPLIT, and put its coordinate into "
+            "the pid_map; or use a kernel without split-K",
         )
     raise PragmaError(
         f"{name} is used in an address outside the dispatch region",

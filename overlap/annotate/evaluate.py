@@ -8,12 +8,13 @@ recorded.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from .expressions import Evaluator, as_expr, items
 from .index import Atom, IndexExpr
 from .names import writes
-from .values import BlockPointer, RawAccess, Sequence, Value, leaves, merge, opaque
+from .values import BlockPointer, RawAccess, Sequence, Value, from_memory, leaves, merge, opaque
 
 _JUMPS = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 
@@ -42,10 +43,26 @@ class Walk:
         self.tile_values: dict[tuple[str, int], Value] = {}
         self.region_values: dict[int, dict[str, Value]] = {}
         self.tile_loops: dict[str, tuple[ast.For, tuple[IndexExpr, ...]]] = {}
+        self.bounds: dict[int, tuple[IndexExpr, ...]] = {}
+        """Arguments of each ``range``, by the identity of its loop."""
 
     @property
     def env(self) -> dict[str, Value]:
         return self.evaluator.env
+
+    @property
+    def guards(self) -> list[str]:
+        return self.evaluator.guards
+
+    @contextmanager
+    def _guarded(self, guard: str) -> Iterator[None]:
+        """Everything evaluated inside is under ``guard`` (nothing where it is empty)."""
+        at = len(self.guards)
+        if guard:
+            self.guards.append(guard)
+        yield
+        if guard:
+            del self.guards[at]
 
     @property
     def accesses(self) -> list[RawAccess]:
@@ -129,10 +146,14 @@ class Walk:
     def _if(self, node: ast.If) -> bool:
         test = self.evaluator.value(node.test)
         before = dict(self.env)
-        left_jumps = self.block(node.body)
-        left = self.evaluator.env
-        self.evaluator.env = dict(before)
-        right_jumps = self.block(node.orelse)
+        guard = f"`if {ast.unparse(node.test)}`" if from_memory(test) else ""
+        with self._guarded(guard):
+            left_jumps = self.block(node.body)
+            left = self.evaluator.env
+            self.evaluator.env = dict(before)
+            right_jumps = self.block(node.orelse)
+        if guard and any(isinstance(inner, _JUMPS) for inner in ast.walk(node)) and guard not in self.guards:
+            self.guards.append(guard)  # what follows runs or not by what was loaded
         if left_jumps and not right_jumps:
             return False
         right = self.evaluator.env
@@ -157,6 +178,7 @@ class Walk:
                 step = bounds[2]
         else:
             bounds = items(self.evaluator.value(node.iter))
+        self.bounds[id(node)] = bounds
         name = node.target.id if isinstance(node.target, ast.Name) else "iteration"
         atom = Atom("loop", name, line=node.lineno, args=bounds)
         if isinstance(node.target, ast.Name) and node.target.id in self.tile_ids:
@@ -181,7 +203,8 @@ class Walk:
             self.evaluator.env = {**entry, **start}
             if target is not None:
                 self._bind(target[0], target[1], ast.copy_location(ast.Constant(0), node))
-            self.block(body)
+            with self._guarded(_bounds(node, iteration)):
+                self.block(body)
             after = self.env
             settled = True
             for name in carried:
@@ -206,6 +229,15 @@ class Walk:
         for name, value in self.env.items():
             if name in entry and value != entry[name] and name not in self.tile_ids:
                 self.env[name] = merge(name, node.lineno, entry[name], value, count)
+
+
+def _bounds(node: ast.stmt, iteration: Atom) -> str:
+    """The head of a loop whose number of iterations is read from memory, else nothing."""
+    if not any(from_memory(bound) for bound in iteration.args):
+        return ""
+    if isinstance(node, ast.For):
+        return f"`for {ast.unparse(node.target)} in {ast.unparse(node.iter)}`"
+    return f"`while {ast.unparse(node.test)}`" if isinstance(node, ast.While) else ""
 
 
 def _difference(after: Value, before: Value) -> Value | None:

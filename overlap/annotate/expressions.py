@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from .grid_nd import swizzled
 from .index import Atom, AtomKind, IndexExpr
 from .names import Names, callee
-from .values import BlockPointer, Descriptor, RawAccess, Sequence, Value, opaque
+from .values import BlockPointer, Descriptor, RawAccess, Sequence, Value, from_memory, opaque
 
 # Functions and methods that return their first argument, as far as its numbers go.
 _IDENTITY = frozenset(
@@ -45,7 +45,7 @@ class Evaluator:
     """Evaluates expressions over ``env`` and records every load and store it passes.
 
     ``locals`` are the kernel's own names (a call on one of them is a method), ``helpers`` the functions of the same
-    module by name, ``descriptor_params`` the parameters that ``.load``/``.store`` may be called on.
+    module by name. ``guards`` are the conditions read from memory that what is evaluated now stands under.
     """
 
     names: Names
@@ -54,6 +54,7 @@ class Evaluator:
     helpers: Mapping[str, ast.FunctionDef]
     env: dict[str, Value] = field(default_factory=dict)
     accesses: list[RawAccess] = field(default_factory=list)
+    guards: list[str] = field(default_factory=list)
 
     def value(self, node: ast.expr) -> Value:
         line = getattr(node, "lineno", 0)
@@ -156,11 +157,12 @@ class Evaluator:
             offsets = argument(1, "offsets")
             mode = "read" if "load" in name or "gather" in name else "write"
             indexed = "gather" not in name and "scatter" not in name
-            return self._access(node, mode, first, offsets if indexed else None, descriptor=True)
+            return self._access(node, name, mode, first, offsets if indexed else None, descriptor=True)
         if name in _READS | _WRITES and first is not None:
-            return self._access(node, "read" if name in _READS else "write", first, None)
+            mask = argument(1 if name in _READS else 2, "mask")
+            return self._access(node, name, "read" if name in _READS else "write", first, None, mask=mask)
         if name.startswith("atomic_") and first is not None:
-            return self._access(node, "reduce", first, None)
+            return self._access(node, name, "reduce", first, None, mask=argument(2, "mask"))
         if name in _IDENTITY and first is not None:
             return first
         return self._other(node, name, values)
@@ -173,11 +175,11 @@ class Evaluator:
         is_descriptor = isinstance(receiver, Descriptor) or self._is_param(receiver)
         if is_descriptor and name in ("load", "store"):
             offsets = keywords.get("offsets", arguments[0] if arguments else None)
-            return self._access(node, "read" if name == "load" else "write", receiver, offsets, descriptor=True)
+            return self._access(node, name, "read" if name == "load" else "write", receiver, offsets, descriptor=True)
         if is_descriptor and (name in ("gather", "scatter") or name.startswith("atomic_")):
             mode = "read" if name == "gather" else "write" if name == "scatter" else "reduce"
             offsets = arguments[0] if name.startswith("atomic_") and arguments else None
-            return self._access(node, mode, receiver, offsets, descriptor=True)
+            return self._access(node, name, mode, receiver, offsets, descriptor=True)
         if name in _IDENTITY:
             return receiver
         return opaque(ast.unparse(node), node.lineno, receiver, *arguments, *keywords.values())
@@ -196,7 +198,15 @@ class Evaluator:
         return BlockPointer(pointer.base, pointer.shape, moved, pointer.block, pointer.strides)
 
     def _access(
-        self, node: ast.Call, mode: str, target: Value | None, offsets: Value | None, *, descriptor: bool = False
+        self,
+        node: ast.Call,
+        name: str,
+        mode: str,
+        target: Value | None,
+        offsets: Value | None,
+        *,
+        descriptor: bool = False,
+        mask: Value | None = None,
     ) -> Value:
         where = items(offsets) if offsets is not None else None
         if isinstance(target, BlockPointer):
@@ -209,7 +219,10 @@ class Evaluator:
             raw = RawAccess(mode, "host_descriptor", as_expr(target or IndexExpr()), node, where)  # type: ignore[arg-type]
         else:
             raw = RawAccess(mode, "pointer", as_expr(target or IndexExpr()), node)  # type: ignore[arg-type]
-        self.accesses.append(raw)
+        guard = self.guards[0] if self.guards else ""
+        if mask is not None and from_memory(mask):
+            guard = f"mask {_mask_text(node)}"
+        self.accesses.append(replace(raw, operation=name, guard=guard))
         deps = frozenset(leaf for e in (raw.base, *(raw.offsets or ())) for leaf in e.leaves())
         return IndexExpr.of(Atom("data", ast.unparse(node)[:60], deps=deps, line=node.lineno))
 
@@ -222,9 +235,11 @@ class Evaluator:
             return result
         touches = helper is None or self.calls(helper, "load", "store", "gather", "scatter", "atomic")
         if touches:
+            guard = self.guards[0] if self.guards else ""
             for value in values:
                 for base in _bases(value):
-                    self.accesses.append(RawAccess("read", "pointer", base, node, escapes=True))
+                    escaped = RawAccess("read", "pointer", base, node, escapes=True, operation=name, guard=guard)
+                    self.accesses.append(escaped)
         if helper is not None and self.calls(helper, "program_id"):
             return opaque(
                 ast.unparse(node), node.lineno, *values, IndexExpr.of(Atom("program_id", f"program_id in {name}"))
@@ -242,6 +257,12 @@ class Evaluator:
                 if deeper is not None and name not in seen and self.calls(deeper, *prefixes, seen=(*seen, name)):
                     return True
         return False
+
+
+def _mask_text(node: ast.Call) -> str:
+    """The mask of a load, store or atomic, as written."""
+    mask = next((k.value for k in node.keywords if k.arg == "mask"), None)
+    return f"`{ast.unparse(mask if mask is not None else node.args[-1])}`"
 
 
 def _bases(value: Value) -> list[IndexExpr]:

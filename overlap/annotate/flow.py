@@ -35,16 +35,12 @@ def behind(function: ast.FunctionDef, loop: ast.stmt, names: frozenset[str]) -> 
         flow = _Flow()
         found += flow.block(body[at + 1 :], known)
         if isinstance(owner, (ast.For, ast.While)):
-            again = set(known) | ({owner.target.id} if isinstance(owner, ast.For) and _single(owner) else set())
+            again = set(known) | (writes(owner.target) if isinstance(owner, ast.For) else set())
             # Up to the loop itself: whatever is bound on the way there is new in each iteration.
             found += _Flow().block(body[: at + 1], again)
         if not isinstance(owner, ast.FunctionDef):
             inner = owner  # type: ignore[assignment]
     return sorted({n for n in found if n.id in names}, key=lambda n: (n.lineno, n.col_offset))
-
-
-def _single(loop: ast.For) -> bool:
-    return isinstance(loop.target, ast.Name)
 
 
 def _around(function: ast.FunctionDef, statement: ast.stmt) -> list[tuple[ast.AST, Block]]:

@@ -96,6 +96,7 @@ def read_host(
         param_dims=_param_dims(host, roots, arguments, tensor_params),
         launch_line=launch.lineno,
         span=host.pragma.span,
+        aliased=_aliased(host, roots, arguments, tensor_params),
     )
 
 
@@ -215,6 +216,22 @@ def _same_tensor(roots: Roots, name: str, argument: ast.expr) -> bool:
     """Whether an argument is the tensor ``name`` or may be a view of it, or both are views of one tensor."""
     mine = {r for r, _ in roots.of(ast.Name(name, ast.Load()))} | {name}
     return any(r in mine for r, _ in roots.of(argument))
+
+
+def _aliased(
+    host: HostSource, roots: Roots, arguments: dict[str, ast.expr], tensor_params: tuple[tuple[str, str], ...]
+) -> tuple[tuple[str, str], ...]:
+    """(result, input) pairs that may be one tensor at the launch."""
+    passed = dict(tensor_params)
+    inputs = [r.name for r in host.pragma.inputs]
+    found: list[tuple[str, str]] = []
+    for ref in host.pragma.outputs:
+        mine = {root for root, _ in roots.of(arguments[passed[ref.name]])} | {ref.name}
+        for name in inputs:
+            theirs = {root for root, _ in roots.of(ast.Name(name, ast.Load()))} | {name}
+            if mine & theirs:
+                found.append((ref.name, name))
+    return tuple(found)
 
 
 def _param_dims(

@@ -32,8 +32,8 @@ def kernel_entry(program: ProgramModel) -> ProgramModel:
 
 
 def read_strides(program: ProgramModel, param: str) -> tuple[str | None, ...]:
-    """Stride of every dimension of ``param``, as its loads have it; None where they say nothing or differ."""
-    reads = [a.strides for a in program.kernel.accesses if a.tensor == param and a.mode == "read"]
+    """Stride of every dimension of ``param``, as its loads and stores have it; None where they say nothing or differ."""
+    reads = [a.strides for a in program.kernel.accesses if a.tensor == param]
     rank = len(program.kernel.tensor(param).dims)
     result: list[str | None] = []
     for d in range(rank):

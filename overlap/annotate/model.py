@@ -93,6 +93,54 @@ class DispatchRegion:
 
 
 @dataclass(frozen=True)
+class Refusal:
+    """Why something cannot be compiled, kept until somebody asks for it."""
+
+    message: str
+    span: SourceSpan
+    help: str
+
+
+@dataclass(frozen=True)
+class Advance:
+    """A variable that an in-tile loop moves on by the same amount each iteration.
+
+    ``a_ptrs += step``; or, with a ``function``, ``x = tl.advance(x, steps)`` (``.advance`` where it is called as a method).
+    """
+
+    name: str
+    steps: tuple[str, ...]
+    function: str = ""
+
+
+@dataclass(frozen=True)
+class RangeLoop:
+    """An in-tile loop over all blocks of a range axis: ``range(0, tl.cdiv(K, BLOCK_K))`` or ``range(0, K, BLOCK_K)``.
+
+    ``block`` is the parameter that holds the block size; ``number`` says which ``for`` of the kernel it is, in source
+    order; ``elements``: the loop's variable counts elements, not blocks. ``bounds`` are the names its bounds use.
+    ``refusal`` is what keeps its blocks from being taken in another order (None: nothing does).
+    """
+
+    axis: str
+    block: str
+    number: int
+    elements: bool
+    advances: tuple[Advance, ...]
+    span: SourceSpan
+    bounds: tuple[str, ...] = ()
+    refusal: Refusal | None = None
+
+
+@dataclass(frozen=True)
+class LoopBlock:
+    """A dimension of an access that takes the block of a `RangeLoop`'s iteration: elements from iteration * block."""
+
+    loop: int
+    block: str
+
+
+@dataclass(frozen=True)
 class Access:
     """One load or store of a tensor parameter.
 
@@ -100,6 +148,9 @@ class Access:
     axis, tile or range, that spans dimension d (None: the whole dimension or unknown). ``wraps[d]``: the index
     is taken modulo the extent. ``region`` is the dispatch region whose coordinates it uses (None: none).
     ``strides[d]`` is the dimension's stride as text over kernel parameters (``stride_am``, ``1``; None: unknown).
+    ``operation`` is the function or method that accesses (``load``, ``atomic_add``), or the helper that is handed the
+    pointer where ``helper`` is set. ``guard`` is a condition read from memory that decides whether, or which elements,
+    it accesses (empty: none). ``loops[d]``: the in-tile loop that dimension d is taken block by block in.
     """
 
     tensor: str
@@ -111,6 +162,10 @@ class Access:
     region: int | None
     span: SourceSpan
     strides: tuple[str | None, ...] = ()
+    operation: str = ""
+    helper: bool = False
+    guard: str = ""
+    loops: tuple[LoopBlock | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -129,7 +184,7 @@ class KernelModel:
 
     ``qualname`` is the dotted path of enclosing functions and the kernel's name (``make.kernel``).
     ``decorators`` are the decorators' source texts, outermost first. ``style``: ``grid_1d``, ``grid_nd`` or
-    ``persistent``.
+    ``persistent``. ``loops`` are its in-tile loops over range axes.
     """
 
     name: str
@@ -143,6 +198,7 @@ class KernelModel:
     tensors: tuple[TensorDecl, ...]
     accesses: tuple[Access, ...]
     span: SourceSpan
+    loops: tuple[RangeLoop, ...] = ()
 
     def axis(self, name: str) -> Axis:
         return next(a for a in self.axes if a.name == name)
@@ -166,7 +222,8 @@ class HostEntry:
     ``kernel_args`` maps kernel parameter to the host expression passed for it at the launch, as text;
     ``tensor_params`` maps a host tensor's name to the kernel parameter it is passed as (by name through views,
     ``TensorDescriptor(a, ...)`` and simple assignments); ``param_dims`` gives the dimensions as that parameter sees
-    them (``b.t()`` is passed with reversed ones), where that can be told.
+    them (``b.t()`` is passed with reversed ones), where that can be told. ``aliased`` are (result, input) pairs that the
+    function may pass as one tensor.
     """
 
     name: str
@@ -178,6 +235,7 @@ class HostEntry:
     launch_line: int
     span: SourceSpan
     param_dims: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    aliased: tuple[tuple[str, str], ...] = ()
 
     def tensor(self, name: str) -> HostTensor:
         return next(t for t in (*self.inputs, *self.outputs) if t.name == name)

@@ -227,7 +227,8 @@ class _Checker:
         node: ast.AST = updates[0].node if updates and updates[0].node is not self.node else self.node.target
         return self._refuse(
             node,
-            f"`{variable}` goes from one iteration of {where} to the next, so blocks of {self.axis} cannot be taken as they arrive",
+            f"`{variable}` goes from one iteration of {where} to the next, so blocks of {self.axis} cannot be taken as they "
+            "arrive",
             "carry sums (acc = tl.dot(a, b, acc), acc += ...) and pointers that one statement of the loop moves on by the same "
             "amount each time; compute everything else from the loop's variable",
         )
@@ -257,7 +258,10 @@ def _sum_kind(statement: ast.stmt, variable: str) -> str | None:
 def _sum_call(call: ast.Call, variable: str) -> str | None:
     """``acc = tl.dot(a, b, acc)`` and its like."""
     name = callee_name(call)
-    arguments: list[tuple[int | str, ast.expr]] = [*enumerate(call.args), *((k.arg or "", k.value) for k in call.keywords)]
+    arguments: list[tuple[int | str, ast.expr]] = [
+        *enumerate(call.args),
+        *((k.arg or "", k.value) for k in call.keywords),
+    ]
     own = [place for place, value in arguments if _reads(value, variable)]
     whole = [place for place, value in arguments if isinstance(value, ast.Name) and value.id == variable]
     if len(own) != 1 or own != whole:

@@ -39,7 +39,9 @@ def check_ranged(kernel: KernelModel, param: str, dim: int, axis: str, on: str, 
                 help="write the result to another tensor",
             )
     if not accesses:
-        raise UnsupportedError(f"{on}: the kernel never reads `{param}`", where=where, help="gather a tensor that is read")
+        raise UnsupportedError(
+            f"{on}: the kernel never reads `{param}`", where=where, help="gather a tensor that is read"
+        )
     for access in accesses:
         if dim >= len(access.loops) or access.loops[dim] is None:
             raise _not_in_a_loop(access, dim, axis, on, kernel.loops)

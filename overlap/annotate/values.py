@@ -50,7 +50,8 @@ class RawAccess:
 
     ``base`` is the pointer (or descriptor parameter) with its whole offset; ``offsets``, ``block``, ``shape`` and
     ``strides`` are set where the access itself gives them a dimension (descriptors, block pointers). ``escapes`` marks
-    a pointer that is handed to a helper.
+    a pointer that is handed to a helper. ``operation`` is the name called, ``guard`` a condition read from memory that the
+    access is under (empty: none).
     """
 
     mode: Literal["read", "write", "reduce"]
@@ -62,6 +63,13 @@ class RawAccess:
     shape: tuple[IndexExpr, ...] | None = None
     escapes: bool = False
     strides: tuple[IndexExpr, ...] | None = None
+    operation: str = ""
+    guard: str = ""
+
+
+def from_memory(value: Value) -> bool:
+    """Whether a value depends on something loaded."""
+    return any(leaf.kind == "data" for leaf in leaves(value))
 
 
 def leaves(value: Value) -> frozenset[Atom]:

@@ -22,7 +22,13 @@ from .options import compile_options, request_of
     help="File to write; - for standard output.",
 )
 def command(
-    file: str, plan: str, on: str, world: int | None, backend: str | None, settings: tuple[str, ...], output: str
+    file: str,
+    plan: tuple[str, ...],
+    on: tuple[str, ...],
+    world: int | None,
+    backend: str | None,
+    settings: tuple[str, ...],
+    output: str,
 ) -> None:
     """Write the distributed kernel of FILE.py."""
     request = request_of(file, plan=plan, on=on, world=world, backend=backend, settings=settings, output=output)

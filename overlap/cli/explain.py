@@ -19,8 +19,8 @@ from .options import DTYPES, SHAPE, compile_options, request_of
 @click.option("-o", "output", expose_value=False, hidden=True)
 def command(
     file: str,
-    plan: str,
-    on: str,
+    plan: tuple[str, ...],
+    on: tuple[str, ...],
     world: int | None,
     backend: str | None,
     settings: tuple[str, ...],

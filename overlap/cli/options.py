@@ -45,8 +45,21 @@ def compile_options(function: F) -> F:
     for option in reversed(
         [
             click.argument("file", metavar="FILE.py[:kernel]"),
-            click.option("--plan", required=True, metavar="NAME|FILE.yaml", help="Plan template or YAML file."),
-            click.option("--on", required=True, metavar="TENSOR[AXIS]", help="What is communicated, e.g. 'a[M]'."),
+            click.option(
+                "--plan",
+                required=True,
+                multiple=True,
+                metavar="NAME|FILE.yaml",
+                help="Plan template or YAML file; one for each --on.",
+            ),
+            click.option(
+                "--on",
+                required=True,
+                multiple=True,
+                metavar="TENSOR[AXIS]",
+                help="What is communicated: 'a[M]' gathers, 'c[M]' reduce-scatters, 'c[]' all-reduces, 'a[K:M]' exchanges. "
+                "Repeat it for several tensors.",
+            ),
             click.option("--world", type=click.IntRange(min=1), help="Number of ranks; compile: pins the file to it."),
             click.option("--backend", metavar="NAME", help="How chunks move (default: copy_engine)."),
             click.option(
@@ -75,8 +88,8 @@ def run_options(function: F) -> F:
 def request_of(
     file: str,
     *,
-    plan: str,
-    on: str,
+    plan: tuple[str, ...],
+    on: tuple[str, ...],
     world: int | None,
     backend: str | None,
     settings: tuple[str, ...],

@@ -20,8 +20,8 @@ from .simulate import simulate
 @click.option("-o", "output", metavar="OUT.py", type=click.Path(dir_okay=False), help="Keep the generated file here.")
 def command(
     file: str,
-    plan: str,
-    on: str,
+    plan: tuple[str, ...],
+    on: tuple[str, ...],
     world: int | None,
     backend: str | None,
     settings: tuple[str, ...],

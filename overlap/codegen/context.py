@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import keyword
 import tokenize
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from overlap.annotate.model import Access, Axis, DispatchRegion, ProgramModel
+from overlap.annotate.model import Access, Axis, DispatchRegion, ProgramModel, RangeLoop
 from overlap.annotate.on import OnSpec
+from overlap.annotate.ranged import ranged_loops
 from overlap.backends.base import Realization
 from overlap.errors import CodegenError, UnsupportedError
 
@@ -48,9 +50,9 @@ class Names:
     def operator(self) -> str:
         return f"{self.prefix.upper()}_OPERATOR"
 
-    @property
-    def plan(self) -> str:
-        return f"{self.prefix.upper()}_PLAN"
+    def plan(self, number: int = 0) -> str:
+        """The constant that holds a plan's text; the first has no number."""
+        return f"{self.prefix.upper()}_PLAN" + (f"_{number}" if number else "")
 
     def local(self, name: str, region: int = 0) -> str:
         """The fresh twin of a user's name; later dispatch regions get their own."""
@@ -58,24 +60,34 @@ class Names:
 
 
 @dataclass(frozen=True)
+class PlanText:
+    """A plan as given: by the name the user wrote, as YAML, and the path shown in errors."""
+
+    name: str
+    text: str
+    path: str = "plan.yaml"
+
+
+@dataclass(frozen=True)
 class Context:
     """The frozen inputs of a compilation, as passes see them.
 
-    ``plan_text`` is embedded in the module under ``plan_name``; ``source_path`` and ``host_line`` (first line of
-    the host function, its decorators included) say where the original is. ``layout`` is given for kernels that are
-    launched directly: the stride of every dimension of the communicated tensor, as text over kernel parameters.
+    ``ons`` are the communicated tensors and ``plans`` their plans, one each. ``source_path`` and ``host_line`` (first
+    line of the host function, its decorators included) say where the original is. ``layouts`` is given for kernels that
+    are launched directly: by communicated tensor, the stride of every dimension as text over kernel parameters.
+    ``flatten``: a tile loop that asks for it may be flattened.
     """
 
     program: ProgramModel
-    on: OnSpec
+    ons: tuple[OnSpec, ...]
+    plans: tuple[PlanText, ...]
     names: Names
     realization: Realization
-    plan_name: str
-    plan_text: str
     world: int | None
     source_path: str
     host_line: int
-    layout: tuple[str | None, ...] | None = None
+    layouts: Mapping[str, tuple[str | None, ...]] | None = None
+    flatten: bool = True
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -91,35 +103,96 @@ class Context:
         return self.names.local(axis.count_name or f"count_{axis.name.lower()}", region)
 
     @property
-    def guarded(self) -> tuple[Access, ...]:
-        """Reads of the communicated tensor.
+    def consumed(self) -> tuple[OnSpec, ...]:
+        """Communicated inputs."""
+        return tuple(on for on in self.ons if not on.produced)
+
+    @property
+    def ranged(self) -> tuple[OnSpec, ...]:
+        """Communicated inputs that an in-tile loop waits for."""
+        return tuple(on for on in self.ons if on.ranged)
+
+    @property
+    def awaited(self) -> tuple[OnSpec, ...]:
+        """Communicated inputs that a tile waits for before it begins."""
+        return tuple(on for on in self.consumed if not on.ranged)
+
+    def loops_of(self, on: OnSpec) -> tuple[RangeLoop, ...]:
+        """The in-tile loops that wait for the chunks of a ranged input."""
+        return ranged_loops(self.program.kernel, on.param, on.dim)
+
+    @property
+    def ranged_loops(self) -> tuple[RangeLoop, ...]:
+        """All in-tile loops that wait, in source order."""
+        waiting = {loop.number for on in self.ranged for loop in self.loops_of(on)}
+        return tuple(loop for loop in self.program.kernel.loops if loop.number in waiting)
+
+    @property
+    def ours(self) -> tuple[str, ...]:
+        """The parameters that the kernel is given."""
+        added = ("table", "state", "parts") if self.ranged else ("table", "state")
+        return tuple(self.names.local(name) for name in added)
+
+    @property
+    def produced(self) -> tuple[OnSpec, ...]:
+        """Communicated results."""
+        return tuple(on for on in self.ons if on.produced)
+
+    @property
+    def plan_names(self) -> tuple[str, ...]:
+        """The constant that holds each plan's text; equal texts share one."""
+        names: list[str] = []
+        for index, plan in enumerate(self.plans):
+            first = next(i for i, p in enumerate(self.plans) if p.text == plan.text)
+            names.append(names[first] if first < index else self.names.plan(len(set(names))))
+        return tuple(names)
+
+    def guarded(self, on: OnSpec) -> tuple[Access, ...]:
+        """Reads of a communicated input.
 
         Raises:
             UnsupportedError: a read outside every dispatch region, or a write to the tensor.
         """
-        param = dict(self.program.host.tensor_params)[self.on.tensor] if self.program.host else self.on.tensor
-        accesses = [a for a in self.program.kernel.accesses if a.tensor == param]
+        accesses = [a for a in self.program.kernel.accesses if a.tensor == on.param]
         for access in accesses:
             if access.mode != "read":
                 raise UnsupportedError(
-                    f"`{param}` is gathered and also written",
+                    f"`{on.param}` is communicated and also written",
                     where=access.span,
                     help="write the result to another tensor",
                 )
             if access.region is None:
                 raise UnsupportedError(
-                    f"this load of `{param}` does not use the coordinates of a dispatch region, so nothing can make it wait",
+                    f"this load of `{on.param}` does not use the coordinates of a dispatch region, "
+                    "so nothing can make it wait",
                     where=access.span,
                     help="load it at an address computed from the pid_map's variables",
                 )
         if not accesses:
             raise UnsupportedError(
-                f"no load of `{param}` was found in `{self.program.kernel.name}`",
+                f"no load of `{on.param}` was found in `{self.program.kernel.name}`",
                 where=self.program.kernel.span,
-                help=f"say how it is read: # @overlap.tensor {param}[...] read",
+                help=f"say how it is read: # @overlap.tensor {on.param}[...] read",
             )
         return tuple(accesses)
 
-    def waits_in(self, region: DispatchRegion) -> tuple[Access, ...]:
-        """Guarded reads that use this region's coordinates."""
-        return tuple(a for a in self.guarded if a.region == region.index)
+    def waits_in(self, region: DispatchRegion) -> tuple[tuple[OnSpec, tuple[Access, ...]], ...]:
+        """Communicated inputs that are read with this region's coordinates before a tile begins, and those reads."""
+        found = ((on, tuple(a for a in self.guarded(on) if a.region == region.index)) for on in self.awaited)
+        return tuple((on, reads) for on, reads in found if reads)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the kernel waits for anything."""
+        return bool(self.consumed)
+
+    def writes(self, on: OnSpec) -> tuple[tuple[str | None, ...], ...]:
+        """Distinct ways a communicated result is stored: the tile axis that spans each dimension, or None."""
+        names = {a.name for a in self.axes}
+        found: list[tuple[str | None, ...]] = []
+        for access in self.program.kernel.accesses:
+            if access.tensor == on.param and access.mode != "read":
+                axes = tuple(a if a in names else None for a in access.axes)
+                if axes not in found:
+                    found.append(axes)
+        return tuple(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import libcst as cst
@@ -13,7 +13,7 @@ from overlap.annotate.on import OnSpec
 from overlap.backends.base import Realization
 from overlap.errors import CodegenError
 
-from .context import Context, Names
+from .context import Context, Names, PlanText
 from .module_io import Header
 from .passes import PASSES
 
@@ -29,16 +29,16 @@ class GeneratedModule:
 def generate(
     text: str,
     program: ProgramModel,
-    on: OnSpec,
+    ons: Sequence[OnSpec],
     *,
-    plan_name: str,
-    plan_text: str,
+    plans: Sequence[PlanText],
     realization: Realization,
     world: int | None,
     source_path: str,
     sha256: str,
     regenerate: str,
     check: str,
+    flatten: bool = True,
     watch: Callable[[str, str], None] | None = None,
 ) -> GeneratedModule:
     """Writes the distributed module of an annotated kernel.
@@ -46,10 +46,10 @@ def generate(
     Args:
         text: the user's module, whole.
         program: its model.
-        on: the communicated tensor and axis.
-        plan_name, plan_text: the plan, by the name the user gave and as YAML.
+        ons: the communicated tensors; ``plans``: one each.
         source_path: the original's path as the header shall name it; ``sha256`` of its bytes.
         regenerate, check: the commands that make and check this file.
+        flatten: False where a tile loop that asks to be flattened must not be.
         watch: called with each pass's name and the text after it.
 
     Raises:
@@ -58,14 +58,14 @@ def generate(
     """
     context = Context(
         program=program,
-        on=on,
+        ons=tuple(ons),
+        plans=tuple(plans),
         names=Names.avoiding(text),
         realization=realization,
-        plan_name=plan_name,
-        plan_text=plan_text,
         world=world,
         source_path=source_path,
         host_line=_first_line(text, program),
+        flatten=flatten,
     )
     module = cst.parse_module(text.replace("\r\n", "\n"))
     for name, run in PASSES:
@@ -78,8 +78,8 @@ def generate(
         kernel=program.kernel.qualname,
         host=program.host.name,
         sha256=sha256,
-        plan=plan_name,
-        on=f"{on.tensor}[{on.axis}]",
+        plan=" ".join(plan.name for plan in plans),
+        on=" ".join(map(str, ons)),
         world="any" if world is None else str(world),
         realization=repr(realization),
         regenerate=regenerate,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import libcst as cst
 
@@ -11,16 +11,19 @@ from overlap.annotate.model import ProgramModel
 from overlap.annotate.on import OnSpec
 from overlap.backends.base import Realization
 
-from .context import Context, Names
+from .context import Context, Names, PlanText
 from .emit import GeneratedModule, check_python
 from .module_io import Header
-from .passes import dispatch, imports, kernel_signature, operator, tile_map, unused
+from .passes import dispatch, imports, kernel_signature, operator, produce, range_loop, tile_map, unflatten, unused
 from .passes.extract import extract
 
 PASSES = (
     ("imports", imports.run),
+    ("produce", produce.run),
+    ("unflatten", unflatten.run),
     ("kernel_signature", kernel_signature.run),
     ("dispatch", dispatch.run),
+    ("range_loop", range_loop.run),
     ("unused", unused.run),
     ("tile_map", tile_map.run),
     ("operator", operator.run),
@@ -30,15 +33,15 @@ PASSES = (
 def generate_kernel(
     text: str,
     program: ProgramModel,
-    on: OnSpec,
+    ons: Sequence[OnSpec],
     *,
     decorators: int,
-    plan_name: str,
-    plan_text: str,
+    plans: Sequence[PlanText],
     realization: Realization,
     world: int | None,
     source_path: str,
     sha256: str,
+    flatten: bool = True,
     watch: Callable[[str, str], None] | None = None,
 ) -> GeneratedModule:
     """Writes the distributed module of an annotated kernel that its callers launch themselves.
@@ -47,7 +50,7 @@ def generate_kernel(
         text: the user's module, whole.
         program: its model, the kernel being its own host entry (`overlap.annotate.kernel_entry`).
         decorators: how many of the kernel's innermost decorators the new kernel keeps.
-        on, plan_name, plan_text, realization, world, source_path, sha256, watch: as for `generate`.
+        ons, plans, realization, world, source_path, sha256, flatten, watch: as for `generate`.
 
     Raises:
         CodegenError: a pass found nothing to rewrite.
@@ -56,15 +59,15 @@ def generate_kernel(
     kernel = program.kernel
     context = Context(
         program=program,
-        on=on,
+        ons=tuple(ons),
+        plans=tuple(plans),
         names=Names.avoiding(text),
         realization=realization,
-        plan_name=plan_name,
-        plan_text=plan_text,
         world=world,
         source_path=source_path,
         host_line=kernel.span.line,
-        layout=read_strides(program, on.param),
+        layouts={on.tensor: read_strides(program, on.param) for on in ons},
+        flatten=flatten,
     )
     module = extract(cst.parse_module(text.replace("\r\n", "\n")), kernel.qualname, decorators)
     for name, run in PASSES:
@@ -76,8 +79,8 @@ def generate_kernel(
         kernel=kernel.qualname,
         host="none: the kernel is launched directly; names this file does not define come from where it was decorated",
         sha256=sha256,
-        plan=plan_name,
-        on=f"{on.tensor}[{on.axis}]",
+        plan=" ".join(plan.name for plan in plans),
+        on=" ".join(map(str, ons)),
         world="any" if world is None else str(world),
         realization=repr(realization),
         regenerate="call the decorated kernel",

@@ -23,7 +23,7 @@ def prints() -> dict[str, str]:
     """Every print by name, from the grouped GEMM template on 4 ranks."""
     from overlap.annotate.source import SourceUnit
     from overlap.chunkplan.library import find_template
-    from overlap.pipeline import Request, compile_source, explain, plan_for
+    from overlap.pipeline import Request, compile_source, explain, planned
     from overlap.schedule.steps import launch_steps
 
     os.chdir(ROOT)
@@ -31,15 +31,7 @@ def prints() -> dict[str, str]:
     compilation = compile_source(request)
     sizes = {"M": 1000, "K": 96, "N": 130}
     made = {title.split()[0]: text.rstrip("\n") for title, text in explain(compilation, world=4, sizes=sizes, rank=1)}
-    plan = plan_for(
-        compilation.on,
-        compilation.program,
-        compilation.plan_path,
-        compilation.plan_text,
-        compilation.realization,
-        4,
-        sizes,
-    )
+    plan = planned(compilation, world=4, sizes=sizes).plan
     lines = compilation.module.text.splitlines()
     first = next(i for i, line in enumerate(lines) if "The run that holds" in line)
     last = next(i for i, line in enumerate(lines) if ".after(" in line)

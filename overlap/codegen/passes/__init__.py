@@ -8,8 +8,11 @@ from . import (
     imports,
     kernel_signature,
     operator,
+    produce,
+    range_loop,
     registrations,
     tile_map,
+    unflatten,
     unused,
 )
 
@@ -17,8 +20,11 @@ PASSES = (
     ("hoist", hoist.run),
     ("registrations", registrations.run),
     ("imports", imports.run),
+    ("produce", produce.run),
+    ("unflatten", unflatten.run),
     ("kernel_signature", kernel_signature.run),
     ("dispatch", dispatch.run),
+    ("range_loop", range_loop.run),
     ("unused", unused.run),
     ("tile_map", tile_map.run),
     ("host_body", host_body.run),

@@ -29,7 +29,8 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from overlap.annotate.model import DispatchRegion
+from overlap.annotate.model import Access, DispatchRegion
+from overlap.annotate.on import OnSpec
 from overlap.errors import CodegenError
 
 from ..context import Context
@@ -127,14 +128,30 @@ def epilogue(context: Context, region: DispatchRegion, rebase: Rebase) -> list[s
         lines.append(f"{pid} = {ol}.place({table}, {run}, {tile}, {context.axis_index(axis.name)}, {pid})")
     if waits:
         seen = context.names.local("seen", region.index)
-        pid = pids[context.on.axis]
-        word = "after_async" if any(a.kind in ASYNC_KINDS for a in waits) else "after"
+        words = _dependent(context, waits)
+        tensors = " and ".join(on.tensor for on, _ in waits)
+        through = " and ".join(pids[axis] for axis in words)
+        whose = "its" if len(waits) == 1 else "their"
         lines += [
-            f"# Wait for the run's chunks of {context.on.tensor}; its loads depend on the wait through {pid}.",
+            f"# Wait for the run's chunks of {tensors}; {whose} loads depend on the wait through {through}.",
             f"{seen} = {ol}.wait({table}, {run}, {context.names.local('state')}, {context.names.local('epoch')})",
-            f"{pid} = {ol}.{word}({pid}, {seen})",
+            *(f"{pids[axis]} = {ol}.{word}({pids[axis]}, {seen})" for axis, word in words.items()),
         ]
     return lines
+
+
+def _dependent(context: Context, waits: Sequence[tuple[OnSpec, tuple[Access, ...]]]) -> dict[str, str]:
+    """Tile axis to the word that makes its coordinate depend on the wait: together every guarded load uses one of them."""
+    names = [a.name for a in context.axes]
+    words: dict[str, str] = {}
+    for on, reads in waits:
+        order = [axis for axis in (on.to, on.axis) if axis in names] + names
+        for access in reads:
+            used = {leaf.axis for offset in access.offsets for leaf in offset.leaves() if leaf.kind == "coord"}
+            axis = next((a for a in order if a in used), order[0])
+            asynchronous = access.kind in ASYNC_KINDS or words.get(axis) == "after_async"
+            words[axis] = "after_async" if asynchronous else "after"
+    return {axis: words[axis] for axis in names if axis in words}
 
 
 def _lines(statement: cst.BaseStatement) -> list[cst.EmptyLine]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 import libcst as cst
@@ -33,13 +34,7 @@ def run(module: cst.Module, context: Context) -> cst.Module:
     given = ", ".join(
         f'"{p.name.value}": {p.name.value}' for p in (*params.posonly_params, *params.params, *old_keyword)
     )
-    axis, tensor = context.on.axis, context.on.tensor
-    doc = (
-        f'"""`{host.name}` over the ranks of `group`: {tensor} is passed as its shard along {axis}, '
-        f"everything else belongs to the rank.\n\n"
-        f"    `sizes` maps an axis to its global extent; uneven shards (they follow `torch.chunk`) need it.\n"
-        f'    """'
-    )
+    doc = f'"""{_doc(context)}\n    """'
     call = f"    return {names.operator}.call({{{given}}}, group=group, sizes=sizes, out=out)"
     text = f"def {host.name}():\n    {doc}\n" + "\n".join(fitted(call)) + "\n"
     (function,) = statements(text)
@@ -56,6 +51,43 @@ def run(module: cst.Module, context: Context) -> cst.Module:
         leading_lines=[cst.EmptyLine(), cst.EmptyLine(), *pragmas],
     )
     return _insert(module, _operator_index(module, names.operator), _one_a_line(function))
+
+
+def _doc(context: Context) -> str:
+    """The docstring: what is passed and returned in which part, and when sizes are needed."""
+    host = context.program.host
+    assert host is not None
+    passed = [
+        f"{on.tensor} is passed as its shard along {on.axis}"
+        + (f" (the kernel works on the rank's part of {on.to})" if on.to else "")
+        for on in context.consumed
+    ]
+    returned = []
+    for on in context.produced:
+        if on.kind == "all_to_all":
+            returned.append(
+                f"{on.tensor} is made for the rank's part of {on.axis} and returned as its shard along {on.to}"
+            )
+        else:
+            shard = f"as its shard along {on.axis}" if on.axis else "whole"
+            returned.append(f"{on.tensor} is the sum of the ranks' results, returned {shard}")
+    parts = [
+        *passed,
+        *returned,
+        "everything else belongs to the rank" if passed else "everything passed belongs to the rank",
+    ]
+    lines = _wrapped(f"`{host.name}` over the ranks of `group`: {', '.join(parts)}.")
+    if any(not on.reduces for on in context.ons):
+        sizes = "`sizes` maps an axis to its global extent; uneven shards (they follow `torch.chunk`) need it."
+    else:
+        sizes = "Shards follow `torch.chunk`. `sizes` maps an axis to its extent, which is then checked."
+    return "\n".join([*lines, "", f"    {sizes}"])
+
+
+def _wrapped(text: str, width: int = 120) -> list[str]:
+    """Lines of a docstring's first paragraph; the first stands behind the indentation and the quotes."""
+    lines = textwrap.wrap(text, width - 4, initial_indent="   ", break_long_words=False, break_on_hyphens=False)
+    return [lines[0].lstrip(), *(f"    {line}" for line in lines[1:])]
 
 
 def _is_entry(line: cst.EmptyLine) -> bool:

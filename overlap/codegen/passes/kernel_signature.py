@@ -1,4 +1,4 @@
-"""Gives the kernel its two extra parameters and reads the launch's epoch at its top.
+"""Gives the kernel its extra parameters and, where it waits, reads the launch's epoch at its top.
 
 Before::
 
@@ -25,12 +25,13 @@ from ..locate import replace_function, statements
 
 def run(module: cst.Module, context: Context) -> cst.Module:
     names = context.names
-    added = [names.local("table"), names.local("state")]
+    added = list(context.ours)
 
     def change(node: cst.FunctionDef) -> cst.FunctionDef:
         if not isinstance(node.body, cst.IndentedBlock):
             raise CodegenError(f"`{node.name.value}` has no block to rewrite")
-        epoch = statements(f"{names.local('epoch')} = {names.language}.now({added[1]})\n")
+        now = f"{names.local('epoch')} = {names.language}.now({added[1]})\n"
+        epoch = statements(now) if context.waits else []
         body = list(node.body.body)
         at = 1 if body and m.matches(body[0], m.SimpleStatementLine(body=[m.Expr(m.SimpleString())])) else 0
         return node.with_changes(

@@ -1,10 +1,11 @@
-"""Adds the plan's text and the `Operator` literal: all that the runtime must know of this module."""
+"""Adds the plans' texts and the `Operator` literal: all that the runtime must know of this module."""
 
 from __future__ import annotations
 
 import libcst as cst
 
 from overlap.annotate.model import Access
+from overlap.annotate.on import OnSpec
 
 from ..context import Context
 from ..locate import statements
@@ -16,8 +17,12 @@ def run(module: cst.Module, context: Context) -> cst.Module:
     names, host = context.names, context.program.host
     assert host is not None
     above = [context.program.kernel.name, names.local("tile_map"), names.local(f"body_{host.name}")]
-    added = statements(f'{names.plan} = """\\\n{_escape(context.plan_text)}"""\n')
-    added[0] = added[0].with_changes(leading_lines=[cst.EmptyLine(), cst.EmptyLine()])
+    texts = {name: plan.text for name, plan in zip(context.plan_names, context.plans, strict=True)}
+    added: list[cst.BaseStatement] = []
+    for number, (name, plan) in enumerate(texts.items()):
+        (constant,) = statements(f'{name} = """\\\n{_escape(plan)}"""\n')
+        blank = [cst.EmptyLine()] if number else [cst.EmptyLine(), cst.EmptyLine()]
+        added.append(constant.with_changes(leading_lines=blank))
     added += [
         s.with_changes(leading_lines=[cst.EmptyLine()]) for s in statements("\n".join(operator_lines(context)) + "\n")
     ]
@@ -36,15 +41,16 @@ def operator_lines(context: Context) -> list[str]:
 
     field("name", repr_(host.name))
     field("kernel", program.kernel.name)
-    direct = context.layout is not None
+    direct = context.layouts is not None
     field("body", "None" if direct else names.local(f"body_{host.name}"))
     field("tile_map", names.local("tile_map"))
     field(
         "source",
         f"{rt}.Source({repr_(context.source_path)}, host_line={context.host_line}, kernel_line={program.kernel.span.line})",
     )
-    field("plan", names.plan)
-    field("on", repr_(f"{context.on.tensor}[{context.on.axis}]"))
+    plans, ons = context.plan_names, tuple(str(on) for on in context.ons)
+    field("plan", plans[0] if len(plans) == 1 else f"({', '.join(plans)})")
+    field("on", repr_(ons[0]) if len(ons) == 1 else _tuple(ons))
     field("realization", f"{rt}.{context.realization!r}".replace("'", '"'))
     field("inputs", _dims(host.inputs))
     field("outputs", _dims(host.outputs))
@@ -55,20 +61,38 @@ def operator_lines(context: Context) -> list[str]:
             f"        {rt}.TileAxis({repr_(axis.name)}, extent={repr_(axis.extent)}, block={repr_(axis.block or '')}),"
         )
     lines.append("    ),")
-    lines.append("    reads=(")
-    for axes, wraps in _reads(context):
-        lines.append(f"        {rt}.Read({repr_(context.on.tensor)}, axes={_tuple(axes)}, wraps={_tuple(wraps)}),")
-    lines.append("    ),")
-    if context.layout is not None:
+    reads = [
+        f"{rt}.Read({repr_(on.tensor)}, axes={_tuple(axes)}, wraps={_tuple(wraps)}),"
+        for on in context.awaited
+        for axes, wraps in _reads(context, on)
+    ]
+    writes = [
+        f"{rt}.Write({repr_(on.tensor)}, axes={_tuple(axes)}),"
+        for on in context.produced
+        for axes in context.writes(on)
+    ]
+    lines += ["    reads=(", *(f"        {read}" for read in reads), "    ),"] if reads else ["    reads=(),"]
+    if writes:
+        lines += ["    writes=(", *(f"        {write}" for write in writes), "    ),"]
+    if context.layouts is not None:
         field("extents", _mapping({a.name: a.extent for a in program.kernel.axes}))
-        field("layout", _tuple(context.layout))
+        first, *others = context.layouts.items()
+        field("layout", _tuple(first[1]))
+        if others:
+            field("layouts", "{" + ", ".join(f"{repr_(k)}: {_tuple(v)}" for k, v in others) + "}")
     descriptors = {a.tensor: a.span.line for a in program.kernel.accesses if a.kind in ASYNC_KINDS}
     if descriptors:
         field("descriptors", "{" + ", ".join(f"{repr_(k)}: {v}" for k, v in descriptors.items()) + "}")
     if context.world is not None:
         field("world", str(context.world))
-    if names.prefix != "ol":
-        field("ours", _tuple((names.local("table"), names.local("state"))))
+    if context.ranged_loops:
+        loop = context.ranged_loops[0]
+        extent = program.kernel.axis(loop.axis).extent
+        lines.append("    ranges=(")
+        lines.append(f"        {rt}.RangeAxis({repr_(loop.axis)}, extent={repr_(extent)}, block={repr_(loop.block)}),")
+        lines.append("    ),")
+    if names.prefix != "ol" or context.ranged:
+        field("ours", _tuple(context.ours))
     lines.append(")")
     return lines
 
@@ -94,11 +118,11 @@ def fitted(line: str, width: int = 120) -> list[str]:
     return [*lines, indent + line[closing:]]
 
 
-def _reads(context: Context) -> list[tuple[tuple[str | None, ...], tuple[bool, ...]]]:
-    """Distinct ways the communicated tensor is read; a range axis, an in-tile loop, reads the whole dimension."""
+def _reads(context: Context, on: OnSpec) -> list[tuple[tuple[str | None, ...], tuple[bool, ...]]]:
+    """Distinct ways a communicated input is read; a range axis, an in-tile loop, reads the whole dimension."""
     tile_axes = {a.name for a in context.axes}
     found: list[tuple[tuple[str | None, ...], tuple[bool, ...]]] = []
-    for access in context.guarded:
+    for access in context.guarded(on):
         read = (tuple(a if a in tile_axes else None for a in access.axes), _wraps(access))
         if read not in found:
             found.append(read)

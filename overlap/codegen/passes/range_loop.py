@@ -44,12 +44,12 @@ def run(module: cst.Module, context: Context) -> cst.Module:
     kernel = find_function(module, context.program.kernel.name)
     found = _Loops()
     kernel.visit(found)
-    changed: cst.CSTNode = kernel
-    # Innermost and last first, so that a loop's number and its nodes stay valid.
     rewriter = _Rewrite(context, {id(found.loops[loop.number]): (i, loop) for i, loop in enumerate(loops)})
     changed = kernel.visit(rewriter)
     if rewriter.done != len(loops):
-        raise CodegenError(f"found {rewriter.done} loops over {loops[0].axis} to cut into parts, the kernel has {len(loops)}")
+        raise CodegenError(
+            f"found {rewriter.done} loops over {loops[0].axis} to cut into parts, the kernel has {len(loops)}"
+        )
     return replaced(module, kernel, changed)
 
 

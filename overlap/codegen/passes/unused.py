@@ -17,7 +17,8 @@ def run(module: cst.Module, context: Context) -> cst.Module:
     kernel = find_function(module, context.program.kernel.name)
     moved = {t for region in context.program.kernel.regions for s in region.slice if not s.inside for t in s.targets}
     counts = {a.count_name for a in context.program.kernel.axes if a.count_name}
-    candidates = moved | counts
+    bounds = {name for loop in context.ranged_loops for name in loop.bounds}
+    candidates = moved | counts | bounds
     reads = _Reads()
     kernel.visit(reads)
     unread = candidates - reads.names

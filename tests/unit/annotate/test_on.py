@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from overlap.annotate import OnSpec, parse_on
+from overlap.annotate import OnSpec, parse_on, parse_ons
 from overlap.errors import OnError, UnsupportedError
 
 
@@ -16,11 +18,16 @@ from overlap.errors import OnError, UnsupportedError
         ("a_ptr[M]", OnSpec("a", "a_ptr", 0, "M", "gather")),
         ("b[N]", OnSpec("b", "b_ptr", 1, "N", "gather")),
         ("b_ptr[N]", OnSpec("b", "b_ptr", 1, "N", "gather")),
+        ("c[M]", OnSpec("c", "c_ptr", 0, "M", "reduce_scatter", produced=True)),
+        ("c_ptr[ N ]", OnSpec("c", "c_ptr", 1, "N", "reduce_scatter", produced=True)),
+        ("c[]", OnSpec("c", "c_ptr", 0, "", "all_reduce", produced=True)),
+        ("a[K:M]", OnSpec("a", "a_ptr", 1, "K", "all_to_all", "M", 0)),
+        ("c[M:N]", OnSpec("c", "c_ptr", 0, "M", "all_to_all", "N", 1, produced=True)),
     ],
 )
-def test_gathers(model, text, spec):
+def test_kinds(model, text, spec):
     assert parse_on(text, model()) == spec
-    assert str(spec) in ("a[M]", "b[N]")
+    assert str(spec) == re.sub(r"_ptr|\s", "", text)
 
 
 def test_parameter_names_without_their_ending(model, grouped):
@@ -43,6 +50,8 @@ def test_parameter_names_without_their_ending(model, grouped):
         ("a[]", "`a` is an input", "a[M]"),
         ("a[K:N]", "`a` has no axis N", "M, K"),
         ("a", "cannot read `a`", "TENSOR[AXIS]"),
+        ("c[M:M]", "moves the sharding from M to M", "another axis of c[M,N]"),
+        ("c[K:N]", "`c` has no axis K", "c[M,N]"),
         ("a[M,K]", "cannot read `a[M,K]`", "TENSOR[AXIS]"),
         ("a[:M]", "cannot read `a[:M]`", "TENSOR[AXIS]"),
         ("", "cannot read ``", "TENSOR[AXIS]"),
@@ -56,19 +65,28 @@ def test_errors(model, text, message, help_text):
         assert caught.value.where.text.startswith("# @overlap.host_entry")
 
 
+def test_several_tensors_keep_their_order(model):
+    assert list(map(str, parse_ons(["c[M]", "a[M]"], model()))) == ["c[M]", "a[M]"]
+    assert list(map(str, parse_ons(["a[K:M]", "c[M:N]"], model()))) == ["a[K:M]", "c[M:N]"]
+
+
 @pytest.mark.parametrize(
-    ("text", "name"),
+    ("texts", "message", "help_text"),
     [
-        ("c[M]", "c[M] is a reduce-scatter"),
-        ("c[]", "c[] is an all-reduce"),
-        ("a[K:M]", "a[K:M] is an all-to-all"),
-        ("a[K]", "K is a range axis"),
+        ([], "nothing is communicated", "c[M] reduce-scatters"),
+        (["a[M]", "a[M]"], "a is communicated twice, as a[M] and as a[M]", "one --on a tensor"),
+        (["c[M]", "c[]"], "c is communicated twice, as c[M] and as c[]", "keep c[M] or c[]"),
+        (["a[M]", "a_ptr[K:M]"], "a is communicated twice", "one --on a tensor"),
+        (["a[M]", "c[M:N]"], "c[M:N] runs the kernel on the rank's part of M, a[M] on all of M", "communicate a"),
+        (["a[K:M]", "c[M]"], "a[K:M] runs the kernel on the rank's part of M, c[M] on all of M", "communicate c"),
+        (["a[K:M]", "c[]"], "a[K:M] runs the kernel on the rank's part of M, c[] on all of M", "communicate c"),
     ],
 )
-def test_unsupported_by_name(model, text, name):
-    with pytest.raises(UnsupportedError) as caught:
-        parse_on(text, model())
-    assert name in caught.value.message and caught.value.where is not None and caught.value.help
+def test_several_tensors_that_do_not_fit_each_other(model, texts, message, help_text):
+    with pytest.raises(OnError) as caught:
+        parse_ons(texts, model())
+    assert message in caught.value.message and help_text in caught.value.help
+    assert caught.value.where.text.startswith("# @overlap.host_entry")
 
 
 def test_without_a_host_entry(model):

@@ -103,10 +103,10 @@ SLICES = {
 }  # fmt: skip
 
 UNSUPPORTED = {
-    "split-K by an id in the offset": (("rk = tl.arange(0, BK)", "rk = tl.program_id(1) * BK + tl.arange(0, BK)"), "tl.load", "split-K: program_id(1) partitions the K loop", "without split-K"),
-    "split-K by loop bounds": (("for k in range(0, steps):", "for k in range(tl.program_id(1), steps, 4):"), "tl.load", "split-K", "without split-K"),
-    "split-K by the end of the loop": (("for k in range(0, steps):", "for k in range(0, tl.program_id(1) + 1):"), "tl.load", "split-K: program_id(1) partitions", "without split-K"),
-    "split-K by atomics": (("tl.store(pc, acc.to(c_ptr.dtype.element_ty), mask", "tl.atomic_add(pc + tl.program_id(1) * 0 + tl.program_id(2), acc, mask"), "tl.atomic_add", "split-K", "without split-K"),
+    "split-K by an id in the offset": (("rk = tl.arange(0, BK)", "rk = tl.program_id(1) * BK + tl.arange(0, BK)"), "tl.load", "split-K: program_id(1) partitions the K loop", "declare the split as a tile axis"),
+    "split-K by loop bounds": (("for k in range(0, steps):", "for k in range(tl.program_id(1), steps, 4):"), "tl.load", "split-K", "declare the split as a tile axis"),
+    "split-K by the end of the loop": (("for k in range(0, steps):", "for k in range(0, tl.program_id(1) + 1):"), "tl.load", "split-K: program_id(1) partitions", "declare the split as a tile axis"),
+    "split-K by atomics": (("tl.store(pc, acc.to(c_ptr.dtype.element_ty), mask", "tl.atomic_add(pc + tl.program_id(1) * 0 + tl.program_id(2), acc, mask"), "tl.atomic_add", "split-K", "declare the split as a tile axis"),
     "warp specialisation": (("range(0, steps)", "tl.range(0, steps, warp_specialize=True)"), "warp_specialize=True", "warp_specialize", "warp_specialize=False"),
     "clusters at the launch": (("BK=16)", "BK=16, num_ctas=2)"), "gemm[grid]", "num_ctas above 1", "num_ctas=1"),
     "clusters in a configuration": (("@triton.jit", "@triton.autotune(configs=[triton.Config({}, num_ctas=4)], key=[])\n@triton.jit"), "num_ctas=4", "num_ctas above 1", "num_ctas=1"),

@@ -7,9 +7,9 @@ import textwrap
 import libcst as cst
 import pytest
 
-from overlap.annotate import SourceUnit, annotate, parse_on
+from overlap.annotate import SourceUnit, annotate, parse_ons
 from overlap.backends.base import Realization
-from overlap.codegen.context import Context, Names
+from overlap.codegen.context import Context, Names, PlanText
 from overlap.codegen.locate import Substitute, statements
 from overlap.codegen.passes import (
     dispatch,
@@ -68,16 +68,16 @@ def matmul(a, b):
 '''
 
 
-def context(text: str = SOURCE, on: str = "a[M]", kernel: str | None = None, **changes) -> Context:
+def context(text: str = SOURCE, on: str | list[str] = "a[M]", kernel: str | None = None, **changes) -> Context:
     unit = SourceUnit.from_text(text, "user.py")
     program = annotate(unit, kernel)
+    ons = [on] if isinstance(on, str) else on
     fields = {
         "program": program,
-        "on": parse_on(on, program),
+        "ons": parse_ons(ons, program),
         "names": Names.avoiding(text),
         "realization": Realization(),
-        "plan_name": "all_gather_1d",
-        "plan_text": "plan: x\n",
+        "plans": tuple(PlanText("all_gather_1d", f"plan: x{i}\n" if i else "plan: x\n") for i in range(len(ons))),
         "world": None,
         "source_path": "user.py",
         "host_line": 34,

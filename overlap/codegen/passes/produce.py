@@ -1,0 +1,115 @@
+"""Counts every tile into the chunks it makes a part of, once its last store to a communicated result is done.
+
+Before::
+
+    # @overlap.dispatch end
+    ...
+    tl.store(c_ptrs, c, mask=mask)
+
+After::
+
+    # @overlap.dispatch end
+    ...
+    tl.store(c_ptrs, c, mask=mask)
+    # Count the tile into the chunks of c that it is part of.
+    ol.produced(ol_table, ol_run, ol_state)
+
+The place is behind the statement that holds the last store, in the block of the dispatch region: every tile gets
+there, and ``ol_run`` still is its run. Runs before any pass that adds lines to the kernel. Kernels that make no
+communicated result pass through.
+"""
+
+from __future__ import annotations
+
+import libcst as cst
+import libcst.matchers as m
+from libcst.metadata import MetadataWrapper, PositionProvider
+
+from overlap.annotate import last_store
+from overlap.errors import CodegenError
+
+from ..context import Context
+from ..locate import comment, find_function, replaced, statements
+from .dispatch import ASYNC_KINDS
+
+
+def run(module: cst.Module, context: Context) -> cst.Module:
+    if not context.produced:
+        return module
+    wrapper = MetadataWrapper(module, unsafe_skip_copy=True)
+    positions = wrapper.resolve(PositionProvider)
+    kernel = find_function(module, context.program.kernel.name)
+    shift = context.program.kernel.span.line - positions[kernel].start.line
+    store = last_store(context.program, [on.param for on in context.produced])
+    region = context.program.kernel.regions[store.region or 0]
+
+    def first(node: cst.CSTNode) -> int:
+        return positions[node].start.line + shift
+
+    search = _Search(positions, shift, region.begin_line, region.end_line)
+    kernel.visit(search)
+    if search.block is None:
+        raise CodegenError(f"no block holds the dispatch region at line {region.begin_line}")
+    body = list(search.block.body)
+    at = next(
+        (
+            i
+            for i, s in enumerate(body)
+            if first(s) > region.end_line and first(s) <= store.span.line <= positions[s].end.line + shift
+        ),
+        None,
+    )
+    if at is None:
+        raise CodegenError(
+            f"no store to `{store.tensor}` on line {store.span.line}, behind the dispatch region at line {region.begin_line}"
+        )
+    asynchronous = search.flattened or any(
+        a.kind in ASYNC_KINDS
+        for on in context.produced
+        for a in context.program.kernel.accesses
+        if a.tensor == on.param and a.mode != "read"
+    )
+    word = "produced_async" if asynchronous else "produced"
+    names = context.names
+    arguments = ", ".join((names.local("table"), names.local("run", region.index), names.local("state")))
+    (counted,) = statements(f"{names.language}.{word}({arguments})\n")
+    tensors = " and ".join(on.tensor for on in context.produced)
+    counted = counted.with_changes(
+        leading_lines=[comment(f"Count the tile into the chunks of {tensors} that it is part of.")]
+    )
+    changed = search.block.with_changes(body=[*body[: at + 1], counted, *body[at + 1 :]])
+    return replaced(module, search.block, changed)
+
+
+class _Search(cst.CSTVisitor):
+    """The block a dispatch region stands in, and whether the loop around it asks to be flattened."""
+
+    def __init__(self, positions, shift: int, begin: int, end: int) -> None:  # type: ignore[no-untyped-def]
+        super().__init__()
+        self.positions, self.shift, self.begin, self.end = positions, shift, begin, end
+        self.block: cst.IndentedBlock | None = None
+        self.flattened = False
+        self._loops: list[bool] = []
+
+    def visit_For(self, node: cst.For) -> None:
+        self._loops.append(asks_to_flatten(node) is not None)
+
+    def leave_For(self, original_node: cst.For) -> None:
+        self._loops.pop()
+
+    def visit_IndentedBlock(self, node: cst.IndentedBlock) -> bool:
+        inside = any(self.begin < self.positions[s].start.line + self.shift <= self.end for s in node.body)
+        if inside and self.block is None:
+            self.block = node
+            self.flattened = bool(self._loops and self._loops[-1])
+        return self.block is None
+
+
+def asks_to_flatten(loop: cst.For) -> cst.Arg | None:
+    """The ``flatten=`` of a loop's range, unless it is plainly False."""
+    if not isinstance(loop.iter, cst.Call):
+        return None
+    for argument in loop.iter.args:
+        if m.matches(argument, m.Arg(keyword=m.Name("flatten"))):
+            return None if m.matches(argument.value, m.Name("False") | m.Name("None")) else argument
+    return None

@@ -1,0 +1,192 @@
+"""Plans and schedules of a kernel for one world and one set of sizes, verified over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from overlap.annotate.model import Axis, ProgramModel
+from overlap.annotate.on import OnSpec
+from overlap.backends import backend as find_backend
+from overlap.backends.base import Realization
+from overlap.chunkplan.build import build_plan
+from overlap.chunkplan.merge import merge_plans
+from overlap.chunkplan.pins import pins_of
+from overlap.chunkplan.plan import CommPlan, TensorSpec
+from overlap.chunkplan.region import Box
+from overlap.chunkplan.verify import verify_contributions, verify_plan
+from overlap.chunkplan.window import kernel_window
+from overlap.codegen import PlanText
+from overlap.schedule.model import AxisTiles, RankSchedule, TensorRead, TensorWrite
+from overlap.schedule.runs import schedule_all
+from overlap.schedule.steps import launch_steps
+from overlap.schedule.verify import flatten_safe, verify_schedule
+from overlap.schedule.verify_steps import verify_steps
+
+PROBED_WORLDS = (1, 2, 3, 4)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """All communicated tensors of one kernel in one world: their merged plan, and what each rank's kernel works on.
+
+    ``windows[rank]`` maps a tensor to the box of it that the rank's kernel sees or makes, ``axes[rank]`` are the
+    rank's tile axes: the part of an all-to-all's axis that a rank works on is its own.
+    """
+
+    plan: CommPlan
+    reads: tuple[TensorRead, ...]
+    writes: tuple[TensorWrite, ...]
+    windows: tuple[Mapping[str, Box], ...]
+    axes: tuple[tuple[AxisTiles, ...], ...]
+    schedules: tuple[RankSchedule, ...]
+    flatten_safe: bool
+
+
+def tile_axes(program: ProgramModel) -> tuple[Axis, ...]:
+    """Tile axes in table order: declared axes that a pid map names."""
+    mapped = {axis for axis, _ in program.kernel.regions[0].pid_map}
+    return tuple(a for a in program.kernel.axes if a.block is not None and a.name in mapped)
+
+
+def tensor_reads(program: ProgramModel, ons: Sequence[OnSpec]) -> tuple[TensorRead, ...]:
+    """How tiles read the communicated inputs that they wait for before they begin."""
+    names = {a.name for a in tile_axes(program)}
+    reads = []
+    for on in ons:
+        for access in program.kernel.accesses:
+            if access.tensor == on.param and access.mode == "read" and not (on.produced or on.ranged):
+                wraps = access.wraps or (False,) * len(access.axes)
+                read = TensorRead(on.tensor, tuple(a if a in names else None for a in access.axes), wraps)
+                if read not in reads:
+                    reads.append(read)
+    return tuple(reads)
+
+
+def tensor_writes(program: ProgramModel, ons: Sequence[OnSpec]) -> tuple[TensorWrite, ...]:
+    """How tiles store the communicated results."""
+    names = {a.name for a in tile_axes(program)}
+    writes = []
+    for on in ons:
+        for access in program.kernel.accesses:
+            if access.tensor == on.param and access.mode != "read" and on.produced:
+                write = TensorWrite(on.tensor, tuple(a if a in names else None for a in access.axes))
+                if write not in writes:
+                    writes.append(write)
+    return tuple(writes)
+
+
+def plan_for(
+    on: OnSpec, program: ProgramModel, text: PlanText, realization: Realization, world: int, sizes: Mapping[str, int]
+) -> CommPlan:
+    """The verified plan of one communicated tensor, for one world and one set of sizes (axis to global extent)."""
+    assert program.host is not None
+    shape = tuple(sizes[d] for d in program.host.tensor(on.tensor).dims)
+    plan = build_plan(
+        text.text,
+        world=world,
+        tensor=TensorSpec(on.tensor, shape),
+        dim=on.dim,
+        to_dim=on.to_dim,
+        split=realization.split,
+        # What tiles make leaves by the rank that made it: a reader could not know when it is whole.
+        direction="push" if on.produced else find_backend(realization.backend).default_direction,
+        path=text.path,
+    )
+    verify_plan(plan)
+    if on.reduces:
+        verify_contributions(plan, on.tensor)
+    return plan
+
+
+def plan_launch(
+    program: ProgramModel,
+    ons: Sequence[OnSpec],
+    plans: Sequence[PlanText],
+    realization: Realization,
+    world: int,
+    sizes: Mapping[str, int],
+    block_of: Callable[[Axis], int],
+) -> Planned:
+    """Plans, windows, schedules and steps of every rank, each verified.
+
+    Args:
+        sizes: axis to global extent.
+        block_of: block size of a tile axis.
+
+    Raises:
+        PlanError, ScheduleError, UnsupportedError: the plans cannot serve the kernel, or each other.
+    """
+    single = [plan_for(on, program, text, realization, world, sizes) for on, text in zip(ons, plans, strict=True)]
+    plan = merge_plans(single)
+    windows = tuple(
+        {on.tensor: kernel_window(plan, on.tensor, on.kind, on.produced, rank) for on in ons} for rank in range(world)
+    )
+    axes = tuple(
+        tuple(
+            AxisTiles(a.name, _extent(program, ons, a.name, windows[rank], sizes), block_of(a))
+            for a in tile_axes(program)
+        )
+        for rank in range(world)
+    )
+    reads, writes = tensor_reads(program, ons), tensor_writes(program, ons)
+    ordered = find_backend(realization.backend).ordered
+    schedules = schedule_all(plan, reads, axes, writes=writes, windows=windows, ordered=ordered)
+    verify_schedule(schedules, plan, reads, axes, writes=writes, windows=windows, ordered=ordered)
+    produced = tuple(on.tensor for on in ons if on.produced)
+    steps = [launch_steps(plan, rank, produced=produced) for rank in range(world)]
+    if not produced:
+        verify_steps(steps, plan)
+    return Planned(plan, reads, writes, windows, axes, schedules, flatten_safe(schedules, plan, writes))
+
+
+def _extent(
+    program: ProgramModel, ons: Sequence[OnSpec], axis: str, windows: Mapping[str, Box], sizes: Mapping[str, int]
+) -> int:
+    """Elements of an axis that the rank's kernel works on: its part, where an all-to-all gives it one."""
+    assert program.host is not None
+    for on in ons:
+        if on.local == axis:
+            d = program.host.tensor(on.tensor).dims.index(axis)
+            return windows[on.tensor].hi[d] - windows[on.tensor].lo[d]
+    return sizes[axis]
+
+
+def probe(
+    program: ProgramModel,
+    ons: Sequence[OnSpec],
+    plans: Sequence[PlanText],
+    realization: Realization,
+    world: int | None,
+) -> bool:
+    """Plans small launches, so that plans that cannot serve the kernel are refused at compile time.
+
+    The sizes make ragged shards; the same checks run again for the real sizes at the first call.
+
+    Args:
+        world: the world the module is pinned to, or None.
+
+    Returns:
+        whether the tile loop may be flattened: in that order no ranks wait for each other in a circle.
+    """
+    host = program.host
+    assert host is not None
+    pins = [pins_of(text.text, text.path, on.tensor) for on, text in zip(ons, plans, strict=True)]
+    pinned = [pin.world for pin in pins if pin.world is not None]
+    worlds = [world] if world is not None else pinned[:1] or list(PROBED_WORLDS)
+    safe = True
+    for size in worlds:
+        sizes = {d: 3 * size + 2 + 5 * i for i, d in enumerate(sorted(_axes(program)))}
+        for on, pin in zip(ons, pins, strict=True):
+            dims = host.tensor(on.tensor).dims
+            if pin.shape is not None and len(pin.shape) == len(dims):
+                sizes.update({d: n for d, n in zip(dims, pin.shape, strict=True) if n is not None})
+        planned = plan_launch(program, ons, plans, realization, size, sizes, lambda axis: 2)
+        safe = safe and planned.flatten_safe
+    return safe
+
+
+def _axes(program: ProgramModel) -> set[str]:
+    assert program.host is not None
+    named = {d for t in (*program.host.inputs, *program.host.outputs) for d in t.dims}
+    return named | {a.name for a in program.kernel.axes}

@@ -1,0 +1,236 @@
+"""From a request to a generated module, stage by stage, and each stage's result as text.
+
+    source -> model -> on -> plan -> realization -> checked -> module          (compile: no sizes needed)
+                                                            -> schedule        (explain: for one shape and world)
+
+With OVERLAP_DUMP_DIR set, each stage's text is written there as ``NN_stage.txt``.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from overlap import settings
+from overlap.annotate import annotate, kernel_entry, parse_ons, refuse_jumps, returns_after_dispatch
+from overlap.annotate import describe as describe_model
+from overlap.annotate.model import Axis, ProgramModel
+from overlap.annotate.on import OnSpec
+from overlap.annotate.source import SourceUnit
+from overlap.backends.base import Realization
+from overlap.chunkplan.describe import describe as describe_plan
+from overlap.chunkplan.library import find_template
+from overlap.codegen import GeneratedModule, PlanText, generate, generate_kernel
+from overlap.errors import HostEntryError, OverlapError, SourceSpan, UnsupportedError, UsageError
+from overlap.schedule.describe import describe as describe_schedule
+
+from .planning import Planned, plan_launch, probe
+from .request import Request, check_command, need_sizes, realize, regenerate_command, source_path
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """Everything known after `compile_source`."""
+
+    request: Request
+    program: ProgramModel
+    ons: tuple[OnSpec, ...]
+    plans: tuple[PlanText, ...]
+    realization: Realization
+    module: GeneratedModule
+
+
+def compile_source(request: Request) -> Compilation:
+    """Runs the stages up to the generated module.
+
+    Raises:
+        OverlapError: any stage refuses; the message names the user's file and line.
+    """
+    dump = _Dump(request.unit.path)
+    dump("source", request.unit.text)
+    program = annotate(request.unit, request.kernel)
+    dump("model", describe_model(program))
+    if program.host is None:
+        raise HostEntryError(
+            f"`{program.kernel.name}` has no host entry, so nobody knows what its tensors are",
+            where=program.kernel.span,
+            help="put above the function that launches it: # @overlap.host_entry a[M,K] b[K,N] -> c[M,N]",
+        )
+    refuse_returns(request.unit, program)
+    realization = realize(request, program)
+    dump("realization", repr(realization))
+    ons, plans, flatten = _communicated(request, program, realization, program.host.span, dump)
+    module = generate(
+        request.unit.text,
+        program,
+        ons,
+        plans=plans,
+        realization=realization,
+        world=request.world,
+        source_path=source_path(request),
+        sha256=request.unit.sha256,
+        regenerate=regenerate_command(request, program),
+        check=check_command(request, program),
+        flatten=flatten,
+        watch=dump,
+    )
+    dump("module", module.text)
+    return Compilation(request, program, ons, plans, realization, module)
+
+
+def compile_kernel(request: Request, decorators: int) -> Compilation:
+    """`compile_source` for a kernel that its callers launch directly: names in ``on`` are kernel parameters.
+
+    Args:
+        decorators: how many of the kernel's innermost decorators the new kernel keeps.
+
+    Raises:
+        OverlapError: any stage refuses; the message names the user's file and line.
+    """
+    dump = _Dump(request.unit.path)
+    dump("source", request.unit.text)
+    program = kernel_entry(annotate(request.unit, request.kernel))
+    dump("model", describe_model(program))
+    realization = realize(request, program)
+    dump("realization", repr(realization))
+    ons, plans, flatten = _communicated(request, program, realization, program.kernel.span, dump)
+    module = generate_kernel(
+        request.unit.text,
+        program,
+        ons,
+        decorators=decorators,
+        plans=plans,
+        realization=realization,
+        world=request.world,
+        source_path=source_path(request),
+        sha256=request.unit.sha256,
+        flatten=flatten,
+        watch=dump,
+    )
+    dump("module", module.text)
+    return Compilation(request, program, ons, plans, realization, module)
+
+
+def _communicated(
+    request: Request,
+    program: ProgramModel,
+    realization: Realization,
+    where: SourceSpan,
+    dump: Callable[[str, str], None],
+) -> tuple[tuple[OnSpec, ...], tuple[PlanText, ...], bool]:
+    """The communicated tensors, their plans, and whether the tile loop may be flattened; all checked against the kernel."""
+    try:
+        ons = parse_ons(request.ons, program)
+        dump("on", "\n".join(map(repr, ons)))
+        request.check()
+        produced = [on.param for on in ons if on.produced]
+        if produced:
+            refuse_returns(request.unit, program)
+            refuse_jumps(request.unit, program, produced)
+        plans = []
+        for name in request.plans:
+            path, text = find_template(name)
+            plans.append(PlanText(name, text, path))
+        dump("plan", "\n".join(plan.text for plan in plans))
+        safe = probe(program, ons, plans, realization, request.world)
+    except OverlapError as error:
+        raise error.at(where) from None
+    return ons, tuple(plans), safe or not _flattens(request.unit, program)
+
+
+def _flattens(unit: SourceUnit, program: ProgramModel) -> bool:
+    """Whether the tile loop of a kernel may ask to be flattened."""
+    lines = {line for r in program.kernel.regions for line in range(r.begin_line, r.end_line + 1)}
+    for node in ast.walk(unit.tree):
+        if isinstance(node, ast.For) and isinstance(node.iter, ast.Call):
+            values = [k.value for k in node.iter.keywords if k.arg == "flatten"]
+            asked = any(not (isinstance(v, ast.Constant) and not v.value) for v in values)
+            if asked and lines & set(range(node.lineno, (node.end_lineno or node.lineno) + 1)):
+                return True
+    return False
+
+
+def refuse_returns(unit: SourceUnit, program: ProgramModel) -> None:
+    """Refuses a ``return`` behind the dispatch region: a program that waits there must reach what it owes to others.
+
+    Raises:
+        UnsupportedError: with the first such line.
+    """
+    kernel = program.kernel
+    lines = returns_after_dispatch(unit, kernel.qualname, min(r.end_line for r in kernel.regions))
+    if lines:
+        raise UnsupportedError(
+            f"`{kernel.name}` may return between its wait and what follows the tile (a raise, in kernels that produce)",
+            where=unit.span(lines[0], unit.lines[lines[0] - 1].find("return") + 1, len("return")),
+            help="return above `dispatch begin`, or mask the work with the condition instead of leaving",
+        )
+
+
+def block_size(compilation: Compilation, axis: Axis) -> int:
+    """Block size of a tile axis: set, or a literal of the launch.
+
+    Raises:
+        UsageError: it is computed when the kernel is launched, and not set.
+    """
+    meta = dict(compilation.realization.meta)
+    assert compilation.program.host is not None
+    text = dict(compilation.program.host.kernel_args).get(axis.block or "", "")
+    if axis.block in meta:
+        return meta[axis.block]
+    if text.isdecimal():
+        return int(text)
+    raise UsageError(
+        f"the block size {axis.block} of axis {axis.name} is computed when the kernel is launched",
+        where=axis.span,
+        help=f"say which to show: --set {axis.block}=64",
+    )
+
+
+def planned(compilation: Compilation, *, world: int, sizes: dict[str, int]) -> Planned:
+    """Plan and schedules of a compilation for one world and one set of sizes.
+
+    Raises:
+        UsageError: a block size is not a literal in the host function and not set.
+    """
+    return plan_launch(
+        compilation.program,
+        compilation.ons,
+        compilation.plans,
+        compilation.realization,
+        world,
+        sizes,
+        lambda axis: block_size(compilation, axis),
+    )
+
+
+def explain(
+    compilation: Compilation, *, world: int, sizes: dict[str, int], rank: int | None = None
+) -> Iterator[tuple[str, str]]:
+    """Title and text of each stage's result, for one world and one set of sizes.
+
+    Args:
+        rank: the rank whose runs are shown; None for all.
+    """
+    need_sizes(compilation.program, sizes)
+    yield "kernel model", describe_model(compilation.program)
+    made = planned(compilation, world=world, sizes=sizes)
+    yield "plan", describe_plan(made.plan)
+    for shown in made.schedules if rank is None else (made.schedules[rank],):
+        yield f"runs of rank {shown.rank}", describe_schedule(shown, made.plan)
+
+
+class _Dump:
+    """Writes each stage's text into OVERLAP_DUMP_DIR, if that is set."""
+
+    def __init__(self, path: str) -> None:
+        folder = settings.get("dump_dir")
+        self.folder = Path(folder) / Path(path).stem if folder else None
+        self.number = 0
+
+    def __call__(self, stage: str, text: str) -> None:
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / f"{self.number:02d}_{stage}.txt").write_text(text, encoding="utf-8")
+        self.number += 1
