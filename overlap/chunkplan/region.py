@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
+from operator import eq
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Box:
 
     @property
     def empty(self) -> bool:
-        return any(low == high for low, high in zip(self.lo, self.hi, strict=True))
+        return any(map(eq, self.lo, self.hi))
 
     def intersect(self, other: Box) -> Box:
         """The elements in both; an empty box where there are none."""
@@ -60,7 +61,10 @@ class Box:
     def overlaps(self, other: Box) -> bool:
         """Whether at least one element is in both."""
         self._same_ndim(other)
-        return all(max(a, b) < min(c, d) for a, b, c, d in zip(self.lo, other.lo, self.hi, other.hi, strict=True))
+        for a, b, c, d in zip(self.lo, other.lo, self.hi, other.hi, strict=True):
+            if (a if a > b else b) >= (c if c < d else d):
+                return False
+        return True
 
     def contains(self, other: Box) -> bool:
         """Whether every element of ``other`` is in this box. An empty box is contained in all."""

@@ -1,12 +1,14 @@
 """What a plan does, worked out another way than `overlap.chunkplan` does: element by element.
 
 `judge` decides with sets of single elements and networkx's transitive closure; `execute` moves real numbers in a random
-order that the plan allows.
+order that the plan allows. `judge_sums` and `execute_sums` are the same for plans that reduce, where the value of an
+element is how often it counts each rank.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter, defaultdict
 from itertools import product
 
 import networkx as nx
@@ -97,3 +99,82 @@ def execute(plan: CommPlan, truth: dict[str, np.ndarray], seed: int) -> None:
     for rank, chunks in enumerate(plan.after):
         for chunk in chunks:
             np.testing.assert_array_equal(part(memory[rank][chunk.tensor], chunk), part(truth[chunk.tensor], chunk))
+
+
+# Plans that reduce
+
+Element = tuple[str, tuple[int, ...]]
+
+
+def reduces(plan: CommPlan) -> bool:
+    return any(op.reduce is not None for _, op in plan.items())
+
+
+def judge_sums(plan: CommPlan, seed: int = 0) -> str | None:
+    """What is wrong with a plan of moves and reductions inside its tensors, in a few words; None when nothing is."""
+    graph = graph_of(plan)
+    if not nx.is_directed_acyclic_graph(graph):
+        return "cycle"
+    ops = dict(plan.items())
+    behind = {op_id: nx.ancestors(graph, op_id) for op_id in ops}
+    owned = [set().union(*(elements(chunk) for chunk in chunks)) for chunks in plan.before]
+    for op_id, op in ops.items():
+        for rank, chunk in [(op.src_rank, op.src)] + ([(op.dst_rank, op.dst)] if op.reduce else []):
+            arrived = set().union(*(elements(ops[a].dst) for a in behind[op_id] if ops[a].dst_rank == rank))
+            if elements(chunk) - owned[rank] - arrived:
+                return "reads what is not there"
+    for (a, first), (b, second) in product(ops.items(), repeat=2):
+        if a == b or a in behind[b] or b in behind[a]:
+            continue
+        if first.dst_rank == second.dst_rank and elements(first.dst) & elements(second.dst):
+            if not (first.reduce and second.reduce):
+                return "written twice"
+        if not first.reduce and first.dst_rank == second.src_rank and elements(first.dst) & elements(second.src):
+            return "read and overwritten"
+    return execute_sums(plan, seed)
+
+
+def execute_sums(plan: CommPlan, seed: int) -> str | None:
+    """Carries a plan out in a random allowed order; what is wrong with its values, or None.
+
+    What arrives is kept apart, in the order of arrival, and an operation combines what it is ordered behind.
+    """
+    graph = graph_of(plan)
+    behind = {node: nx.ancestors(graph, node) for node in graph}
+    start: list[dict[Element, Counter[int]]] = [
+        {element: Counter([rank]) for chunk in chunks for element in elements(chunk)}
+        for rank, chunks in enumerate(plan.before)
+    ]
+    arrived: list[dict[Element, list[tuple[OpId, bool, Counter[int]]]]] = [defaultdict(list) for _ in start]
+
+    def value(rank: int, element: Element, reader: OpId | None) -> Counter[int]:
+        total = Counter(start[rank].get(element, {}))
+        for writer, adds, brought in arrived[rank][element]:
+            if reader is None or writer in behind[reader]:
+                total = total + brought if adds else Counter(brought)
+        return total
+
+    waiting = {node: graph.in_degree(node) for node in graph}
+    ready = sorted(node for node, count in waiting.items() if count == 0)
+    dice = random.Random(seed)
+    values: list[Counter[int]] = []
+    while ready:
+        node = ready.pop(dice.randrange(len(ready)))
+        op = plan.op(node)
+        moved = {element: value(op.src_rank, element, node) for element in elements(op.src)}
+        for element, brought in moved.items():
+            arrived[op.dst_rank][element].append((node, op.reduce is not None, brought))
+        values += moved.values()
+        for follower in graph.successors(node):
+            waiting[follower] -= 1
+            if waiting[follower] == 0:
+                ready.append(follower)
+    values += [value(rank, element, None) for rank, places in enumerate(arrived) for element in list(places)]
+    if any(count > 1 for found in values for count in found.values()):
+        return "counted twice"
+    everyone = Counter(range(plan.world))
+    for rank, chunks in enumerate(plan.after):
+        for chunk in chunks:
+            if any(value(rank, element, None) != everyone for element in elements(chunk)):
+                return "missing"
+    return None

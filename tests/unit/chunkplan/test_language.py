@@ -17,8 +17,8 @@ from overlap.chunkplan.verify import verify_plan
 from overlap.errors import PlanError
 
 
-def build(text: str, world: int = 4, shape=(8, 6), dim: int = 0, **more) -> CommPlan:
-    return build_plan(text, world=world, tensor=TensorSpec("a", shape), dim=dim, path="p.yaml", **more)
+def build(text: str, world: int = 4, shape=(8, 6), dim: int = 0, to_dim: int | None = 1, **more) -> CommPlan:
+    return build_plan(text, world=world, tensor=TensorSpec("a", shape), dim=dim, to_dim=to_dim, path="p.yaml", **more)
 
 
 def ops(text: str, **more) -> CommPlan:

@@ -11,11 +11,14 @@ import pytest
 from overlap.chunkplan.build import build_plan, load_plan
 from overlap.chunkplan.library import find_template
 from overlap.chunkplan.plan import P2P, Chunk, Collective, CommPlan, OpId, TensorSpec
+from overlap.chunkplan.reduction import Reduction
 from overlap.chunkplan.region import Box
 from overlap.chunkplan.verify import verify_plan
 from overlap.errors import PlanError
 
 from .oracle import judge
+
+SUM = Reduction("sum")
 
 
 def make(name: str, world: int = 4, shape=(8, 2), split: int = 1, direction: str = "pull") -> CommPlan:
@@ -225,16 +228,27 @@ def test_empty_chunks_are_ordinary():
 def summed(world: int, **changes) -> CommPlan:
     """Every rank adds its partial result into rank 0's."""
     whole = rows(0, 8, "c")
-    ops = tuple((replace(P2P("push", r, 0, whole, whole, reduce="sum"), **changes),) if r else () for r in range(world))
-    return CommPlan("sum", world, (TensorSpec("c", (8, 2)),), ((whole,),) * world, ((whole,),) * world, ops)
+    ops = tuple((replace(P2P("push", r, 0, whole, whole, reduce=SUM), **changes),) if r else () for r in range(world))
+    after = ((whole,), *((),) * (world - 1))
+    return CommPlan("sum", world, (TensorSpec("c", (8, 2)),), ((whole,),) * world, after, ops)
 
 
 def test_reductions_into_one_box_commute():
     verify_plan(summed(4))
     plan = summed(4)
-    mixed = with_op(plan, (2, 0), reduce="max")
-    assert "written twice" in refusal(mixed).message
-    assert "overwrites" in refusal(with_op(summed(2), (1, 0), reduce=None)).message
+    beside = with_op(plan, (2, 0), reduce=None)
+    assert "c[0:8, 0:2] on rank 0 is written twice, by rank 1 operation 0" in refusal(beside).message
+    assert "make the later of the two depend on the other" in refusal(beside).help
+
+
+def test_a_tensor_has_one_known_reduction():
+    plan = summed(4)
+    mixed = refusal(with_op(plan, (2, 0), reduce=Reduction("sum", "fp64")))
+    assert "rank 2 operation 0 (push c[0:8, 0:2] (sum) to rank 0) and rank 1 operation 0" in mixed.message
+    assert "reduce c in two ways" in mixed.message and "one accumulator" in mixed.help
+    assert "unknown reduction `summ`" in refusal(with_op(plan, (2, 0), reduce=Reduction("summ"))).message
+    odd = refusal(with_op(plan, (2, 0), reduce=Reduction("sum", "fp16")))
+    assert "a sum is not carried out in `fp16`" in odd.message and odd.help == "did you mean `fp32`? there is fp32, fp64"
 
 
 def test_a_sum_needs_something_to_add_to():
@@ -245,10 +259,11 @@ def test_a_sum_needs_something_to_add_to():
     )
 
 
-def test_a_partial_result_is_not_read_while_it_grows():
+def test_a_reader_sees_the_part_of_its_rank_while_others_arrive():
+    """Rank 0's own part is sent on beside the parts that come in: unordered reductions are not seen."""
     whole = rows(0, 8, "c")
-    plan = also(summed(3), 1, P2P("pull", 0, 1, whole, whole, reduce="sum", channel=1))
-    assert "while" in refusal(plan).message
+    plan = also(summed(2), 1, P2P("pull", 0, 1, whole, whole, reduce=SUM, channel=1))
+    verify_plan(replace(plan, after=((whole,),) * 2))
 
 
 def collective(world: int, kind: str = "all_gather") -> CommPlan:

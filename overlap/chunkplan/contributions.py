@@ -1,0 +1,351 @@
+"""Whose parts make up a sum: the value of every chunk of a reduced tensor, as the set of ranks that it counts.
+
+At the start a rank's value is its own part. A move carries the value that its source has when it starts, a reduction
+adds it to what is there. Sets are bit masks (bit r: the part of rank r), kept by boxes and never by element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from overlap.errors import PlanError
+
+from .memory import Place, PlaceId, adds
+from .order import HappensBefore, collective_groups, name_op
+from .plan import P2P, Chunk, Collective, CommPlan, OpId
+from .reduction import REDUCTIONS
+from .region import Box, overlap_of, uncovered
+
+Parts = list[tuple[Box, int]]
+"""Disjoint boxes, each with the ranks it counts."""
+
+
+@dataclass
+class CountedTwice(Exception):
+    """Adding ``extra`` to what is at ``box`` counts the ranks of ``mask`` twice; None: a part of a collective."""
+
+    box: Box
+    mask: int
+    op: OpId
+
+
+def ranks_of(mask: int) -> list[int]:
+    return [rank for rank in range(mask.bit_length()) if mask >> rank & 1]
+
+
+class Contributions:
+    """The values of the tensors in ``checked``, and of those that feed them, over a plan without collisions.
+
+    Args:
+        places: of `overlap.chunkplan.memory.places_of`.
+        checked: names of tensors whose chunks are sums of one part from each rank.
+
+    Raises:
+        PlanError: some value that an operation carries counts a rank twice.
+    """
+
+    def __init__(
+        self, plan: CommPlan, order: HappensBefore, places: dict[PlaceId, Place], checked: frozenset[str]
+    ) -> None:
+        self.plan = plan
+        self.order = order
+        self.places = places
+        self.checked = checked
+        self.brought: dict[OpId, Parts] = {}
+        """What each operation puts at its destination."""
+        self._when = {op_id: number for number, op_id in enumerate(order.order)}
+        self._known: dict[tuple[PlaceId, Box, tuple[OpId, ...]], Parts] = {}
+        self._carry(self._feeding())
+
+    def check(self) -> None:
+        """Every promised chunk counts every rank, and no chunk a rank twice.
+
+        Raises:
+            PlanError: names the rank that is missing or counted twice, the chunk, and the operations.
+        """
+        for (rank, tensor), place in self.places.items():
+            if tensor in self.checked:
+                for box, touched in zip(place.boxes, place.touched, strict=True):
+                    if touched.writers:
+                        self.value((rank, tensor), box, None)
+        everyone = (1 << self.plan.world) - 1
+        for rank, chunks in enumerate(self.plan.after):
+            for chunk in chunks:
+                if chunk.tensor in self.checked and not chunk.box.empty:
+                    for box, mask in self.value((rank, chunk.tensor), chunk.box, None):
+                        if mask != everyone:
+                            raise self._missing(rank, Chunk(chunk.tensor, box), ranks_of(everyone & ~mask)[0])
+
+    # Values
+
+    def value(self, at: PlaceId, box: Box, reader: OpId | None) -> Parts:
+        """What operation ``reader`` sees at a box that the plan touches; None: what is there in the end."""
+        place = self.places[at]
+        own: list[Box] = []
+        groups: dict[Box, list[OpId]] = {}
+        for j in place.near[place.number[box]]:
+            touched = place.touched[j]
+            if touched.held:
+                own.append(place.boxes[j])
+            seen = touched.writers
+            if reader is not None:
+                seen = [writer for writer in seen if self.order.before(writer, reader)]
+            if seen:
+                groups.setdefault(place.boxes[j].intersect(box), []).extend(seen)
+        if not groups:
+            return _initial(box, own, at[0])
+        if len(groups) == 1 and box in groups:
+            return self._folded(at, box, own, self._in_order(groups[box]))
+        parts: Parts = []
+        for boxes, writers in _together(groups):
+            behind = self._in_order(writers)
+            for alone in _disjoint(boxes):
+                parts += self._folded(at, alone, own, behind)
+        for rest in uncovered(sorted(groups, key=lambda other: other.lo), box):
+            parts += _initial(rest, own, at[0])
+        return parts
+
+    def _in_order(self, ops: Iterable[OpId]) -> tuple[OpId, ...]:
+        return tuple(sorted(ops, key=self._when.__getitem__))
+
+    def _folded(self, at: PlaceId, box: Box, own: Sequence[Box], writers: tuple[OpId, ...]) -> Parts:
+        """The value of ``box`` behind ``writers``, one after the other."""
+        known = self._known.get((at, box, writers))
+        if known is not None:
+            return known
+        parts = _initial(box, own, at[0])
+        for writer in writers:
+            op = self.plan.op(writer)
+            twice_is_once = op.reduce is not None and REDUCTIONS[op.reduce.op].idempotent
+            try:
+                for part, mask in self.brought.get(writer, []):
+                    parts = _put(parts, part, mask, adds(op), twice_is_once, writer)
+            except CountedTwice as twice:
+                raise self._twice(at, twice, writers) from None
+        self._known[at, box, writers] = parts
+        return parts
+
+    def _feeding(self) -> frozenset[str]:
+        """The checked tensors, and those whose values reach one."""
+        found = set(self.checked)
+        while True:
+            more = {op.src.tensor for _, op in self.plan.items() if op.dst.tensor in found} - found
+            if not more:
+                return frozenset(found)
+            found |= more
+
+    def _carry(self, tensors: frozenset[str]) -> None:
+        members = {member: group for group in collective_groups(self.plan) for member in group}
+        for op_id in self.order.order:
+            op = self.plan.op(op_id)
+            if op.dst.tensor not in tensors or op_id in self.brought:
+                continue
+            if isinstance(op, Collective):
+                self._collective(members[op_id])
+            elif not op.src.box.empty:
+                offset = [to - start for start, to in zip(op.src.box.lo, op.dst.box.lo, strict=True)]
+                seen = self.value((op.src_rank, op.src.tensor), op.src.box, op_id)
+                self.brought[op_id] = [(box.translate(offset), mask) for box, mask in seen] if any(offset) else seen
+
+    def _collective(self, group: tuple[OpId, ...]) -> None:
+        """All members start together: each takes what the others have then."""
+        given: list[tuple[OpId, Parts]] = []
+        for member in group:
+            op = self.plan.op(member)
+            if op.src.tensor != op.dst.tensor:
+                raise PlanError(
+                    f"plan {self.plan.name}: {name_op(self.plan, member)} goes from one tensor to another, so whose "
+                    f"parts reach {op.dst.tensor} cannot be told",
+                    where=self.plan.where(member),
+                    help="stay in one tensor, or write it as pushes with `reduce`",
+                )
+            if not op.src.box.empty:
+                given.append((member, self.value((member[0], op.src.tensor), op.src.box, member)))
+        for member in group:
+            op = self.plan.op(member)
+            assert isinstance(op, Collective)
+            sums = op.kind in ("all_reduce", "reduce_scatter")
+            parts: Parts = [] if op.dst.box.empty else [(op.dst.box, 0)]
+            for giver, values in given:
+                for box, mask in values:
+                    try:
+                        parts = _put(parts, box, mask, sums, False, giver)
+                    except CountedTwice as twice:
+                        raise PlanError(
+                            f"plan {self.plan.name}: rank {ranks_of(twice.mask)[0]} is counted twice in "
+                            f"{Chunk(op.dst.tensor, twice.box)} by {name_op(self.plan, member)}",
+                            where=self.plan.where(member),
+                            help=f"what rank {giver[0]} gives counts it already: let each rank give its own part",
+                        ) from None
+            self.brought[member] = parts
+
+    # Stories
+
+    def _twice(self, at: PlaceId, twice: CountedTwice, writers: Sequence[OpId]) -> PlanError:
+        rank, tensor = at
+        counted = ranks_of(twice.mask)[0]
+        first = self._source(at, twice.box, counted, writers[: writers.index(twice.op)])
+        brings = self._mask_of(twice.op, twice.box)
+        told = f", which brings the sum of ranks {', '.join(map(str, ranks_of(brings)))}" if brings & brings - 1 else ""
+        return PlanError(
+            f"plan {self.plan.name}: rank {counted} is counted twice in {Chunk(tensor, twice.box)} on rank {rank}: by "
+            f"{self._named(rank, first)} and by {name_op(self.plan, twice.op)}{told}",
+            where=self.plan.where(twice.op),
+            help="a sum takes each rank's part once: leave one of the two out, or let it carry a part without that rank",
+        )
+
+    def _missing(self, rank: int, chunk: Chunk, lost: int) -> PlanError:
+        at = (rank, chunk.tensor)
+        said = f"plan {self.plan.name}: rank {rank} ends with {chunk} without the part of rank {lost}"
+        late = self._late(at, chunk.box, lost)
+        if late is not None:
+            bringer, reader = late
+            where = self.plan.op(reader)
+            assert isinstance(where, P2P)
+            turned = self.order.before(reader, bringer)
+            return PlanError(
+                f"{said}: {name_op(self.plan, bringer)} adds it on rank {where.src_rank}, but "
+                f"{name_op(self.plan, reader)} {'comes before that' if turned else 'does not wait for that'}",
+                where=self.plan.where(reader),
+                help="turn the two round"
+                if turned
+                else f"make the second depend on the first, `depends: [[{bringer[0]}, {bringer[1]}]]`",
+            )
+        seen = self._writers(at, chunk.box, None)
+        for number, writer in reversed(list(enumerate(seen))):
+            if adds(self.plan.op(writer)):
+                continue
+            source = self._source(at, chunk.box, lost, seen[:number])
+            if source is not None:
+                return PlanError(
+                    f"{said}: {name_op(self.plan, writer)} overwrites what {self._named(rank, source)} had put there",
+                    where=self.plan.where(writer),
+                    help="add it with `reduce: sum`, or let what it carries count that rank first",
+                )
+            break
+        if not any(adds(self.plan.op(writer)) for writer in seen):
+            way = f"nothing is added to {chunk.tensor} there: take a plan that reduces, such as reduce_scatter_1d"
+        else:
+            way = f"add an operation that brings the part of rank {lost} to rank {rank}, with `reduce: sum`"
+        return PlanError(said, where=self.plan.where(), help=way)
+
+    def _named(self, rank: int, source: OpId | int | None) -> str:
+        return name_op(self.plan, source) if isinstance(source, tuple) else f"rank {rank}'s own part"
+
+    def _writers(self, at: PlaceId, box: Box, reader: OpId | None) -> list[OpId]:
+        """Operations that land on a place in ``box`` and are seen by ``reader``, one after the other."""
+        found = [
+            writer
+            for other, touched in zip(self.places[at].boxes, self.places[at].touched, strict=True)
+            if other.overlaps(box)
+            for writer in touched.writers
+            if reader is None or self.order.before(writer, reader)
+        ]
+        return list(self._in_order(found))
+
+    def _mask_of(self, op_id: OpId, box: Box) -> int:
+        """The ranks counted by what an operation puts into ``box``."""
+        counted = 0
+        for part, mask in self.brought.get(op_id, []):
+            counted |= mask if part.overlaps(box) else 0
+        return counted
+
+    def _source(self, at: PlaceId, box: Box, rank: int, writers: Sequence[OpId]) -> OpId | int | None:
+        """What put the part of ``rank`` into the value of ``box`` behind ``writers``: an operation, or the rank."""
+        place = self.places[at]
+        owned = any(
+            touched.held and other.overlaps(box) for other, touched in zip(place.boxes, place.touched, strict=True)
+        )
+        found: OpId | int | None = rank if owned and rank == at[0] else None
+        for writer in writers:
+            mask = self._mask_of(writer, box)
+            if mask >> rank & 1:
+                found = writer
+            elif not adds(self.plan.op(writer)) and any(part.overlaps(box) for part, _ in self.brought[writer]):
+                found = None
+        return found
+
+    def _late(self, at: PlaceId, box: Box, lost: int) -> tuple[OpId, OpId] | None:
+        """An operation that brings the lost part to a rank, and one that sends that rank's value on too early."""
+        seen: set[OpId] = set()
+        waiting = [(writer, box) for writer in self._writers(at, box, None)]
+        while waiting:
+            reader, region = waiting.pop(0)
+            op = self.plan.op(reader)
+            if reader in seen or not isinstance(op, P2P):
+                continue
+            seen.add(reader)
+            offset = [start - to for start, to in zip(op.src.box.lo, op.dst.box.lo, strict=True)]
+            source = region.intersect(op.dst.box).translate(offset)
+            place = (op.src_rank, op.src.tensor)
+            before = self._writers(place, source, reader)
+            for writer in self._writers(place, source, None):
+                if writer not in before and adds(self.plan.op(writer)) and self._mask_of(writer, source) >> lost & 1:
+                    return writer, reader
+            waiting += [(writer, source) for writer in before]
+        return None
+
+
+# Boxes with masks
+
+
+def _initial(box: Box, own: Iterable[Box], rank: int) -> Parts:
+    """A rank's own part where it holds one, nothing elsewhere."""
+    parts: Parts = []
+    left = [box]
+    for held in own:
+        if held.contains(box):
+            return [(box, 1 << rank)]
+    for held in own:
+        parts += [(piece.intersect(held), 1 << rank) for piece in left if piece.overlaps(held)]
+        left = [rest for piece in left for rest in piece.subtract(held)]
+    return parts + [(piece, 0) for piece in left]
+
+
+def _put(parts: Parts, box: Box, mask: int, adding: bool, twice_is_once: bool, op: OpId) -> Parts:
+    """``parts`` with ``mask`` added to, or in place of, what is in ``box``."""
+    found: Parts = []
+    for part, counted in parts:
+        if part == box:
+            if adding and counted & mask and not twice_is_once:
+                raise CountedTwice(box, counted & mask, op)
+            found.append((box, counted | mask if adding else mask))
+            continue
+        if not part.overlaps(box):
+            found.append((part, counted))
+            continue
+        shared = part.intersect(box)
+        if adding and counted & mask and not twice_is_once:
+            raise CountedTwice(shared, counted & mask, op)
+        found += [(rest, counted) for rest in part.subtract(box)]
+        found.append((shared, counted | mask if adding else mask))
+    return found
+
+
+def _together(groups: dict[Box, list[OpId]]) -> list[tuple[list[Box], list[OpId]]]:
+    """Boxes that share elements, directly or through others, with all their operations."""
+    boxes = list(groups)
+    root = list(range(len(boxes)))
+
+    def find(i: int) -> int:
+        while root[i] != i:
+            root[i] = root[root[i]]
+            i = root[i]
+        return i
+
+    for i, j, _ in overlap_of(boxes):
+        root[find(i)] = find(j)
+    found: dict[int, tuple[list[Box], list[OpId]]] = {}
+    for i, box in enumerate(boxes):
+        members, writers = found.setdefault(find(i), ([], []))
+        members.append(box)
+        writers.extend(groups[box])
+    return list(found.values())
+
+
+def _disjoint(boxes: Sequence[Box]) -> list[Box]:
+    found: list[Box] = []
+    for box in boxes:
+        found += uncovered(found, box)
+    return found
