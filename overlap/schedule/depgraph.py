@@ -17,13 +17,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from overlap.chunkplan.order import HappensBefore
 from overlap.chunkplan.plan import Chunk, Collective, CommPlan, OpId
 from overlap.chunkplan.region import Box, uncovered, union_size
 from overlap.errors import PlanError, ScheduleError
 
 from .model import AxisTiles, TensorRead, TensorWrite
-from .pieces import check_produced, partial_sources
+from .pieces import Values, check_produced, partial_sources
 
 Interval = tuple[int, int]
 """Half-open, of tile coordinates along one axis."""
@@ -112,14 +111,14 @@ def dependence_graph(
     *,
     writes: Sequence[TensorWrite] = (),
     windows: Windows | None = None,
-    order: HappensBefore | None = None,
+    values: Values | None = None,
 ) -> DependenceGraph:
     """The graph of one rank of a plan whose structure is sound (`overlap.chunkplan.verify.check_structure`).
 
     Args:
         writes: how tiles write tensors of the plan.
         windows: the rank's windows.
-        order: the plan's happens-before, where the caller has it already.
+        values: of the plan, where the caller has them already.
 
     Raises:
         ScheduleError: a read or write that names an unknown tensor or axis, an axis that does not span its dimension,
@@ -156,7 +155,7 @@ def dependence_graph(
     made = []
     if writes:
         check_writes(plan, writes, axes, windows)
-        for chunk, ops in partial_sources(plan, rank, {write.tensor for write in writes}, order):
+        for chunk, ops in partial_sources(plan, rank, {write.tensor for write in writes}, values):
             window = windows.get(chunk.tensor)
             if window is not None and not window.contains(chunk.box):
                 raise ScheduleError(

@@ -11,7 +11,7 @@ replaces it. What is not ordered with the reader is not seen: everything lands i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from overlap.chunkplan.order import HappensBefore, happens_before, name_op
@@ -44,12 +44,88 @@ class Piece:
     combine: str = "sum"
 
 
+Parts = tuple[tuple[Box, Summands], ...]
+
 Sums = dict[tuple[OpId, ...], tuple[Piece, ...]]
 """By the operations that send it on: the pieces that partition their source box."""
 
 
+class Values:
+    """What chunks are worth on each rank, and to whom: the value rule for one plan, with its happens-before.
+
+    Raises:
+        PlanError: the plan is cyclic.
+    """
+
+    def __init__(self, plan: CommPlan, order: HappensBefore | None = None) -> None:
+        self.plan = plan
+        self.order = order or happens_before(plan)
+        self._sources: dict[OpId, Parts] = {}
+        self._landing: dict[tuple[int, str], list[tuple[OpId, P2P]]] = {}
+        for op_id, op in plan.items():
+            if isinstance(op, P2P):
+                self._landing.setdefault((op.dst_rank, op.dst.tensor), []).append((op_id, op))
+
+    def source(self, op_id: OpId) -> Parts:
+        """What an operation sends: its source box cut into parts of equal summands (none for an empty box).
+
+        Raises:
+            PlanError: its rank never has some of it.
+        """
+        if op_id not in self._sources:
+            op = self.plan.op(op_id)
+            assert isinstance(op, P2P)
+            said = f"sends, as {name_op(self.plan, op_id)},"
+            self._sources[op_id] = self._parts(
+                op.src_rank, op.src, lambda earlier: self.order.before(earlier, op_id), said
+            )
+        return self._sources[op_id]
+
+    def sends_partial(self, op_id: OpId) -> bool:
+        """Whether an operation sends nothing but what the kernel of its rank made."""
+        return _own(self.source(op_id))
+
+    def result(self, rank: int, chunk: Chunk) -> Parts:
+        """``chunk`` on ``rank`` behind all operations, cut into parts of equal summands.
+
+        Raises:
+            PlanError: the rank never has some of it.
+        """
+        return self._parts(rank, chunk, lambda _: True, "ends with")
+
+    def _parts(self, rank: int, chunk: Chunk, seen: Callable[[OpId], bool], said: str) -> Parts:
+        if chunk.box.empty:
+            return ()
+        plan, before = self.plan, self.order.before
+        landing = [
+            (op_id, op)
+            for op_id, op in self._landing.get((rank, chunk.tensor), ())
+            if op.dst.box.overlaps(chunk.box) and seen(op_id)
+        ]
+        held = [c.box for c in plan.before[rank] if c.tensor == chunk.tensor]
+        found: list[tuple[Box, Summands]] = []
+        for box in _cut([chunk.box], [*(op.dst.box for _, op in landing), *held]):
+            here = [(op_id, op) for op_id, op in landing if op.dst.box.contains(box)]
+            adding = [op_id for op_id, op in here if op.reduce]
+            replacing = [op_id for op_id, op in here if not op.reduce]
+            summands: list[OpId | None] = [*adding]
+            if replacing:
+                last = next((a for a in replacing if all(before(b, a) for b in replacing if b != a)), max(replacing))
+                summands = [last, *(op_id for op_id in adding if before(last, op_id))]
+            elif any(own.contains(box) for own in held):
+                summands.append(None)
+            if not summands:
+                raise PlanError(
+                    f"plan {plan.name}: rank {rank} {said} {Chunk(chunk.tensor, box)}, which it never has",
+                    where=plan.where(),
+                    help="let the rank make it (`before`), or move it there",
+                )
+            found.append((box, tuple(sorted(summands, key=lambda op_id: _place(plan, rank, op_id)))))
+        return tuple(sorted(found, key=lambda part: part[0].lo))
+
+
 def pieces(
-    plan: CommPlan, rank: int, tensor: str, order: HappensBefore | None = None
+    plan: CommPlan, rank: int, tensor: str, known: Values | HappensBefore | None = None
 ) -> tuple[Sums, tuple[Piece, ...]]:
     """What ``rank`` adds up of a produced tensor: for its own operations, and as its result.
 
@@ -58,25 +134,24 @@ def pieces(
     ``plan.after[rank]``. A piece that is both stands in both, the same object, with ``keep`` and ``out``.
 
     Args:
-        order: the plan's happens-before, where the caller has it already.
+        known: the plan's values, or its happens-before, where the caller has either already.
 
     Raises:
         PlanError: the plan is cyclic, or a rank sends or ends with what it never had.
         UnsupportedError: contributions to one element that are combined in different ways.
     """
-    order = order or happens_before(plan)
-    groups: dict[tuple[Box, tuple[tuple[Box, Summands], ...]], list[OpId]] = {}
-    for index, op in enumerate(plan.ops[rank]):
-        if isinstance(op, P2P) and op.direction == "push" and op.src.tensor == tensor:
-            parts = source_value(plan, (rank, index), order)
-            if not _own(parts):
-                groups.setdefault((op.src.box, parts), []).append((rank, index))
+    values = known if isinstance(known, Values) else Values(plan, known)
+    groups: dict[tuple[Box, Parts], list[OpId]] = {}
+    for op_id in _sent(plan, rank, (tensor,)):
+        parts = values.source(op_id)
+        if not _own(parts):
+            groups.setdefault((plan.op(op_id).src.box, parts), []).append(op_id)
 
     wanted: list[Box] = []
     for chunk in plan.after[rank]:
         if chunk.tensor == tensor:
             wanted += uncovered(wanted, chunk.box)
-    finals = [part for box in wanted for part in _value(plan, rank, Chunk(tensor, box), order, lambda _: True, "ends")]
+    finals = [part for box in wanted for part in values.result(rank, Chunk(tensor, box))]
     for _, parts in groups:
         for box, summands in parts:
             finals = [
@@ -100,7 +175,7 @@ def pieces(
 
 
 def partial_sources(
-    plan: CommPlan, rank: int, produced: Collection[str], order: HappensBefore | None = None
+    plan: CommPlan, rank: int, produced: Collection[str], known: Values | HappensBefore | None = None
 ) -> tuple[tuple[Chunk, tuple[OpId, ...]], ...]:
     """Chunks of the kernel's own partials that operations of ``rank`` send: each with these operations, in list order.
 
@@ -109,20 +184,12 @@ def partial_sources(
     Raises:
         PlanError: as `pieces`.
     """
-    order = order or happens_before(plan)
+    values = known if isinstance(known, Values) else Values(plan, known)
     found: dict[Chunk, list[OpId]] = {}
-    for index, op in enumerate(plan.ops[rank]):
-        if isinstance(op, P2P) and op.direction == "push" and op.src.tensor in produced:
-            if _own(source_value(plan, (rank, index), order)):
-                found.setdefault(op.src, []).append((rank, index))
+    for op_id in _sent(plan, rank, produced):
+        if values.sends_partial(op_id):
+            found.setdefault(plan.op(op_id).src, []).append(op_id)
     return tuple((chunk, tuple(ops)) for chunk, ops in found.items())
-
-
-def source_value(plan: CommPlan, op_id: OpId, order: HappensBefore) -> tuple[tuple[Box, Summands], ...]:
-    """What an operation sends: its source box cut into parts of equal summands (none for an empty box)."""
-    op = plan.op(op_id)
-    assert isinstance(op, P2P)
-    return _value(plan, op.src_rank, op.src, order, lambda earlier: order.before(earlier, op_id), name_op(plan, op_id))
 
 
 def check_produced(plan: CommPlan, produced: Collection[str]) -> None:
@@ -158,45 +225,15 @@ def check_produced(plan: CommPlan, produced: Collection[str]) -> None:
             )
 
 
-def _own(parts: Iterable[tuple[Box, Summands]]) -> bool:
+def _sent(plan: CommPlan, rank: int, produced: Collection[str]) -> Iterator[OpId]:
+    """Operations of the rank's list that send of these tensors."""
+    for index, op in enumerate(plan.ops[rank]):
+        if isinstance(op, P2P) and op.direction == "push" and op.src.tensor in produced:
+            yield rank, index
+
+
+def _own(parts: Parts) -> bool:
     return all(summands == (None,) for _, summands in parts)
-
-
-def _value(
-    plan: CommPlan, rank: int, chunk: Chunk, order: HappensBefore, seen: Callable[[OpId], bool], reader: str
-) -> tuple[tuple[Box, Summands], ...]:
-    """``chunk`` on ``rank`` cut into parts of equal summands, with the operations that ``seen`` says are seen."""
-    if chunk.box.empty:
-        return ()
-    landing: list[tuple[OpId, P2P]] = []
-    for op_id in plan.arriving(rank):
-        op = plan.op(op_id)
-        if isinstance(op, P2P) and op.dst.tensor == chunk.tensor and op.dst.box.overlaps(chunk.box) and seen(op_id):
-            landing.append((op_id, op))
-    held = [c.box for c in plan.before[rank] if c.tensor == chunk.tensor]
-    found: list[tuple[Box, Summands]] = []
-    for box in _cut([chunk.box], [*(op.dst.box for _, op in landing), *held]):
-        here = [(op_id, op) for op_id, op in landing if op.dst.box.contains(box)]
-        adding = [op_id for op_id, op in here if op.reduce]
-        replacing = [op_id for op_id, op in here if not op.reduce]
-        summands: list[OpId | None] = [*adding]
-        if replacing:
-            last = next((a for a in replacing if all(order.before(b, a) for b in replacing if b != a)), max(replacing))
-            summands = [last, *(op_id for op_id in adding if order.before(last, op_id))]
-        elif any(own.contains(box) for own in held):
-            summands.append(None)
-        if not summands:
-            raise PlanError(
-                f"plan {plan.name}: rank {rank} {_says(reader)} {Chunk(chunk.tensor, box)}, which it never has",
-                where=plan.where(),
-                help="let the rank make it (`before`), or move it there",
-            )
-        found.append((box, tuple(sorted(summands, key=lambda op_id: _place(plan, rank, op_id)))))
-    return tuple(sorted(found, key=lambda part: part[0].lo))
-
-
-def _says(reader: str) -> str:
-    return "ends with" if reader == "ends" else f"sends, as {reader},"
 
 
 def _place(plan: CommPlan, rank: int, op_id: OpId | None) -> tuple[int, OpId]:

@@ -27,7 +27,9 @@ def range_reads(plan: CommPlan, tensors: Mapping[str, int], axis: str) -> tuple[
     ranks = {spec.name: len(spec.shape) for spec in plan.tensors}
     return tuple(
         TensorRead(
-            name, tuple(axis if d == dim else None for d in range(ranks[name])), tuple(False for _ in range(ranks[name]))
+            name,
+            tuple(axis if d == dim else None for d in range(ranks[name])),
+            tuple(False for _ in range(ranks[name])),
         )
         for name, dim in tensors.items()
     )

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
 
-from overlap.chunkplan.order import HappensBefore, happens_before
+from overlap.chunkplan.order import happens_before
 from overlap.chunkplan.plan import P2P, CommPlan, OpId
 from overlap.chunkplan.verify import check_structure
 from overlap.errors import ScheduleError
@@ -38,6 +38,7 @@ from .cost import finish_times
 from .depgraph import DependenceGraph, Interval, TileSet, Windows, check_covered, dependence_graph
 from .mapping import TileMap, TileMapCheck, row_major
 from .model import AxisTiles, Counter, CountIn, RankSchedule, Run, TensorRead, TensorWrite, Wait
+from .pieces import Values
 from .sync import assign_slots, channel_order, fewest_flags
 
 TileBox = tuple[Interval, ...]
@@ -136,7 +137,7 @@ class _Shared:
 
     plan: CommPlan
     finish: dict[OpId, float]
-    order: HappensBefore
+    values: Values
     ordered: bool
     bijective: TileMapCheck | None
 
@@ -145,7 +146,7 @@ class _Shared:
         check_structure(plan)
         order = happens_before(plan)
         bijective = TileMapCheck(tile_map) if tile_map is not None else None
-        return cls(plan, finish_times(plan, order=order), order, ordered, bijective)
+        return cls(plan, finish_times(plan, order=order), Values(plan, order), ordered, bijective)
 
 
 def _schedule(
@@ -158,11 +159,11 @@ def _schedule(
 ) -> RankSchedule:
     plan = shared.plan
     check_covered(plan, reads, axes, rank, windows)
-    graph = dependence_graph(plan, reads, axes, rank, writes=writes, windows=windows, order=shared.order)
+    graph = dependence_graph(plan, reads, axes, rank, writes=writes, windows=windows, values=shared.values)
     arrivals = by_finish(plan, rank, shared.finish)
     slots = assign_slots(plan, rank)
     position = {op: i for i, op in enumerate(arrivals)}
-    implied = shared.order if shared.ordered else None
+    implied = shared.values.order if shared.ordered else None
     runs: list[Run] = []
     first = 0
     for ready, box in cut(graph, arrivals):

@@ -39,11 +39,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from overlap.chunkplan.order import HappensBefore, happens_before, name_op
+from overlap.chunkplan.order import name_op
 from overlap.chunkplan.plan import P2P, CommPlan, OpId
 from overlap.errors import PlanError, UnsupportedError
 
-from .pieces import Piece, check_produced, partial_sources, pieces, source_value
+from .pieces import Piece, Values, check_produced, partial_sources, pieces
 
 
 @dataclass(frozen=True)
@@ -179,16 +179,17 @@ def directions(plan: CommPlan) -> tuple[bool, bool]:
     return "pull" in found, "push" in found
 
 
-def stages(plan: CommPlan, produced: Collection[str], order: HappensBefore) -> dict[OpId, int]:
+def stages(produced: Collection[str], values: Values) -> dict[OpId, int]:
     """How many sums stand, one behind the other, before each operation.
 
     An operation that sends a sum is one stage behind the last of the operations that land in it.
     """
     found: dict[OpId, int] = {}
+    order = values.order
     for op_id in order.order:
         stage = max((found[before] for before, _ in order.predecessors[op_id]), default=0)
-        if plan.op(op_id).src.tensor in produced:
-            for _, summands in source_value(plan, op_id, order):
+        if values.plan.op(op_id).src.tensor in produced:
+            for _, summands in values.source(op_id):
                 stage = max([stage, *(found[landed] + 1 for landed in summands if landed is not None)])
         found[op_id] = stage
     return found
@@ -198,16 +199,16 @@ class _Producing:
     """The steps of a rank behind its kernel: what leaves it, and the sums of what comes in."""
 
     def __init__(self, plan: CommPlan, rank: int, produced: Collection[str]) -> None:
-        order = happens_before(plan)
-        stage = stages(plan, produced, order)
+        values = Values(plan)
+        stage = stages(produced, values)
         self._plan = plan
         self._rank = rank
         self._stages: dict[int, list[OpId]] = {}
         for index, op in enumerate(plan.ops[rank]):
             if op.src.tensor in produced:
                 self._stages.setdefault(stage[rank, index], []).append((rank, index))
-        self.partial = {op: chunk for chunk, ops in partial_sources(plan, rank, produced, order) for op in ops}
-        self._pieces = {tensor: pieces(plan, rank, tensor, order) for tensor in produced}
+        self.partial = {op: chunk for chunk, ops in partial_sources(plan, rank, produced, values) for op in ops}
+        self._pieces = {tensor: pieces(plan, rank, tensor, values) for tensor in produced}
         self._waited: set[OpId] = set()
         """What the main stream's sums have seen landed."""
         self.behind: dict[int, set[OpId]] = {}

@@ -25,6 +25,7 @@ from overlap.errors import ScheduleError
 from .cycles import find_cycle
 from .depgraph import DependenceGraph, TileSet, Windows, check_covered, dependence_graph
 from .model import AxisTiles, RankSchedule, Run, TensorRead, TensorWrite
+from .pieces import Values
 from .runs import axes_of_ranks, windows_of_ranks
 
 Node = tuple[str, int, int]
@@ -58,7 +59,8 @@ def verify_schedule(
     if len(schedules) != plan.world:
         raise ScheduleError(f"{len(schedules)} schedules for plan {plan.name} of world {plan.world}")
     check_structure(plan)
-    order = happens_before(plan)
+    values = Values(plan)
+    order = values.order
     by_rank, seen = axes_of_ranks(axes, plan.world), windows_of_ranks(windows, plan.world)
     for rank, schedule in enumerate(schedules):
         if schedule.rank != rank or schedule.world != plan.world or schedule.axes != by_rank[rank]:
@@ -68,7 +70,7 @@ def verify_schedule(
         check_covered(plan, reads, schedule.axes, rank, seen[rank])
         _check_permutation(schedule)
         _check_flags(schedule, plan)
-        graph = dependence_graph(plan, reads, schedule.axes, rank, writes=writes, windows=seen[rank], order=order)
+        graph = dependence_graph(plan, reads, schedule.axes, rank, writes=writes, windows=seen[rank], values=values)
         _check_waits(schedule, plan, graph, order if ordered else None)
         _check_counters(schedule, graph)
     cycle = _cycle(schedules, plan, order, {write.tensor for write in writes}, flattened=flattened)

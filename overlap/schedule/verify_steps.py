@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from overlap.chunkplan.order import happens_before
 from overlap.chunkplan.plan import P2P, CommPlan, OpId
 from overlap.chunkplan.verify import check_structure
 from overlap.errors import ScheduleError
 
 from .cycles import find_cycle
-from .pieces import check_produced
+from .pieces import Values, check_produced
 from .steps import Await, Copy, Credit, Entry, Fork, Hold, Join, Kernel, Raise, Step, Sum, directions
 from .verify_sums import Produced, check_holds, check_sums
 
@@ -42,9 +41,9 @@ def verify_steps(
     if len(steps) != plan.world:
         raise ScheduleError(f"launch steps of {len(steps)} ranks for plan {plan.name} of world {plan.world}")
     check_produced(plan, produced)
-    order = happens_before(plan) if produced else None
+    values = Values(plan) if produced else None
     for rank, own in enumerate(steps):
-        made = Produced.of(plan, rank, produced, order)
+        made = Produced.of(plan, rank, produced, values)
         _check_entry(own, plan, rank, bool(made.partial))
         _check_lanes(own, rank)
         _check_copies(own, plan, rank)

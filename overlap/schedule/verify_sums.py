@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from overlap.chunkplan.order import HappensBefore
 from overlap.chunkplan.plan import Chunk, CommPlan, OpId
 from overlap.errors import ScheduleError
 
-from .pieces import Piece, partial_sources, pieces
+from .pieces import Piece, Values, partial_sources, pieces
 from .steps import Copy, Fork, Hold, Kernel, Step, Sum
 
 
@@ -26,14 +25,14 @@ class Produced:
     result: tuple[Piece, ...]
 
     @classmethod
-    def of(cls, plan: CommPlan, rank: int, produced: Collection[str], order: HappensBefore | None) -> Produced:
+    def of(cls, plan: CommPlan, rank: int, produced: Collection[str], values: Values | None) -> Produced:
         if not produced:
             return cls({}, {}, ())
-        partial = {op: chunk for chunk, ops in partial_sources(plan, rank, produced, order) for op in ops}
+        partial = {op: chunk for chunk, ops in partial_sources(plan, rank, produced, values) for op in ops}
         kept: dict[OpId, tuple[Piece, ...]] = {}
         result: list[Piece] = []
         for tensor in sorted(set(produced)):
-            sums, final = pieces(plan, rank, tensor, order)
+            sums, final = pieces(plan, rank, tensor, values)
             kept |= {op: made for ops, made in sums.items() for op in ops}
             result += final
         return cls(partial, kept, tuple(result))
