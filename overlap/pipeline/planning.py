@@ -135,8 +135,7 @@ def plan_launch(
     verify_schedule(schedules, plan, reads, axes, writes=writes, windows=windows, ordered=ordered)
     produced = tuple(on.tensor for on in ons if on.produced)
     steps = [launch_steps(plan, rank, produced=produced) for rank in range(world)]
-    if not produced:
-        verify_steps(steps, plan)
+    verify_steps(steps, plan, produced=produced)
     return Planned(plan, reads, writes, windows, axes, schedules, flatten_safe(schedules, plan, writes))
 
 
