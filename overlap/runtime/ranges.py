@@ -37,7 +37,11 @@ def range_arguments(instance: Instance, bound: Bound) -> dict[str, Any]:
                     f"the launch passes {axis.extent}={extent}; `{tensor}` has {size} along {axis.name}"
                 )
         schedule = schedule_range(
-            instance.plan, gathered, AxisTiles(axis.name, extent, block), instance.runtime.rank, ordered=instance.ordered
+            instance.plan,
+            gathered,
+            AxisTiles(axis.name, extent, block),
+            instance.runtime.rank,
+            ordered=instance.ordered,
         )
         words = to_words(schedule, instance.memory.room.flags)
         table = instance.prepared[key] = instance.workspace.table(words)
