@@ -1,10 +1,22 @@
 """Prebuilt operators: a kernel, a plan and a default realization each."""
 
+from .exchange_gemm import a2a_gemm, gemm_a2a
 from .gather_gemm import ag_gemm
+from .gather_k_gemm import ag_gemm_k
 from .measure import measure
 from .record import last_plan
 from .reduce_gemm import gemm_ar
 from .reserve import reserve
 from .scatter_gemm import gemm_rs
 
-__all__ = ["ag_gemm", "gemm_ar", "gemm_rs", "last_plan", "measure", "reserve"]
+__all__ = [
+    "a2a_gemm",
+    "ag_gemm",
+    "ag_gemm_k",
+    "gemm_a2a",
+    "gemm_ar",
+    "gemm_rs",
+    "last_plan",
+    "measure",
+    "reserve",
+]

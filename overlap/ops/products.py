@@ -61,16 +61,17 @@ def by_tma(view: GatherView, dtype: torch.dtype) -> bool:
 
 
 def product_arguments(
-    product: Product, a: torch.Tensor, view: GatherView, runtime: Runtime
+    product: Product, a: torch.Tensor, view: GatherView, runtime: Runtime, *, tma: bool | None = None
 ) -> tuple[Any, Any, dict[str, Any]]:
     """Kernel, grid and arguments of ``A @ W``.
 
     Args:
         a: [batch, rows, D] or, for a fused launch, this rank's shard of it.
+        tma: whether TMA reads A; by default as `by_tma` says of ``view``.
     """
     w, c = product.weight, product.result
     m, n, k = view.rows, product.columns, view.depth
-    tma = by_tma(view, w.dtype)
+    tma = by_tma(view, w.dtype) if tma is None else tma
     blocks = choose_blocks(
         descriptors=tma,
         itemsize=w.element_size(),

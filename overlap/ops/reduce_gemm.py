@@ -99,7 +99,7 @@ def run(
     if choice.backend == "serial":
         # Summed in place where that is possible.
         place = y.view(view.rows, view.columns) if made == moved else None
-        summand = multiply(view.left(x).flatten(0, 1), w, added, moved, place)
+        summand = multiply(x.flatten(0, -2), w, added, moved, place)
         all_reduce(group, summand.view(view.whole), y, fixed_order=deterministic)
         said = serial_plan("gemm_ar", "all_reduce", choice, world, rank, view.whole, moved)
     else:

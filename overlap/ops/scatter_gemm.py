@@ -9,6 +9,7 @@ added in fp32, in the order of the ranks, and rounded once more.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -109,12 +110,10 @@ def run(
     if 0 in view.whole:
         return y
     reasons = (dtype_reason(x.dtype, made, moved), uneven(view))
-    choice = choose_way(
-        group, x, view.batch * view.rows * view.columns * moved.itemsize, check_backend(backend), reasons
-    )
+    choice = choose_way(group, x, math.prod(view.whole) * moved.itemsize, check_backend(backend), reasons)
     added = bias if rank == 0 else None
     if choice.backend == "serial":
-        summand = multiply(x.reshape(-1, x.shape[-1]), w, added, moved).view(view.whole)
+        summand = multiply(x.flatten(0, -2), w, added, moved).view(view.whole)
         reduce_scatter(group, summand, dim, y, fixed_order=deterministic)
         said = serial_plan("gemm_rs", "reduce_scatter", choice, world, rank, view.whole, moved)
     else:

@@ -1,0 +1,323 @@
+"""`a2a_gemm` and `gemm_a2a`: products around the exchange of a sequence and its heads (Ulysses attention).
+
+    q = gemm_a2a(x, wq)   [S/world, K] @ [K, N] -> every rank all of S, its heads of N
+    attention on the rank's own heads
+    y = a2a_gemm(o, wo)   all of S, the heads K_r of a rank -> its rows of S, all of K @ [K, N]
+
+The sequence may be any dimension but the last, [B, S, K] and [S, B, K] alike. Nothing is added up between ranks: what
+travels arrives bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from overlap.api.collectives import all_to_all
+from overlap.api.fallback import check_backend
+from overlap.api.groups import group_by_name, no_group, resolve_group
+from overlap.chunkplan.region import shard_interval
+from overlap.errors import RuntimeContractError, UsageError
+from overlap.interop import define, group_name, traced
+from overlap.runtime.protocol import runtime_of
+
+from .arguments import check_dim, check_product, choose_way, dtype_reason, multiply, ranks, result, result_dtypes
+from .gather_gemm import compiled_kernel
+from .partials import launch_partial, out_by_tma
+from .products import Product, by_tma, product_arguments
+from .record import remember, serial_plan
+from .views import GatherView, gather_view, scatter_view
+
+UNEVEN = "uneven shards of a dimension with others on both sides"
+
+
+def a2a_gemm(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    scatter_dim: int = 0,
+    heads: int | None = None,
+    group: Any = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    backend: str | None = None,
+    plan: str = "all_to_all_1d",
+    split: int = 1,
+) -> torch.Tensor:
+    """``x @ w + bias`` of an x sharded along its last dimension, for this rank's piece of ``scatter_dim``.
+
+    Args:
+        x: this rank's piece [..., K_r] of an input sharded along K, all of ``scatter_dim``; any strides.
+        w: the whole weight [K, N]; any strides.
+        bias: [N] of x's dtype.
+        scatter_dim: the dimension, not the last, that is sharded afterwards (the sequence); pieces follow `torch.chunk`.
+        heads: how many heads K is made of; a number that the ranks cannot share evenly is refused.
+        group: process group, its name, DeviceMesh, (mesh, dim), or a simulated group; None is the default group.
+        out: where the result goes, of its shape and dtype.
+        out_dtype: of the result; by default ``out``'s, else x's.
+        backend: ``copy_engine`` (fused) or ``serial`` (a collective, then torch's product); by default fused, and serial
+            where that is impossible or slower, which `last_plan` and the log say.
+        plan: the plan template that moves the pieces.
+        split: chunks a piece is cut into.
+
+    Returns:
+        [..., N], ``scatter_dim`` cut to this rank's piece.
+
+    Raises:
+        UsageError: shapes, dtypes or devices that do not fit each other, or heads that would be cut.
+        RuntimeContractError: an x that is not this rank's piece of K.
+    """
+    check_product(x, w, bias, sharded_depth=True)
+    dim = check_dim(x, scatter_dim, "scatter_dim", last=False)
+    if out is None and not no_group(group) and traced(group, [x, w, bias]):
+        return _SCATTER(x, w, bias, dim, heads, group_name(group), out_dtype, backend, plan, split)
+    group = None if no_group(group) else resolve_group(group)
+    return run_a2a_gemm(x, w, bias, dim, heads, group, out, out_dtype, backend, plan, split)
+
+
+def gemm_a2a(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    gather_dim: int = 0,
+    gather_size: int | None = None,
+    heads: int | None = None,
+    group: Any = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    transport_dtype: torch.dtype | None = None,
+    backend: str | None = None,
+    plan: str = "all_to_all_1d",
+    split: int = 1,
+) -> torch.Tensor:
+    """``x @ w + bias`` for all of ``gather_dim``, along which x is sharded, and this rank's piece of the columns.
+
+    Args:
+        x: this rank's piece [..., K] of an input sharded along ``gather_dim``; any strides.
+        w: the whole weight [K, N]; any strides.
+        bias: [N] of x's dtype, the same on every rank.
+        gather_dim: the dimension, not the last, that x is sharded along (the sequence).
+        gather_size: its global extent, needed where shards are uneven; they follow `torch.chunk`.
+        heads: how many heads N is made of; a number that the ranks cannot share evenly is refused.
+        group, out, out_dtype, backend, plan, split: as for `a2a_gemm`.
+        transport_dtype: of the results that travel; by default the result's.
+
+    Returns:
+        [..., N_r], all of ``gather_dim``; the pieces of N follow `torch.chunk`.
+
+    Raises:
+        UsageError: shapes, dtypes or devices that do not fit each other, or heads that would be cut.
+        RuntimeContractError: an x that is not this rank's piece of ``gather_dim``.
+    """
+    check_product(x, w, bias)
+    dim = check_dim(x, gather_dim, "gather_dim", last=False)
+    if out is None and not no_group(group) and traced(group, [x, w, bias]):
+        name = group_name(group)
+        return _GATHER(x, w, bias, dim, gather_size, heads, name, out_dtype, transport_dtype, backend, plan, split)
+    group = None if no_group(group) else resolve_group(group)
+    return run_gemm_a2a(
+        x, w, bias, dim, gather_size, heads, group, out, out_dtype, transport_dtype, backend, plan, split
+    )
+
+
+def check_heads(heads: int | None, extent: int, world: int, name: str) -> None:
+    """Raises UsageError where a number of heads does not make up ``extent``, or a rank would hold part of a head."""
+    if heads is None:
+        return
+    if isinstance(heads, bool) or not isinstance(heads, int) or heads < 1 or extent % heads:
+        raise UsageError(f"heads={heads!r} do not make up {name}={extent}", help=f"{name} is heads times their size")
+    if heads % world:
+        raise UsageError(
+            f"{heads} heads cannot be shared evenly by {world} ranks", help=f"pad {name} to a multiple of {world} heads"
+        )
+
+
+def check_piece(held: int, extent: int, world: int, rank: int) -> None:
+    """Raises RuntimeContractError unless x holds this rank's piece of K."""
+    low, high = shard_interval(extent, world, rank)
+    if high - low != held:
+        raise RuntimeContractError(
+            f"rank {rank} of {world}: the piece of K={extent} is {high - low}, x has {held}",
+            help="pieces follow torch.chunk; w is the whole weight [K, N]",
+        )
+
+
+def run_a2a_gemm(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    dim: int,
+    heads: int | None,
+    group: Any,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    backend: str | None,
+    plan: str,
+    split: int,
+) -> torch.Tensor:
+    """One call on a resolved group."""
+    world, rank = ranks(group)
+    (depth, columns), lead = w.shape, tuple(x.shape[:-1])
+    check_heads(heads, depth, world, "K")
+    check_piece(x.shape[-1], depth, world, rank)
+    made, _ = result_dtypes(x, out, out_dtype, None)
+    view, largest = (scatter_view(lead, depth, dim, world, r) for r in (rank, 0))
+    y = result(out, (*view.shape[:-1], columns), made, (x, w, bias))
+    if 0 in view.whole or not columns:
+        return y.copy_(bias.expand(y.shape)) if bias is not None else y.zero_()
+    reasons = (dtype_reason(x.dtype, made), "" if view.possible else UNEVEN)
+    moved_bytes = math.prod(view.whole) * x.element_size() // world
+    choice = choose_way(group, x, moved_bytes, check_backend(backend), reasons)
+    if choice.backend == "serial":
+        rows = all_to_all(group, x, x.dim() - 1, dim, x.new_empty(view.shape)).flatten(0, -2)
+        multiply(rows, w, bias, made, y.view(-1, columns))
+        said = serial_plan("a2a_gemm", "all_to_all", choice, world, rank, view.whole, x.dtype)
+    else:
+        part, most = (_part(v.shape, depth, v.batch, v.rows, v.along) for v in (view, largest))
+        product = Product(w, y.view(part.batch, part.rows, columns), bias)
+        held, tma = x.reshape(view.batch, view.rows, x.shape[-1]), by_tma(most, x.dtype)
+        kernel, grid, arguments = product_arguments(product, held, part, runtime_of(group), tma=tma)
+        compiled = compiled_kernel(kernel, f"K:{view.along}", plan, split)
+        said = compiled.launch(grid, (), arguments, group=group, backend=choice.backend)
+    remember(replace(said, operator="a2a_gemm"), warn=choice.forced)
+    return y
+
+
+def _part(shape: tuple[int, ...], depth: int, batch: int, rows: int, along: str) -> GatherView:
+    """What a kernel works on of [batch, rows, depth], of which it holds ``shape``."""
+    held = torch.Size(shape).numel() // depth
+    if along == "B":
+        return GatherView(shape, held // max(1, rows), rows, depth, along)
+    return GatherView(shape, batch, held // max(1, batch), depth, along)
+
+
+def run_gemm_a2a(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    dim: int,
+    gather_size: int | None,
+    heads: int | None,
+    group: Any,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    transport_dtype: torch.dtype | None,
+    backend: str | None,
+    plan: str,
+    split: int,
+) -> torch.Tensor:
+    """One call on a resolved group."""
+    world, rank = ranks(group)
+    depth, columns = w.shape
+    check_heads(heads, columns, world, "N")
+    made, moved = result_dtypes(x, out, out_dtype, transport_dtype)
+    view = gather_view(x, dim, gather_size, world, rank)
+    low, high = shard_interval(columns, world, rank)
+    y = result(out, (*view.whole[:-1], high - low), made, (x, w, bias))
+    whole = (*view.whole[:-1], columns)
+    if 0 in whole:
+        return y
+    reasons = (dtype_reason(x.dtype, made, moved), "" if view.possible else UNEVEN)
+    moved_bytes = math.prod(whole) * moved.itemsize // world
+    choice = choose_way(group, x, moved_bytes, check_backend(backend), reasons)
+    if choice.backend == "serial":
+        own = multiply(x.flatten(0, -2), w, bias, moved)
+        all_to_all(group, own.view(*x.shape[:-1], columns), dim, x.dim() - 1, y)
+        said = serial_plan("gemm_a2a", "all_to_all", choice, world, rank, whole, moved)
+    else:
+        most = shard_interval(view.rows if view.along == "M" else view.batch, world, 0)[1]
+        batch, rows = (view.batch, most) if view.along == "M" else (most, view.rows)
+        how = {
+            "along": f"{view.along}:N",
+            "tma": out_by_tma(x.dtype, moved, batch, rows, columns),
+            "moved": moved,
+            "plan": plan,
+            "split": split,
+        }
+        part = y.view(view.batch, view.rows, high - low)
+        said = launch_partial(view.shard(x, dim), w, bias, part, columns, group=group, backend=choice.backend, **how)
+    remember(replace(said, operator="gemm_a2a"), warn=choice.forced)
+    return y
+
+
+def _call_scatter(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    scatter_dim: int,
+    heads: int | None,
+    group: str,
+    out_dtype: torch.dtype | None,
+    backend: str | None,
+    plan: str,
+    split: int,
+) -> torch.Tensor:
+    found = group_by_name(group)
+    return run_a2a_gemm(x, w, bias, scatter_dim, heads, found, None, out_dtype, backend, plan, split)
+
+
+def _fake_scatter(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    scatter_dim: int,
+    heads: int | None,
+    group: str,
+    out_dtype: torch.dtype | None,
+    backend: str | None,
+    plan: str,
+    split: int,
+) -> torch.Tensor:
+    world, rank = ranks(group_by_name(group))
+    shape = scatter_view(tuple(x.shape[:-1]), w.shape[1], scatter_dim, world, rank).shape
+    return x.new_empty(shape, dtype=out_dtype or x.dtype)
+
+
+def _call_gather(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    gather_dim: int,
+    gather_size: int | None,
+    heads: int | None,
+    group: str,
+    out_dtype: torch.dtype | None,
+    transport_dtype: torch.dtype | None,
+    backend: str | None,
+    plan: str,
+    split: int,
+) -> torch.Tensor:
+    found = group_by_name(group)
+    return run_gemm_a2a(
+        x, w, bias, gather_dim, gather_size, heads, found, None, out_dtype, transport_dtype, backend, plan, split
+    )
+
+
+def _fake_gather(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    gather_dim: int,
+    gather_size: int | None,
+    heads: int | None,
+    group: str,
+    out_dtype: torch.dtype | None,
+    transport_dtype: torch.dtype | None,
+    backend: str | None,
+    plan: str,
+    split: int,
+) -> torch.Tensor:
+    world, rank = ranks(group_by_name(group))
+    extent = x.shape[gather_dim] * world if gather_size is None else gather_size
+    low, high = shard_interval(w.shape[1], world, rank)
+    shape = (*x.shape[:gather_dim], extent, *x.shape[gather_dim + 1 : -1], high - low)
+    return x.new_empty(shape, dtype=out_dtype or x.dtype)
+
+
+_SCATTER = define("overlap::a2a_gemm", _call_scatter, _fake_scatter)
+_GATHER = define("overlap::gemm_a2a", _call_gather, _fake_gather)

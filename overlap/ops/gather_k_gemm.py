@@ -1,0 +1,117 @@
+"""`ag_gemm_k`: y = gather(x) @ w of an x sharded along the dimension it is multiplied along.
+
+Every rank wants all of y, or its own columns of it, and the weight is its own: the pieces of x are what moves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from overlap.api.fallback import check_backend
+from overlap.api.groups import group_by_name, no_group, resolve_group
+from overlap.api.serial import gather
+from overlap.interop import define, group_name, traced
+
+from .arguments import check_product, choose_way, dtype_reason, multiply, ranks, result, result_dtypes
+from .exchange_gemm import check_piece
+from .record import remember, serial_plan
+
+NOT_FUSED = "no fused kernel gathers along K"
+
+
+def ag_gemm_k(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    group: Any = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    backend: str | None = None,
+    plan: str = "all_gather_1d",
+    split: int = 1,
+) -> torch.Tensor:
+    """``gather(x, -1) @ w + bias`` over the ranks of ``group``.
+
+    Args:
+        x: this rank's piece [..., K_r] of an input sharded along K; pieces follow `torch.chunk`; any strides.
+        w: this rank's weight [K, N], all of K; any strides.
+        bias: [N] of x's dtype.
+        group: process group, its name, DeviceMesh, (mesh, dim), or a simulated group; None is the default group.
+        out: where the result goes, [..., N], of its dtype.
+        out_dtype: of the result; by default ``out``'s, else x's.
+        backend: ``copy_engine`` (fused) or ``serial`` (a collective, then torch's product); by default fused, and serial
+            where that is impossible or slower, which `last_plan` and the log say.
+        plan: the plan template that moves the pieces.
+        split: chunks a piece is cut into.
+
+    Raises:
+        UsageError: shapes, dtypes or devices that do not fit each other.
+        RuntimeContractError: an x that is not this rank's piece of K.
+    """
+    check_product(x, w, bias, sharded_depth=True)
+    if out is None and not no_group(group) and traced(group, [x, w, bias]):
+        return _OPERATOR(x, w, bias, group_name(group), out_dtype, backend, plan, split)
+    group = None if no_group(group) else resolve_group(group)
+    return run(x, w, bias, group, out, out_dtype, backend, plan, split)
+
+
+def run(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    group: Any,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    backend: str | None,
+    plan: str,
+    split: int,
+) -> torch.Tensor:
+    """One call on a resolved group."""
+    world, rank = ranks(group)
+    depth, columns = w.shape
+    check_piece(x.shape[-1], depth, world, rank)
+    made, _ = result_dtypes(x, out, out_dtype, None)
+    lead = tuple(x.shape[:-1])
+    y = result(out, (*lead, columns), made, (x, w, bias))
+    whole = (*lead, depth)
+    if 0 in whole or not columns:
+        return y.copy_(bias.expand(y.shape)) if bias is not None else y.zero_()
+    moved_bytes = torch.Size(whole).numel() * x.element_size()
+    reasons = (dtype_reason(x.dtype, made), NOT_FUSED)
+    choice = choose_way(group, x, moved_bytes, check_backend(backend), reasons)
+    gathered = gather(group, x, whole, x.dim() - 1).view(-1, depth)
+    multiply(gathered, w, bias, made, y.view(-1, columns))
+    remember(serial_plan("ag_gemm_k", "gather", choice, world, rank, whole, x.dtype), warn=choice.forced)
+    return y
+
+
+def _call(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    group: str,
+    out_dtype: torch.dtype | None,
+    backend: str | None,
+    plan: str,
+    split: int,
+) -> torch.Tensor:
+    return run(x, w, bias, group_by_name(group), None, out_dtype, backend, plan, split)
+
+
+def _fake(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    group: str,
+    out_dtype: torch.dtype | None,
+    backend: str | None,
+    plan: str,
+    split: int,
+) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], w.shape[1]), dtype=out_dtype or x.dtype)
+
+
+_OPERATOR = define("overlap::ag_gemm_k", _call, _fake)
