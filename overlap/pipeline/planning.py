@@ -23,6 +23,8 @@ from overlap.schedule.steps import launch_steps
 from overlap.schedule.verify import flatten_safe, verify_schedule
 from overlap.schedule.verify_steps import verify_steps
 
+from .parts import plan_parts
+
 PROBED_WORLDS = (1, 2, 3, 4)
 
 
@@ -31,7 +33,8 @@ class Planned:
     """All communicated tensors of one kernel in one world: their merged plan, and what each rank's kernel works on.
 
     ``windows[rank]`` maps a tensor to the box of it that the rank's kernel sees or makes, ``axes[rank]`` are the
-    rank's tile axes: the part of an all-to-all's axis that a rank works on is its own.
+    rank's tile axes: the part of an all-to-all's axis that a rank works on is its own. ``parts`` are the schedules of
+    in-tile loops that wait for chunks, one a rank, where there are any.
     """
 
     plan: CommPlan
@@ -41,6 +44,7 @@ class Planned:
     axes: tuple[tuple[AxisTiles, ...], ...]
     schedules: tuple[RankSchedule, ...]
     flatten_safe: bool
+    parts: tuple[RankSchedule, ...] = ()
 
 
 def tile_axes(program: ProgramModel) -> tuple[Axis, ...]:
@@ -136,7 +140,8 @@ def plan_launch(
     produced = tuple(on.tensor for on in ons if on.produced)
     steps = [launch_steps(plan, rank, produced=produced) for rank in range(world)]
     verify_steps(steps, plan, produced=produced)
-    return Planned(plan, reads, writes, windows, axes, schedules, flatten_safe(schedules, plan, writes))
+    parts = plan_parts(program, ons, plan, sizes, block_of, ordered=ordered)
+    return Planned(plan, reads, writes, windows, axes, schedules, flatten_safe(schedules, plan, writes), parts)
 
 
 def _extent(

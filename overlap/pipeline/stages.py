@@ -219,6 +219,8 @@ def explain(
     yield "plan", describe_plan(made.plan)
     for shown in made.schedules if rank is None else (made.schedules[rank],):
         yield f"runs of rank {shown.rank}", describe_schedule(shown, made.plan)
+        for part in made.parts[shown.rank : shown.rank + 1]:
+            yield f"parts of the loop over {part.axes[0].name} of rank {part.rank}", describe_schedule(part, made.plan)
 
 
 class _Dump:
