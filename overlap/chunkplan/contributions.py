@@ -7,7 +7,6 @@ adds it to what is there. Sets are bit masks (bit r: the part of rank r), kept b
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from overlap.errors import PlanError
 
@@ -21,13 +20,11 @@ Parts = list[tuple[Box, int]]
 """Disjoint boxes, each with the ranks it counts."""
 
 
-@dataclass
-class CountedTwice(Exception):
-    """Adding ``extra`` to what is at ``box`` counts the ranks of ``mask`` twice; None: a part of a collective."""
+Twice = tuple[int, OpId]
+"""The ranks that an operation counts once more."""
 
-    box: Box
-    mask: int
-    op: OpId
+Folded = list[tuple[Box, int, Twice | None]]
+"""Parts on the way, with what was counted twice and not replaced since."""
 
 
 def ranks_of(mask: int) -> list[int]:
@@ -73,9 +70,10 @@ class Contributions:
         for rank, chunks in enumerate(self.plan.after):
             for chunk in chunks:
                 if chunk.tensor in self.checked and not chunk.box.empty:
-                    for box, mask in self.value((rank, chunk.tensor), chunk.box, None):
+                    parts = self.value((rank, chunk.tensor), chunk.box, None)
+                    for box, mask in sorted(parts, key=lambda part: part[0].lo):
                         if mask != everyone:
-                            raise self._missing(rank, Chunk(chunk.tensor, box), ranks_of(everyone & ~mask)[0])
+                            raise self._missing(rank, Chunk(chunk.tensor, box), mask)
 
     # Values
 
@@ -114,15 +112,16 @@ class Contributions:
         known = self._known.get((at, box, writers))
         if known is not None:
             return known
-        parts = _initial(box, own, at[0])
+        folded: Folded = [(part, mask, None) for part, mask in _initial(box, own, at[0])]
         for writer in writers:
             op = self.plan.op(writer)
-            twice_is_once = op.reduce is not None and REDUCTIONS[op.reduce.op].idempotent
-            try:
-                for part, mask in self.brought.get(writer, []):
-                    parts = _put(parts, part, mask, adds(op), twice_is_once, writer)
-            except CountedTwice as twice:
-                raise self._twice(at, twice, writers) from None
+            once = op.reduce is not None and REDUCTIONS[op.reduce.op].idempotent
+            for part, mask in self.brought.get(writer, []):
+                folded = _put(folded, part, mask, adds(op), writer, once)
+        for part, _, twice in folded:
+            if twice is not None:
+                raise self._twice(at, part, twice, writers)
+        parts = [(part, mask) for part, mask, _ in folded]
         self._known[at, box, writers] = parts
         return parts
 
@@ -166,72 +165,81 @@ class Contributions:
             op = self.plan.op(member)
             assert isinstance(op, Collective)
             sums = op.kind in ("all_reduce", "reduce_scatter")
-            parts: Parts = [] if op.dst.box.empty else [(op.dst.box, 0)]
+            folded: Folded = [] if op.dst.box.empty else [(op.dst.box, 0, None)]
             for giver, values in given:
                 for box, mask in values:
-                    try:
-                        parts = _put(parts, box, mask, sums, False, giver)
-                    except CountedTwice as twice:
-                        raise PlanError(
-                            f"plan {self.plan.name}: rank {ranks_of(twice.mask)[0]} is counted twice in "
-                            f"{Chunk(op.dst.tensor, twice.box)} by {name_op(self.plan, member)}",
-                            where=self.plan.where(member),
-                            help=f"what rank {giver[0]} gives counts it already: let each rank give its own part",
-                        ) from None
-            self.brought[member] = parts
+                    folded = _put(folded, box, mask, sums, giver)
+            for box, _, twice in folded:
+                if twice is not None:
+                    raise PlanError(
+                        f"plan {self.plan.name}: rank {ranks_of(twice[0])[0]} is counted twice in "
+                        f"{Chunk(op.dst.tensor, box)} by {name_op(self.plan, member)}",
+                        where=self.plan.where(member),
+                        help=f"what rank {twice[1][0]} gives counts it already: let each rank give its own part",
+                    )
+            self.brought[member] = [(box, mask) for box, mask, _ in folded]
 
     # Stories
 
-    def _twice(self, at: PlaceId, twice: CountedTwice, writers: Sequence[OpId]) -> PlanError:
-        rank, tensor = at
-        counted = ranks_of(twice.mask)[0]
-        first = self._source(at, twice.box, counted, writers[: writers.index(twice.op)])
-        brings = self._mask_of(twice.op, twice.box)
+    def _twice(self, at: PlaceId, box: Box, twice: Twice, writers: Sequence[OpId]) -> PlanError:
+        mask, second = twice
+        counted = ranks_of(mask)[0]
+        first = self._source(at, box, counted, writers[: writers.index(second)])
+        if isinstance(first, tuple) and second < first and not self.order.before(first, second):
+            first, second = second, first
+        brings = self._mask_of(second, box)
         told = f", which brings the sum of ranks {', '.join(map(str, ranks_of(brings)))}" if brings & brings - 1 else ""
         return PlanError(
-            f"plan {self.plan.name}: rank {counted} is counted twice in {Chunk(tensor, twice.box)} on rank {rank}: by "
-            f"{self._named(rank, first)} and by {name_op(self.plan, twice.op)}{told}",
-            where=self.plan.where(twice.op),
+            f"plan {self.plan.name}: rank {counted} is counted twice in {Chunk(at[1], box)} on rank {at[0]}: by "
+            f"{self._named(first)} and by {name_op(self.plan, second)}{told}",
+            where=self.plan.where(second),
             help="a sum takes each rank's part once: leave one of the two out, or let it carry a part without that rank",
         )
 
-    def _missing(self, rank: int, chunk: Chunk, lost: int) -> PlanError:
+    def _missing(self, rank: int, chunk: Chunk, mask: int) -> PlanError:
         at = (rank, chunk.tensor)
+        lost = next(r for r in range(self.plan.world) if not mask >> r & 1)
         said = f"plan {self.plan.name}: rank {rank} ends with {chunk} without the part of rank {lost}"
-        late = self._late(at, chunk.box, lost)
-        if late is not None:
-            bringer, reader = late
-            where = self.plan.op(reader)
-            assert isinstance(where, P2P)
-            turned = self.order.before(reader, bringer)
-            return PlanError(
-                f"{said}: {name_op(self.plan, bringer)} adds it on rank {where.src_rank}, but "
-                f"{name_op(self.plan, reader)} {'comes before that' if turned else 'does not wait for that'}",
-                where=self.plan.where(reader),
-                help="turn the two round"
-                if turned
-                else f"make the second depend on the first, `depends: [[{bringer[0]}, {bringer[1]}]]`",
-            )
+        replaced = self._replaced(at, chunk.box, lost)
+        late = self._late(at, chunk.box, lost, mask)
+        if late is not None and (replaced is None or isinstance(replaced[1], int)):
+            return self._late_error(said, *late)
         seen = self._writers(at, chunk.box, None)
-        for number, writer in reversed(list(enumerate(seen))):
-            if adds(self.plan.op(writer)):
-                continue
-            source = self._source(at, chunk.box, lost, seen[:number])
-            if source is not None:
-                return PlanError(
-                    f"{said}: {name_op(self.plan, writer)} overwrites what {self._named(rank, source)} had put there",
-                    where=self.plan.where(writer),
-                    help="add it with `reduce: sum`, or let what it carries count that rank first",
-                )
-            break
+        if replaced is not None:
+            writer, source = replaced
+            return PlanError(
+                f"{said}: {name_op(self.plan, writer)} replaces what came from {self._named(source)}",
+                where=self.plan.where(writer),
+                help="add it with `reduce: sum`, or let what it carries count that rank first",
+            )
         if not any(adds(self.plan.op(writer)) for writer in seen):
             way = f"nothing is added to {chunk.tensor} there: take a plan that reduces, such as reduce_scatter_1d"
         else:
             way = f"add an operation that brings the part of rank {lost} to rank {rank}, with `reduce: sum`"
         return PlanError(said, where=self.plan.where(), help=way)
 
-    def _named(self, rank: int, source: OpId | int | None) -> str:
-        return name_op(self.plan, source) if isinstance(source, tuple) else f"rank {rank}'s own part"
+    def _late_error(self, said: str, bringer: OpId, reader: OpId) -> PlanError:
+        op = self.plan.op(bringer)
+        assert isinstance(op, P2P)
+        turned = self.order.before(reader, bringer)
+        return PlanError(
+            f"{said}: {name_op(self.plan, bringer)} adds it on rank {op.dst_rank}, but "
+            f"{name_op(self.plan, reader)} {'comes before that' if turned else 'does not wait for that'}",
+            where=self.plan.where(reader),
+            help="turn the two round"
+            if turned
+            else f"make the second depend on the first, `depends: [[{bringer[0]}, {bringer[1]}]]`",
+        )
+
+    def _replaced(self, at: PlaceId, box: Box, lost: int) -> tuple[OpId, OpId | int] | None:
+        """The last move into a place, and what had brought the lost part before it."""
+        seen = self._writers(at, box, None)
+        last = next((i for i in reversed(range(len(seen))) if not adds(self.plan.op(seen[i]))), None)
+        source = None if last is None else self._source(at, box, lost, seen[:last])
+        return None if last is None or source is None else (seen[last], source)
+
+    def _named(self, source: OpId | int | None) -> str:
+        return name_op(self.plan, source) if isinstance(source, tuple) else f"rank {source} itself"
 
     def _writers(self, at: PlaceId, box: Box, reader: OpId | None) -> list[OpId]:
         """Operations that land on a place in ``box`` and are seen by ``reader``, one after the other."""
@@ -266,8 +274,11 @@ class Contributions:
                 found = None
         return found
 
-    def _late(self, at: PlaceId, box: Box, lost: int) -> tuple[OpId, OpId] | None:
-        """An operation that brings the lost part to a rank, and one that sends that rank's value on too early."""
+    def _late(self, at: PlaceId, box: Box, lost: int, counted: int) -> tuple[OpId, OpId] | None:
+        """An operation that brings the lost part to a rank, and one that sends that rank's value on too early.
+
+        One whose parts are ``counted`` in the end is none: it would be counted twice.
+        """
         seen: set[OpId] = set()
         waiting = [(writer, box) for writer in self._writers(at, box, None)]
         while waiting:
@@ -281,7 +292,8 @@ class Contributions:
             place = (op.src_rank, op.src.tensor)
             before = self._writers(place, source, reader)
             for writer in self._writers(place, source, None):
-                if writer not in before and adds(self.plan.op(writer)) and self._mask_of(writer, source) >> lost & 1:
+                brings = self._mask_of(writer, source)
+                if writer not in before and adds(self.plan.op(writer)) and brings >> lost & 1 and not brings & counted:
                     return writer, reader
             waiting += [(writer, source) for writer in before]
         return None
@@ -303,23 +315,24 @@ def _initial(box: Box, own: Iterable[Box], rank: int) -> Parts:
     return parts + [(piece, 0) for piece in left]
 
 
-def _put(parts: Parts, box: Box, mask: int, adding: bool, twice_is_once: bool, op: OpId) -> Parts:
-    """``parts`` with ``mask`` added to, or in place of, what is in ``box``."""
-    found: Parts = []
-    for part, counted in parts:
+def _put(parts: Folded, box: Box, mask: int, adding: bool, op: OpId, once: bool = False) -> Folded:
+    """``parts`` with ``mask`` added to, or in place of, what is in ``box``; with ``once`` nothing counts twice."""
+    found: Folded = []
+    for part, counted, twice in parts:
+        if part != box and not part.overlaps(box):
+            found.append((part, counted, twice))
+            continue
         if part == box:
-            if adding and counted & mask and not twice_is_once:
-                raise CountedTwice(box, counted & mask, op)
-            found.append((box, counted | mask if adding else mask))
-            continue
-        if not part.overlaps(box):
-            found.append((part, counted))
-            continue
-        shared = part.intersect(box)
-        if adding and counted & mask and not twice_is_once:
-            raise CountedTwice(shared, counted & mask, op)
-        found += [(rest, counted) for rest in part.subtract(box)]
-        found.append((shared, counted | mask if adding else mask))
+            shared = box
+        else:
+            shared = part.intersect(box)
+            found += [(rest, counted, twice) for rest in part.subtract(box)]
+        if not adding:
+            found.append((shared, mask, None))
+        elif counted & mask and not once:
+            found.append((shared, counted | mask, twice or (counted & mask, op)))
+        else:
+            found.append((shared, counted | mask, twice))
     return found
 
 

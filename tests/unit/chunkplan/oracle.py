@@ -110,32 +110,33 @@ def reduces(plan: CommPlan) -> bool:
     return any(op.reduce is not None for _, op in plan.items())
 
 
-def judge_sums(plan: CommPlan, seed: int = 0) -> str | None:
-    """What is wrong with a plan of moves and reductions inside its tensors, in a few words; None when nothing is."""
+def judge_sums(plan: CommPlan, seed: int = 0) -> frozenset[str]:
+    """All that is wrong with a plan of moves and reductions inside its tensors, in a few words each."""
     graph = graph_of(plan)
     if not nx.is_directed_acyclic_graph(graph):
-        return "cycle"
+        return frozenset(["cycle"])
     ops = dict(plan.items())
     behind = {op_id: nx.ancestors(graph, op_id) for op_id in ops}
     owned = [set().union(*(elements(chunk) for chunk in chunks)) for chunks in plan.before]
+    wrong = set()
     for op_id, op in ops.items():
         for rank, chunk in [(op.src_rank, op.src)] + ([(op.dst_rank, op.dst)] if op.reduce else []):
             arrived = set().union(*(elements(ops[a].dst) for a in behind[op_id] if ops[a].dst_rank == rank))
             if elements(chunk) - owned[rank] - arrived:
-                return "reads what is not there"
+                wrong.add("reads what is not there")
     for (a, first), (b, second) in product(ops.items(), repeat=2):
         if a == b or a in behind[b] or b in behind[a]:
             continue
         if first.dst_rank == second.dst_rank and elements(first.dst) & elements(second.dst):
             if not (first.reduce and second.reduce):
-                return "written twice"
+                wrong.add("written twice")
         if not first.reduce and first.dst_rank == second.src_rank and elements(first.dst) & elements(second.src):
-            return "read and overwritten"
-    return execute_sums(plan, seed)
+            wrong.add("read and overwritten")
+    return frozenset(wrong) or execute_sums(plan, seed)
 
 
-def execute_sums(plan: CommPlan, seed: int) -> str | None:
-    """Carries a plan out in a random allowed order; what is wrong with its values, or None.
+def execute_sums(plan: CommPlan, seed: int) -> frozenset[str]:
+    """Carries a plan out in a random allowed order; what is wrong with its values.
 
     What arrives is kept apart, in the order of arrival, and an operation combines what it is ordered behind.
     """
@@ -170,11 +171,14 @@ def execute_sums(plan: CommPlan, seed: int) -> str | None:
             if waiting[follower] == 0:
                 ready.append(follower)
     values += [value(rank, element, None) for rank, places in enumerate(arrived) for element in list(places)]
+    wrong = set()
     if any(count > 1 for found in values for count in found.values()):
-        return "counted twice"
-    everyone = Counter(range(plan.world))
+        wrong.add("counted twice")
     for rank, chunks in enumerate(plan.after):
-        for chunk in chunks:
-            if any(value(rank, element, None) != everyone for element in elements(chunk)):
-                return "missing"
-    return None
+        for element in set().union(*(elements(chunk) for chunk in chunks)):
+            found = value(rank, element, None)
+            if not found:
+                wrong.add("never arrives")
+            elif set(found) != set(range(plan.world)):
+                wrong.add("missing")
+    return frozenset(wrong)

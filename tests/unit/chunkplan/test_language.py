@@ -65,7 +65,11 @@ def test_operations_of_every_kind():
 """
     )
     assert [str(op) for op in plan.ops[1][:1]] == ["pull a[0:2, 0:6] (sum) from rank 0"]
-    assert (plan.ops[1][0].channel, plan.ops[1][0].reduce, plan.ops[1][0].backend) == (1, Reduction("sum", "fp32"), "tma")
+    assert (plan.ops[1][0].channel, plan.ops[1][0].reduce, plan.ops[1][0].backend) == (
+        1,
+        Reduction("sum", "fp32"),
+        "tma",
+    )
     assert str(plan.ops[2][0]) == "push a[4:6, 0:6] to rank 3"
     assert str(plan.ops[3][0]) == "copy a[0:1, 0:6] as a[1:2, 0:6]"
     assert str(plan.ops[0][0]) == "pull a[0:8, 0:6] from rank 1"

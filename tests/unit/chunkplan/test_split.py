@@ -64,7 +64,16 @@ def test_parts_make_up_their_transfer_in_its_place(name, world, shape, dim, dire
 
 
 def test_every_property_of_a_transfer_is_kept():
-    op = P2P("push", 0, 1, WHOLE, Chunk("b", Box((10, 0), (16, 4))), channel=3, reduce=Reduction("sum", "fp64"), backend="tma")
+    op = P2P(
+        "push",
+        0,
+        1,
+        WHOLE,
+        Chunk("b", Box((10, 0), (16, 4))),
+        channel=3,
+        reduce=Reduction("sum", "fp64"),
+        backend="tma",
+    )
     plan = replace(plan_of((op,), (), ()), tensors=(TensorSpec("a", (6, 4)), TensorSpec("b", (20, 4))))
     first, second, third, fourth = split_plan(plan, 4).ops[0]
     for piece, lo, hi in ((first, 0, 2), (second, 2, 4), (third, 4, 6), (fourth, 6, 6)):

@@ -22,7 +22,7 @@ from overlap.chunkplan.region import Box
 from overlap.chunkplan.verify import verify_contributions, verify_plan
 from overlap.errors import PlanError
 
-from .oracle import execute_sums, judge, judge_sums, reduces
+from .oracle import execute_sums, judge_sums, reduces
 from .test_verify import also, mutate, with_op, without_op
 
 SUM = Reduction("sum")
@@ -115,8 +115,7 @@ def test_right_plans_count_every_rank_once_in_any_order(name, world, shape, dire
     plan = make(name, world, shape, dim, split, direction)
     verify_plan(plan)
     verify_contributions(plan, "c")
-    assert judge_sums(plan, seed) is None
-    assert execute_sums(plan, seed + 1) is None
+    assert judge_sums(plan, seed) == execute_sums(plan, seed + 1) == frozenset()
     assert load_plan(dump_plan(plan)) == plan
 
 
@@ -157,7 +156,7 @@ def test_two_shot_sends_a_sum_behind_all_its_parts_part_by_part():
 def test_recursive_doubling():
     plan = make("doubling", 4)
     verify_plan(plan)
-    assert judge_sums(plan) is None
+    assert judge_sums(plan) == frozenset()
     late = with_op(plan, (0, 1), depends=())
     error = refusal(late)
     assert "rank 2 ends with c[0:8, 0:2] without the part of rank 1: " in error.message
@@ -197,7 +196,7 @@ def test_a_sum_that_comes_back_counts_its_own_rank_twice():
     )
     plan = CommPlan("p", 2, (TensorSpec("c", (8, 2)),), ((whole,),) * 2, ((whole,),) * 2, ops)
     message = refusal(plan).message
-    assert "rank 0 is counted twice in c[0:8, 0:2] on rank 0: by rank 0's own part and by rank 1 operation 0" in message
+    assert "rank 0 is counted twice in c[0:8, 0:2] on rank 0: by rank 0 itself and by rank 1 operation 0" in message
     assert message.endswith("which brings the sum of ranks 0, 1")
     verify_plan(with_op(plan, (1, 0), reduce=None))
     verify_plan(with_op(plan, (1, 0), depends=()))
@@ -239,11 +238,8 @@ def test_an_overwritten_part():
     error = refusal(plan)
     assert (
         "rank 0 ends with c[0:8, 0:2] without the part of rank 0: rank 2 operation 0 (push c[0:8, 0:2] to rank 0) "
-        "overwrites what rank 0's own part had put there"
-    ) in error.message.replace("had put", "had put")
-    own = replace(plan, before=((whole,), (whole,), (whole,)), ops=(*ops[:2], (replace(ops[2][0], src=rows(0, 0)),)))
-    assert own  # the shapes differ: refused before any value is looked at
-    assert "one shape" in refusal(own).help
+        "replaces what came from rank 0 itself"
+    ) in error.message
 
 
 def test_an_overwritten_arrival():
@@ -257,7 +253,7 @@ def test_an_overwritten_arrival():
     plan = CommPlan("p", 3, (TensorSpec("c", (8, 2)),), ((whole,),) * 3, ((whole,), (), ()), ops)
     error = refusal(plan)
     assert (
-        "without the part of rank 1: rank 2 operation 0 (push c[0:8, 0:2] to rank 0) overwrites what rank 1 operation 0"
+        "without the part of rank 1: rank 2 operation 0 (push c[0:8, 0:2] to rank 0) replaces what came from rank 1 "
     ) in error.message
     assert "reduce: sum" in error.help
     verify_plan(with_op(with_op(plan, (1, 0), depends=((2, 0),)), (2, 0), depends=((0, 0),)))
@@ -346,13 +342,17 @@ def test_collectives_that_reduce():
 # Against the oracle
 
 
-def verdicts(plan: CommPlan) -> tuple[str | None, str | None]:
-    wrong = judge_sums(plan) if reduces(plan) else judge(plan)
+def agreed(plan: CommPlan) -> str | None:
+    """The verifier refuses a plan exactly when the oracle does, and for something that the oracle sees. None: right."""
+    wrong = judge_sums(plan)
     try:
         verify_plan(plan)
     except PlanError as error:
-        return wrong, error.message
-    return wrong, None
+        kind = next((kind for kind, words in WORDS.items() if words in error.message), error.message)
+        assert kind in wrong, f"oracle {set(wrong)}, verifier {error.message}\n{plan.ops}"
+        return kind
+    assert not wrong, f"oracle {set(wrong)}, verifier nothing\n{plan.ops}"
+    return None
 
 
 WORDS = {
@@ -362,6 +362,7 @@ WORDS = {
     "read and overwritten": "may be overwriting it",
     "counted twice": "is counted twice",
     "missing": "without the part of rank",
+    "never arrives": "ends without",
 }
 
 
@@ -390,18 +391,15 @@ def test_verdicts_agree_with_the_element_oracle():
     seen: Counter[str] = Counter()
     for trial in range(900):
         plan = damaged(dice)
-        wrong, said = verdicts(plan)
-        assert (wrong is None) == (said is None), f"trial {trial}: oracle {wrong}, verifier {said}\n{plan.ops}"
         if reduces(plan):
-            seen[wrong or "right"] += 1
-            if wrong is not None:
-                assert WORDS[wrong] in said, f"trial {trial}: oracle {wrong}, verifier {said}"
-            else:
-                assert execute_sums(plan, trial) is None
-    assert set(seen) == {"right", *WORDS} and min(seen.values()) >= 15, seen
+            kind = agreed(plan)
+            seen[kind or "right"] += 1
+            if kind is None:
+                assert execute_sums(plan, trial) == frozenset()
+    assert set(seen) == {"right", *WORDS} - {"never arrives"} and min(seen.values()) >= 15, seen
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_plans_out_of_nowhere(data):
     """Any operations at all over a few elements: the verifier accepts exactly what adds up in every order."""
@@ -428,9 +426,7 @@ def test_plans_out_of_nowhere(data):
     ops = tuple(map(tuple, rows_of))
     plan = CommPlan("p", world, (TensorSpec("c", (extent,)),), ((whole,),) * world, after, ops)
     if reduces(plan):
-        wrong, said = verdicts(plan)
-        assert (wrong is None) == (said is None), f"oracle {wrong}, verifier {said}"
-        assert wrong is None or WORDS[wrong] in said
+        agreed(plan)
 
 
 def test_large_plans_are_verified_in_seconds():

@@ -248,7 +248,9 @@ def test_a_tensor_has_one_known_reduction():
     assert "reduce c in two ways" in mixed.message and "one accumulator" in mixed.help
     assert "unknown reduction `summ`" in refusal(with_op(plan, (2, 0), reduce=Reduction("summ"))).message
     odd = refusal(with_op(plan, (2, 0), reduce=Reduction("sum", "fp16")))
-    assert "a sum is not carried out in `fp16`" in odd.message and odd.help == "did you mean `fp32`? there is fp32, fp64"
+    assert (
+        "a sum is not carried out in `fp16`" in odd.message and odd.help == "did you mean `fp64`? there is fp32, fp64"
+    )
 
 
 def test_a_sum_needs_something_to_add_to():
