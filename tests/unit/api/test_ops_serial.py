@@ -23,5 +23,5 @@ def test_ranks_over_gloo(repo, tmp_path, world):
         for rank in range(world)
     ]
     for rank, process in enumerate(ranks):
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=300)
         assert process.returncode == 0 and f"rank {rank}: ok" in output, output
