@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -86,11 +86,12 @@ def refuse_tuning(name: str) -> None:
 
 
 class CompiledKernel:
-    """An annotated kernel that gathers one of its tensors while it computes. Made by `overlap.compile`.
+    """An annotated kernel that communicates some of its tensors while it computes. Made by `overlap.compile`.
 
-    Launched as ``kernel[grid](...)`` with the original's arguments, of which ``on``'s tensor is this rank's shard, plus
+    Launched as ``kernel[grid](...)`` with the original's arguments, of which ``on``'s tensors are this rank's shards, plus
     ``group=``: None (the default group), a process group, its name, a DeviceMesh or ``(mesh, dim)``. Sizes, strides and
-    grid are global. The gathered tensor lies in memory of the kernel's own.
+    grid are global (of an axis that an all-to-all shards for the kernel: the rank's piece). Gathered inputs and the results
+    that a kernel makes for all ranks lie in memory of the kernel's own.
 
     Raises (when launched):
         OverlapError: whatever the compiler or the runtime refuses, with the user's line.
@@ -100,8 +101,8 @@ class CompiledKernel:
         self,
         source: KernelSource,
         *,
-        plan: str,
-        on: str,
+        plan: str | Sequence[str],
+        on: str | Sequence[str],
         world: int | None,
         backend: str | None,
         options: dict[str, str],
@@ -133,8 +134,9 @@ class CompiledKernel:
         )  # fmt: skip
         helpers = sorted(helper_sources(source.function()))
         facts = (
-            source.unit.sha256, source.unit.path, source.qualname, source.decorators, self.plan,
-            find_template(self.plan)[1], self.on, self.world, backend, sorted(self.options.items()), helpers,
+            source.unit.sha256, source.unit.path, source.qualname, source.decorators, request.plans,
+            [find_template(plan)[1] for plan in request.plans], request.ons, self.world, backend,
+            sorted(self.options.items()), helpers,
         )  # fmt: skip
         return module_file(self.__name__, facts, lambda: compile_kernel(request, source.decorators).module.text)
 
@@ -185,29 +187,33 @@ class CompiledKernel:
         group: Any = None,
         backend: str | None = None,
         behind: Callable[[Instance], None] | None = None,
+        transport: torch.dtype | None = None,
     ) -> LastPlan:
         """One launch, without a log line; what it did is returned and kept as `last_plan`.
 
         Args:
             backend: overrides the kernel's own choice for this launch.
             behind: enqueues more work that reads the gathered buffer (`overlap.runtime.launch`); fused launches only.
+            transport: dtype of communicated results on their way; by default their own. Each rank's part is rounded to
+                it once, what is added is added in fp32, and the sum is rounded once.
         """
         if no_group(group):
             self._forced = False
-            return self._serial(None, grid, args, kwargs, Choice("serial", "no process group, so one rank"))
+            alone = Choice("serial", "no process group, so one rank")
+            return self._serial(None, grid, args, kwargs, alone, transport)
         group = resolve_group(group)
         choice = self._choose(group, args, kwargs, backend or self.backend)
         self._forced = choice.forced
         if choice.backend == "serial":
-            return self._serial(group, grid, args, kwargs, choice)
+            return self._serial(group, grid, args, kwargs, choice, transport)
         runtime = runtime_of(group)
-        call = KernelCall(self.operator, runtime, grid, args, kwargs, behind)
+        call = KernelCall(self.operator, runtime, grid, args, kwargs, behind, transport)
         call.run()
         instance = call.instance
         assert instance is not None
         if self.last_plan is None or self._reported is not instance:
             self._reported = instance
-            plan, shard = instance.plan, call.shard
+            plan, part = instance.plan, instance.part
             self.last_plan = LastPlan(
                 operator=self.__name__,
                 backend=choice.backend,
@@ -216,8 +222,9 @@ class CompiledKernel:
                 world=runtime.world,
                 rank=runtime.rank,
                 shape=instance.shape,
-                dtype=str(shard.dtype),
-                predicted_ms=predicted_ms(plan, runtime.rank, shard.element_size()),
+                dtype=str(part.dtype),
+                predicted_ms=predicted_ms(plan, runtime.rank, part.dtype.itemsize),
+                kind=self._kind,
             )
         return self.last_plan
 
@@ -232,18 +239,19 @@ class CompiledKernel:
             `last_plan` with ``exposed_ms``: the fused launch's time less that of the original kernel on gathered data.
         """
         resolved = resolve_group(group)
-        gathered: list[torch.Tensor] = []
+        seen: dict[str, torch.Tensor] = {}
 
         def keep(instance: Instance) -> None:
-            if not gathered:
-                gathered.append(instance.buffer.clone(memory_format=torch.preserve_format))
+            for name, part in instance.parts.items():
+                seen.setdefault(name, part.tensor.clone(memory_format=torch.preserve_format))
 
         said = self.launch(grid, args, kwargs, group=resolved, behind=keep)
-        if not gathered:
+        if not seen:
             return said  # serial: nothing is hidden
         alone = KernelCall(self.operator, runtime_of(resolved), grid, args, kwargs)
         alone.read_launch(said.world, said.rank)
-        alone.substitute(gathered[0])
+        for name, tensor in seen.items():
+            alone.substitute(tensor, name)
         exposed = exposed_ms(
             lambda: self.launch(grid, args, kwargs, group=resolved),
             lambda: self.fn[grid](**alone.kwargs),
@@ -253,12 +261,12 @@ class CompiledKernel:
         logger().info("%s", self.last_plan)
         return self.last_plan
 
-    def reserve(self, group: Any = None, *, dtype: torch.dtype, **max_sizes: int) -> None:
+    def reserve(self, group: Any = None, *, dtype: torch.dtype | Mapping[str, torch.dtype], **max_sizes: int) -> None:
         """Makes the memory for all launches up to the given sizes; collective, and no launch makes any afterwards.
 
         Args:
-            dtype: of the communicated tensor.
-            max_sizes: the largest global extent of each of its axes: ``M=8192, K=4096``.
+            dtype: of the communicated tensors, or one for each by its name; of results as they travel.
+            max_sizes: the largest global extent of each of their axes: ``M=8192, K=4096``.
 
         Raises:
             UsageError: an axis without a size.
@@ -269,23 +277,44 @@ class CompiledKernel:
     _reported: Instance | None = None
     _forced = False
 
-    def _choose(self, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any], asked: str | None) -> Choice:
-        given = {**dict(zip(parameters(self.operator), args, strict=False)), **kwargs}
-        value = given.get(self.operator.tensor)
-        shard = getattr(value, "base", value)
-        extent = given.get(self.operator.extents.get(self.operator.axis, ""))
-        if not isinstance(shard, torch.Tensor) or not isinstance(extent, int):
-            return Choice("copy_engine")  # which says what is wrong with them
-        # The same number on every rank, also where a rank holds nothing.
-        others = math.prod(n for d, n in enumerate(shard.shape) if d != self.operator.dim)
-        return choose(group, shard, others * extent * shard.element_size(), asked)
+    @property
+    def _kind(self) -> str:
+        return "+".join(comm.kind for comm in self.operator.comms)
 
-    def _serial(self, group: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], choice: Choice) -> LastPlan:
+    def _choose(self, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any], asked: str | None) -> Choice:
+        operator = self.operator
+        given = {**dict(zip(parameters(operator), args, strict=False)), **kwargs}
+        total = 0
+        for comm in operator.comms:
+            value = given.get(comm.param)
+            shard = getattr(value, "base", value)
+            if not isinstance(shard, torch.Tensor):
+                return Choice("copy_engine")  # which says what is wrong with it
+            shape = list(shard.shape)
+            if comm.held is not None:
+                # The same number on every rank, also where a rank holds nothing.
+                extent = given.get(operator.extents.get(comm.dims[comm.held], ""))
+                if not isinstance(extent, int) or comm.held >= len(shape):
+                    return Choice("copy_engine")
+                shape[comm.held] = extent
+            total += math.prod(shape) * shard.element_size()
+        return choose(group, shard, total, asked)
+
+    def _serial(
+        self,
+        group: Any,
+        grid: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        choice: Choice,
+        transport: torch.dtype | None,
+    ) -> LastPlan:
         from .serial import SerialKernelCall
 
-        call = SerialKernelCall(self.operator, group, self.fn, grid, args, kwargs)
+        call = SerialKernelCall(self.operator, group, self.fn, grid, args, kwargs, transport)
         call.run()
         self._reported = None
+        first = call.given[0]
         self.last_plan = LastPlan(
             operator=self.__name__,
             backend="serial",
@@ -293,8 +322,9 @@ class CompiledKernel:
             chunks=0,
             world=call.runtime.world,
             rank=call.runtime.rank,
-            shape=call.shape,
-            dtype=str(call.shard.dtype),
+            shape=first.shape,
+            dtype=str(first.dtype),
             why_serial=choice.why_serial,
+            kind=self._kind,
         )
         return self.last_plan

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from overlap.annotate.source import SourceUnit
@@ -27,8 +28,8 @@ _KEYS = ("split", "comm_sms", "num_warps", "num_stages")
 
 
 def compile(
-    plan: str,
-    on: str,
+    plan: str | Sequence[str],
+    on: str | Sequence[str],
     *,
     world: int | None = None,
     backend: str | None = None,
@@ -38,8 +39,9 @@ def compile(
     """A decorator that fuses the communication of ``plan`` into an annotated `triton.jit` kernel.
 
     Args:
-        plan: a plan template's name (``all_gather_1d``), or the path of a YAML file.
-        on: the communicated tensor and axis, ``a[M]``: a kernel parameter, whose ``_ptr`` or ``_desc`` may be dropped.
+        plan: a plan template's name (``all_gather_1d``), or the path of a YAML file; one for each entry of ``on``.
+        on: the communicated tensor, a kernel parameter whose ``_ptr`` or ``_desc`` may be dropped, and its axis: ``a[M]``
+            gathers an input, ``c[M]`` reduce-scatters a result, ``c[]`` all-reduces it, ``a[K:M]`` exchanges. Or several.
         world: pins the kernel to groups of this size.
         backend: ``copy_engine`` or ``serial``; by default fused, and serial where that is impossible or slower.
         realization: a `Realization` to start from.
@@ -48,7 +50,8 @@ def compile(
     Raises:
         UsageError: an unknown backend, or used without arguments.
     """
-    if not isinstance(plan, str) or not isinstance(on, str):
+    plans, ons = ((plan,) if isinstance(plan, str) else plan), ((on,) if isinstance(on, str) else on)
+    if not all(isinstance(g, (list, tuple)) and g and all(isinstance(t, str) for t in g) for g in (plans, ons)):
         raise UsageError(
             "overlap.compile takes a plan and a tensor", help='@overlap.compile(plan="all_gather_1d", on="a[M]")'
         )
@@ -59,13 +62,22 @@ def compile(
         options = {key: str(v) for key, v in values.items() if v is not None and (key != "comm_sms" or v)}
         options.update({name: str(v) for name, v in realization.meta})
     options.update({key: str(value) for key, value in keys.items()})
+    if not isinstance(plan, str) or not isinstance(on, str):
+        plan, on = tuple(plans), tuple(ons)
     return KernelCompiler(plan, on, world, check_backend(backend), options)
 
 
 class KernelCompiler:
     """What `compile` returns: applied to a kernel it gives a `CompiledKernel`."""
 
-    def __init__(self, plan: str, on: str, world: int | None, backend: str | None, options: dict[str, str]) -> None:
+    def __init__(
+        self,
+        plan: str | Sequence[str],
+        on: str | Sequence[str],
+        world: int | None,
+        backend: str | None,
+        options: dict[str, str],
+    ) -> None:
         self.plan = plan
         self.on = on
         self.world = world

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,13 +15,16 @@ from .groups import resolve_group
 from .report import logger
 
 
-def reserve_operator(operator: Operator, group: Any, max_sizes: dict[str, int], dtype: torch.dtype) -> None:
+def reserve_operator(
+    operator: Operator, group: Any, max_sizes: dict[str, int], dtype: torch.dtype | Mapping[str, torch.dtype]
+) -> None:
     """Makes an operator's memory for all calls up to ``max_sizes``; collective.
 
     Where no fused kernel can run there is nothing to reserve, which is logged.
 
     Args:
-        max_sizes: the largest global extent of every axis of the communicated tensor.
+        max_sizes: the largest global extent of every axis of the communicated tensors.
+        dtype: of the communicated tensors, or one for each by its name.
 
     Raises:
         UsageError: an axis without a size.

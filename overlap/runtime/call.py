@@ -1,193 +1,31 @@
-"""One call of an operator: sizes checked, stand-ins made, the user's body run, its launch intercepted."""
+"""One call of an operator: sizes checked, stand-ins made, the user's body run, its launch carried out, its result given.
+
+argument of the launch          what the kernel gets
+communicated input (stand-in)   its window in symmetric memory
+communicated output (made)      the partial in symmetric memory; the caller gets the rank's piece of the sum
+"""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from overlap.chunkplan.region import shard_interval
-from overlap.errors import (
-    AlignmentError,
-    HostEntryError,
-    RuntimeContractError,
-    SourceSpan,
-    UnsupportedError,
-    UsageError,
-)
+from overlap.errors import HostEntryError, RuntimeContractError, UsageError
 
 from . import launch
-from .instance import Instance, instance_for
-from .operator import Operator
+from .hostcall import HostCall
+from .instance import Instance, first_call, instance_for, instances, order_of
+from .layout import dense_strides
+from .operator import Comm, Operator
+from .part import Given, Part
 from .protocol import Runtime, runtime_of
-from .resolve import Bound, evaluate_grid, resolve
+from .resolve import Bound
+from .shapes import check_sizes, global_shape, piece
 from .standin import stand_in, unwrap
-
-
-class HostCall:
-    """What the generated host body holds as its first argument: counts and checks the one launch.
-
-    Subclasses say what the launch does.
-    """
-
-    def __init__(self, operator: Operator, arguments: dict[str, Any]) -> None:
-        self.operator = operator
-        self.arguments = arguments
-        self.launches = 0
-        self.bound: Bound | None = None
-
-    def here(self) -> SourceSpan | None:
-        """The user's line that is running in the host body."""
-        import inspect
-
-        code = inspect.unwrap(self.operator.body).__code__
-        frame = sys._getframe(1)
-        while frame is not None:
-            if frame.f_code.co_filename == code.co_filename and frame.f_code.co_name == code.co_name:
-                return self.operator.locate(frame.f_lineno, code.co_filename)
-            frame = frame.f_back  # type: ignore[assignment]
-        return None
-
-    def kernel(self, kernel: Any) -> _Launcher:
-        """Stands where the host function named the kernel."""
-        return _Launcher(self, kernel)
-
-    def run_body(self) -> Any:
-        """Runs the user's body on stand-ins; exactly one launch must happen."""
-        try:
-            result = self.operator.body(self, **self.arguments)
-        except AssertionError as error:
-            where = self._descriptor_line(error)
-            if where is None:
-                raise
-            raise AlignmentError(
-                f"a TMA descriptor cannot take this tensor: {error}",
-                where=where,
-                help="rows must be a multiple of 16 bytes and the last dimension contiguous; pad the tensor, or use a "
-                "kernel with pointers",
-            ) from error
-        if self.launches == 0:
-            raise HostEntryError(
-                f"`{self.operator.name}` returned without launching its kernel",
-                where=self.operator.span(self.operator.source.host_line),
-                help="launch it exactly once on every path, also when a size is zero",
-            )
-        return result
-
-    def _descriptor_line(self, error: AssertionError) -> SourceSpan | None:
-        import inspect
-
-        code = inspect.unwrap(self.operator.body).__code__
-        trace, where, inside = error.__traceback__, None, False
-        while trace is not None:
-            name = trace.tb_frame.f_code.co_filename
-            if name == code.co_filename:
-                where = self.operator.locate(trace.tb_lineno, name)
-            inside = name.endswith("tensor_descriptor.py")
-            trace = trace.tb_next
-        return where if inside else None
-
-    def launched(self, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.launches += 1
-        if self.launches > 1:
-            raise HostEntryError(
-                f"`{self.operator.name}` launches its kernel a second time",
-                where=self.here(),
-                help="a host entry launches its kernel exactly once; give each launch a host function of its own",
-            )
-        self.bind(kernel, grid, [unwrap(a) for a in args], {k: unwrap(v) for k, v in kwargs.items()})
-
-    def bind(self, kernel: Any, grid: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Binds and executes a launch whose arguments are plain."""
-        operator = self.operator
-        bound = resolve(kernel, args, kwargs, ours=operator.ours, realization=operator.realization)
-        if int(bound.options.get("num_ctas", 1) or 1) > 1:
-            raise UnsupportedError(
-                "num_ctas > 1: only the first CTA of a cluster would poll",
-                where=self.here(),
-                help="launch with num_ctas=1",
-            )
-        check_descriptors(operator, bound)
-        self.bound = bound
-        self.execute(bound, evaluate_grid(grid, bound))
-
-    def execute(self, bound: Bound, grid: tuple[int, int, int]) -> None:
-        """Does what this kind of call does with its launch."""
-        raise TypeError("a HostCall is launched through a subclass")
-
-
-class _Launcher:
-    def __init__(self, call: HostCall, kernel: Any) -> None:
-        self._call = call
-        self._kernel = kernel
-
-    def __getitem__(self, grid: Any) -> Any:
-        return lambda *args, **kwargs: self._call.launched(self._kernel, grid, args, kwargs)
-
-    def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
-        self._call.launched(self._kernel, grid, args, kwargs)
-
-
-def check_descriptors(operator: Operator, bound: Bound) -> None:
-    """Refuses tensors whose rows a TMA descriptor cannot take.
-
-    Raises:
-        AlignmentError: a row is not a multiple of 16 bytes, or the last dimension is not contiguous.
-    """
-    for param, line in operator.descriptors.items():
-        tensor = bound.arguments.get(param)
-        if not isinstance(tensor, torch.Tensor) or tensor.dim() < 1 or tensor.numel() == 0:
-            continue
-        size = tensor.element_size()
-        if tensor.stride(-1) != 1 or any(s * size % 16 for s in tensor.stride()[:-1]):
-            raise AlignmentError(
-                f"`{param}` has rows of {tensor.shape[-1]} x {size} bytes; TMA takes rows of a multiple of 16 bytes",
-                where=operator.span(line),
-                help="pad the last dimension, or use a kernel with pointers for such shapes",
-            )
-
-
-def global_shape(
-    operator: Operator, shard: torch.Tensor, sizes: dict[str, int] | None, world: int, rank: int
-) -> tuple[int, ...]:
-    """Global shape of the communicated tensor, from a shard and ``sizes``.
-
-    Raises:
-        RuntimeContractError: a shard that is not this rank's piece under `torch.chunk`, or sizes that contradict the shard.
-        UsageError: an axis nobody declared.
-    """
-    dims = operator.inputs[operator.tensor]
-    if shard.dim() != len(dims):
-        raise RuntimeContractError(
-            f"`{operator.tensor}` has {shard.dim()} dimensions, the host entry names {len(dims)}: {', '.join(dims)}"
-        )
-    axes = {d for named in (*operator.inputs.values(), *operator.outputs.values()) for d in named}
-    for axis in sizes or {}:
-        if axis not in axes:
-            raise UsageError(f"sizes names axis {axis!r}, which no tensor has", help="axes: " + ", ".join(sorted(axes)))
-    sizes = sizes or {}
-    shape = list(shard.shape)
-    for d, axis in enumerate(dims):
-        if d == operator.dim:
-            continue
-        if axis in sizes and sizes[axis] != shape[d]:
-            raise RuntimeContractError(
-                f"rank {rank}: `{operator.tensor}` has {shape[d]} along {axis}, sizes says {sizes[axis]}"
-            )
-    extent = sizes.get(operator.axis, shape[operator.dim] * world)
-    if not isinstance(extent, int) or extent < 0:
-        raise UsageError(f"the size of {operator.axis} must be a non-negative integer, not {extent!r}")
-    low, high = shard_interval(extent, world, rank)
-    if high - low != shape[operator.dim]:
-        raise RuntimeContractError(
-            f"rank {rank} of {world}: the shard of `{operator.tensor}` has {shape[operator.dim]} along {operator.axis}, "
-            f"its piece of {extent} is {high - low}",
-            help="shards follow torch.chunk along the axis; pass sizes= with the global extent",
-        )
-    shape[operator.dim] = extent
-    return tuple(shape)
 
 
 class Call(HostCall):
@@ -198,9 +36,19 @@ class Call(HostCall):
     ) -> None:
         super().__init__(operator, dict(arguments))
         self.runtime: Runtime = runtime_of(group)
-        self.sizes = sizes
+        self.sizes = check_sizes(operator, sizes)
         self.out = out
         self.instance: Instance | None = None
+        self.inputs: dict[str, Given] = {}
+        self.shards: dict[str, torch.Tensor] = {}
+        """The communicated inputs as they were passed."""
+        self.stands: dict[str, torch.Tensor] = {}
+        """The tensors under their stand-ins."""
+        self.made: dict[str, torch.Tensor] = {}
+        """What the host function made for its kernel to write, of the communicated outputs."""
+        self.versions: dict[str, int] = {}
+        self.results: dict[str, torch.Tensor] = {}
+        self.replaced: torch.Tensor | None = None
 
     def run(self) -> Any:
         operator, runtime = self.operator, self.runtime
@@ -209,16 +57,19 @@ class Call(HostCall):
                 f"this module was compiled for {operator.world} ranks, the group has {runtime.world}",
                 help="compile without --world, or for this one",
             )
-        shard = self.arguments[operator.tensor]
-        if not isinstance(shard, torch.Tensor):
-            raise UsageError(f"`{operator.tensor}` must be a tensor, not {type(shard).__name__}")
-        shape = global_shape(operator, shard, self.sizes, runtime.world, runtime.rank)
-        self.shard = shard
-        self.instance = instance_for(operator, runtime, shape, shard)
-        self.arguments[operator.tensor] = stand_in(self.instance.buffer, operator.tensor, self.here)
+        consumed = [comm for comm in operator.comms if not comm.produced]
+        self.inputs = {comm.tensor: self._given(comm) for comm in consumed}
         try:
-            with self.instance.opening():
-                result = unwrap(self.run_body())
+            if len(consumed) == len(operator.comms):
+                self.instance = instance_for(operator, runtime, tuple(self.inputs.values()))
+                for comm in consumed:
+                    self._stand_in(comm, self.instance.parts[comm.tensor].tensor)
+                with self.instance.opening():
+                    result = unwrap(self.run_body())
+            else:
+                # What the kernel makes is known when it is launched.
+                with self._before_instance(consumed):
+                    result = unwrap(self.run_body())
             return self._result(result)
         finally:
             # The stand-in knows this call and this call the stand-in: a ring that would keep every tensor of the
@@ -226,11 +77,128 @@ class Call(HostCall):
             self.arguments.clear()
             self.bound = None
 
-    def execute(self, bound: Bound, grid: tuple[int, int, int]) -> None:
+    def _given(self, comm: Comm) -> Given:
+        shard = self.arguments[comm.tensor]
+        if not isinstance(shard, torch.Tensor):
+            raise UsageError(f"`{comm.tensor}` must be a tensor, not {type(shard).__name__}")
+        shape = global_shape(comm, shard, self.sizes, self.runtime.world, self.runtime.rank)
+        self.shards[comm.tensor] = shard
+        return Given(shape, shard.dtype, order_of(shard))
+
+    def _stand_in(self, comm: Comm, seen: torch.Tensor) -> None:
+        self.stands[comm.tensor] = seen
+        self.arguments[comm.tensor] = stand_in(seen, comm.tensor, self.here)
+
+    @contextmanager
+    def _before_instance(self, consumed: list[Comm]) -> Iterator[None]:
+        """Stand-ins before the instance is known, over memory of the last one that was called with such inputs.
+
+        The first call has none: there they lie in ordinary memory, for as long as the host function runs, in the order
+        of dimensions that the ranks agree on. A rank that raises before it comes to its first launch tells the others.
+        """
+        runtime, known = self.runtime, instances(self.runtime)
+        key = (id(self.operator), "inputs", tuple(self.inputs.values()))
+        last = known.get(key)
+        if last is not None:
+            last.refresh()
+        elif consumed:
+            orders = {name: given.order for name, given in self.inputs.items()}
+            told = runtime.agree(f"the inputs of {first_call(self.operator)}", orders)
+            for name, given in self.inputs.items():
+                shown = next((theirs[name] for theirs in told if theirs[name] is not None), None)
+                self.inputs[name] = given._replace(order=shown or tuple(range(len(given.shape))))
+        for comm in consumed:
+            given = self.inputs[comm.tensor]
+            if last is not None:
+                part = last.parts[comm.tensor]
+                self.inputs[comm.tensor] = given._replace(order=part.order)
+                self._stand_in(comm, part.tensor)
+                continue
+            shape = piece(given.shape, comm.seen, runtime.world, runtime.rank).shape
+            assert given.order is not None
+            device = self.shards[comm.tensor].device
+            self._stand_in(
+                comm,
+                torch.empty_strided(shape, dense_strides(shape, given.order), dtype=given.dtype, device=device),
+            )
+        try:
+            yield
+        except Exception as error:
+            if self.instance is None and last is None:
+                runtime.agree(first_call(self.operator), error)
+            raise
         assert self.instance is not None
-        if self.out is not None:
-            self._substitute_out(bound)
-        launch.launch(self.operator, self.instance, self.shard, bound, grid)
+        known[key] = self.instance
+
+    def execute(self, bound: Bound, grid: tuple[int, int, int]) -> None:
+        if self.instance is not None:
+            if self.out is not None:
+                self._substitute_out(bound)
+            launch.launch(self.operator, self.instance, self.shards, bound, grid)
+            return
+        comms = self.operator.comms
+        tensors = tuple(self._made(comm, bound) if comm.produced else self.inputs[comm.tensor] for comm in comms)
+        self.instance = instance = instance_for(self.operator, self.runtime, tensors)
+        with instance.opening():
+            given = dict(self.shards)
+            for comm in comms:
+                part = instance.parts[comm.tensor]
+                if not comm.produced:
+                    _rebase(bound, self.stands[comm.tensor], part.tensor)
+                    continue
+                made = self.made[comm.tensor]
+                value = bound.arguments[comm.param]
+                bound.arguments[comm.param] = part.tensor if value is made else _on(value, part.tensor)
+                self.results[comm.tensor] = self._out(part, made)
+                if comm.adds:
+                    given[comm.tensor] = made
+            launch.launch(self.operator, instance, given, bound, grid, self.results)
+        self.versions = {name: _version(made) for name, made in self.made.items()}
+
+    def _made(self, comm: Comm, bound: Bound) -> Given:
+        """What the launch passes for a communicated output: a dense tensor of its own, of the shape that the kernel makes."""
+        value = bound.arguments[comm.param]
+        made = getattr(value, "base", None) if _is_descriptor(value) else value
+        if not isinstance(made, torch.Tensor):
+            raise HostEntryError(
+                f"`{comm.tensor}` is passed to the kernel as {type(made).__name__}",
+                where=self.here(),
+                help="pass the tensor that the kernel writes",
+            )
+        shape = global_shape(comm, made, self.sizes, self.runtime.world, self.runtime.rank, made=True)
+        order = order_of(made) or tuple(range(made.dim()))
+        dense = dense_strides(tuple(made.shape), order)
+        if made.numel() and any(n > 1 and s != t for n, s, t in zip(made.shape, made.stride(), dense, strict=True)):
+            raise HostEntryError(
+                f"`{comm.tensor}` has strides {made.stride()} for shape {tuple(made.shape)}; it is made in memory of the "
+                f"operator's own, which is dense",
+                where=self.here(),
+                help="make the result with torch.empty",
+            )
+        for name, other in bound.arguments.items():
+            base = getattr(other, "base", other)
+            if name != comm.param and isinstance(base, torch.Tensor) and _same_storage(base, made):
+                raise HostEntryError(
+                    f"the launch passes the memory of `{comm.tensor}` a second time, as `{name}`",
+                    where=self.here(),
+                    help="give the result memory of its own",
+                )
+        self.made[comm.tensor] = made
+        return Given(shape, made.dtype, order)
+
+    def _out(self, part: Part, made: torch.Tensor) -> torch.Tensor:
+        """Where this rank's piece of an output goes."""
+        shape = part.held.shape
+        if self.out is None:
+            return torch.empty_strided(shape, dense_strides(shape, part.order), dtype=made.dtype, device=made.device)
+        self._output_param()
+        out = self.out
+        if not isinstance(out, torch.Tensor) or tuple(out.shape) != shape or out.device != made.device:
+            found = f"{tuple(out.shape)} on {out.device}" if isinstance(out, torch.Tensor) else type(out).__name__
+            raise RuntimeContractError(
+                f"out is {found}; this rank's piece of `{part.comm.tensor}` has shape {shape} on {made.device}"
+            )
+        return out
 
     def _output_param(self) -> str:
         if len(self.operator.outputs) != 1:
@@ -249,14 +217,96 @@ class Call(HostCall):
                 f"out has shape {tuple(out.shape)}, strides {out.stride()}, {out.dtype}; the result has "
                 f"{tuple(target.shape)}, {target.stride()}, {target.dtype}"
             )
-        if value is target:
-            bound.arguments[param] = out
-        else:
-            value.base = out
+        bound.arguments[param] = out if value is target else _on(value, out)
 
     def _result(self, result: Any) -> Any:
+        if self.made:
+            return self._shards_for(result)
         if self.out is None:
             return result
+        assert self.replaced is not None
         if isinstance(result, torch.Tensor) and result.data_ptr() == self.replaced.data_ptr():
             return self.out.view(result.shape) if result.shape != self.out.shape else self.out
         raise RuntimeContractError("out= needs a host function that returns the tensor its kernel writes")
+
+    def _shards_for(self, result: Any) -> Any:
+        """The host function's result with this rank's piece in the place of every communicated output."""
+        operator, found = self.operator, set()
+        where = operator.span(operator.source.host_line)
+
+        def replaced(value: Any) -> Any:
+            if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
+                return type(value)(replaced(v) for v in value)
+            if not isinstance(value, torch.Tensor):
+                return value
+            for name, made in self.made.items():
+                if value is made or _same_view(value, made):
+                    found.add(name)
+                    return self.results[name]
+                if _same_storage(value, made):
+                    raise HostEntryError(
+                        f"`{operator.name}` returns a view of `{name}` of shape {tuple(value.shape)}; the kernel makes "
+                        f"{tuple(made.shape)}, of which this rank returns its piece",
+                        where=where,
+                        help=f"return `{name}` as it is and let the caller reshape it",
+                    )
+            return value
+
+        given = replaced(result)
+        for name, made in self.made.items():
+            if name not in found:
+                raise HostEntryError(
+                    f"`{operator.name}` does not return `{name}`, the tensor that its kernel writes",
+                    where=where,
+                    help="return it as it is; compute with the result where the function is called",
+                )
+            if _version(made) != self.versions[name]:
+                raise HostEntryError(
+                    f"`{operator.name}` changes `{name}` behind its launch, where only a part of it will be the result",
+                    where=where,
+                    help="compute with the result where the function is called, or inside the kernel",
+                )
+        return given
+
+
+def _is_descriptor(value: Any) -> bool:
+    return hasattr(value, "block_shape") and hasattr(value, "base")
+
+
+def _on(descriptor: Any, base: torch.Tensor) -> Any:
+    """The same tensor descriptor over other memory."""
+    made = copy.copy(descriptor)
+    made.base = base
+    return made
+
+
+def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.numel() > 0 and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def _same_view(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one.data_ptr(), one.shape, one.stride(), one.dtype) == (
+        other.data_ptr(),
+        other.shape,
+        other.stride(),
+        other.dtype,
+    )
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Goes up when a tensor is written in place; inference tensors do not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _rebase(bound: Bound, old: torch.Tensor, new: torch.Tensor) -> None:
+    """Arguments that lie in the memory of ``old`` moved to the same places of ``new``, of the same shape and strides."""
+    if old.data_ptr() == new.data_ptr():
+        return
+    storage = old.untyped_storage().data_ptr()
+    for name, value in bound.arguments.items():
+        base = value.base if _is_descriptor(value) else value
+        if not isinstance(base, torch.Tensor) or base.untyped_storage().data_ptr() != storage:
+            continue
+        start = new.storage_offset() + base.storage_offset() - old.storage_offset()
+        moved = new.as_strided(base.shape, base.stride(), start)
+        bound.arguments[name] = moved if value is base else _on(value, moved)

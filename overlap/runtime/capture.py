@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from overlap.chunkplan.region import shard_interval
 from overlap.errors import UsageError
 
-from .call import HostCall
+from .hostcall import HostCall
 from .operator import Operator
 from .resolve import Bound
 from .standin import stand_in
@@ -31,6 +32,9 @@ def capture(
         UsageError: an axis without a size, or a host parameter without a value.
     """
     given: dict[str, Any] = {}
+    # Of an axis that an all-to-all shards for the kernel, the host function sees a rank's piece.
+    parts = {comm.dims[comm.seen] for comm in operator.comms if comm.seen is not None}
+    sizes = {axis: shard_interval(size, world, 0)[1] if axis in parts else size for axis, size in sizes.items()}
     for name, dims in operator.inputs.items():
         missing = [d for d in dims if d not in sizes]
         if missing:
@@ -43,10 +47,14 @@ def capture(
                 raise UsageError(f"the host function's parameter `{name}` has no value here")
             given[name] = parameter.default
     call = _Capture(operator, given)
-    given[operator.tensor] = stand_in(given[operator.tensor], operator.tensor, call.here)
+    for comm in operator.comms:
+        if not comm.produced:
+            given[comm.tensor] = stand_in(given[comm.tensor], comm.tensor, call.here)
     call.run_body()
     assert call.bound is not None
     table = torch.empty(64, dtype=torch.int32, device=device)
     state = torch.empty(64, dtype=torch.int64, device=device)
-    call.bound.arguments.update({operator.ours[0]: table, operator.ours[1]: state, **dict.fromkeys(operator.ours[2:], table)})
+    call.bound.arguments.update(
+        {operator.ours[0]: table, operator.ours[1]: state, **dict.fromkeys(operator.ours[2:], table)}
+    )
     return call.bound, call.grid

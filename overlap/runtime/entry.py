@@ -1,8 +1,10 @@
 """The entry kernel and the wait kernel: the launch protocol's own Triton code.
 
-    entry:  wait done[p] >= n-1 of all peers | stage the own shard | epoch = n | ready[me] = n at all peers | wait ready[p] >= n
+    entry:  wait done[p] >= n-1 of all peers | stage the own shard | counters = 0 | epoch = n | ready[me] = n at all peers
+            | wait ready[p] >= n
 
-One launch does all of it: every program stages its part and counts itself in; the last one publishes.
+One launch does all of it: every program stages its part and counts itself in; the last one publishes. Where several
+tensors are staged each has a launch: the first waits, the last publishes.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from overlap.schedule import table as _layout
 from . import faults as _faults
 
 UNSPECIALISED = [
-    "rank", "world", "programs", "instance",
+    "rank", "world", "programs", "instance", "first_counter", "counters",
     "n0", "n1", "n2", "n3", "s0", "s1", "s2", "s3", "d0", "d1", "d2", "d3",
 ]  # fmt: skip
 """A rank or an extent that equals 1 would be another kernel, on some ranks only."""
@@ -26,6 +28,7 @@ _EPOCH: tl.constexpr = tl.constexpr(_layout.S_EPOCH * _layout.SLOT_WORDS)
 _COUNTER: tl.constexpr = tl.constexpr(_layout.S_COUNTER * _layout.SLOT_WORDS)
 _INSTANCE: tl.constexpr = tl.constexpr(_faults.INSTANCE_WORD)
 _READY: tl.constexpr = tl.constexpr(_layout.S_READY)
+_LANES: tl.constexpr = tl.constexpr(32)
 
 
 @triton.jit(do_not_specialize=UNSPECIALISED)
@@ -38,6 +41,8 @@ def entry_kernel(
     world,
     programs,
     instance,
+    first_counter,
+    counters,
     n0,
     n1,
     n2,
@@ -53,7 +58,9 @@ def entry_kernel(
     DIMS: tl.constexpr,
     WIDE: tl.constexpr,
     WAIT_DONE: tl.constexpr,
+    PUBLISH: tl.constexpr,
     READY: tl.constexpr,
+    COUNTERS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Opens launch n on this rank.
@@ -61,7 +68,8 @@ def entry_kernel(
     ``src``/``dst``: the shard and its place in the symmetric tensor, extents ``n*``, strides ``s*``/``d*`` in words, of
     which the last ``DIMS`` count (0: nothing to stage); ``WIDE``: more words than 32 bits index;
     ``state``: this rank's int64 state words; ``peers``: int64 addresses of every rank's state words;
-    ``instance``: the number that a fault record names this launch by.
+    ``instance``: the number that a fault record names this launch by; ``first_counter``, ``counters``: slot of the first
+    counter of tiles, and their number, which are reset with ``COUNTERS``; without ``PUBLISH`` it only waits and stages.
     """
     pid = tl.program_id(0)
     last = tl.load(state + _EPOCH)
@@ -98,21 +106,27 @@ def entry_kernel(
                 at += i2.to(tl.int64) * s2
                 to += i2.to(tl.int64) * d2
             tl.store(dst + to, tl.load(src + at, mask=inside), mask=inside)
-    tl.debug_barrier()
-    arrived = tl.atomic_add(state + _COUNTER, 1, sem="acq_rel", scope="gpu")
-    if arrived == programs - 1:
-        tl.atomic_xchg(state + _COUNTER, 0, sem="relaxed", scope="gpu")
-        tl.store(state + _INSTANCE, instance)
+    if PUBLISH:
         tl.debug_barrier()
-        tl.atomic_xchg(state + _EPOCH, last + 1, sem="release", scope="sys")
-        if READY:
-            for p in range(world):
-                if p != rank:
-                    peer = tl.load(peers + p).to(tl.pointer_type(tl.int64))
-                    ol.notify(peer + (_READY + rank) * _SLOT_WORDS, last + 1)
-            for p in range(world):
-                if p != rank:
-                    ol.poll(state + (_READY + p) * _SLOT_WORDS, last + 1, state)
+        arrived = tl.atomic_add(state + _COUNTER, 1, sem="acq_rel", scope="gpu")
+        if arrived == programs - 1:
+            tl.atomic_xchg(state + _COUNTER, 0, sem="relaxed", scope="gpu")
+            tl.store(state + _INSTANCE, instance)
+            if COUNTERS:
+                for begin in range(0, counters, _LANES):
+                    lanes = begin + tl.arange(0, _LANES)
+                    words = state + (first_counter + lanes) * _SLOT_WORDS
+                    tl.store(words, tl.zeros((_LANES,), tl.int64), mask=lanes < counters)
+            tl.debug_barrier()
+            tl.atomic_xchg(state + _EPOCH, last + 1, sem="release", scope="sys")
+            if READY:
+                for p in range(world):
+                    if p != rank:
+                        peer = tl.load(peers + p).to(tl.pointer_type(tl.int64))
+                        ol.notify(peer + (_READY + rank) * _SLOT_WORDS, last + 1)
+                for p in range(world):
+                    if p != rank:
+                        ol.poll(state + (_READY + p) * _SLOT_WORDS, last + 1, state)
 
 
 @triton.jit

@@ -1,26 +1,26 @@
-"""`Instance`: one operator on one group for one global shape: its plan, its tables, and views of the workspace's memory.
+"""`Instance`: one operator on one group for global shapes: its plan, its tables, and views of the workspace's memory.
 
-buffer   the gathered tensor: the own chunk is staged into its place, peers' chunks arrive in theirs
-state    int64 words: epoch, counter, spin limit, fault, ready[world], done[world], flags  (schedule/table.py)
+parts    the communicated tensors: shapes, layouts, views (part.py)
+state    int64 words: epoch, counter, spin limit, fault, ready[world], done[world], flags, counters (schedule/table.py)
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from overlap import settings
 from overlap.backends import backend
+from overlap.chunkplan.order import happens_before
 from overlap.chunkplan.plan import CommPlan, OpId
-from overlap.chunkplan.region import shard_interval
-from overlap.chunkplan.verify import verify_plan
+from overlap.chunkplan.verify import verify_contributions, verify_plan
 from overlap.errors import RuntimeContractError
-from overlap.schedule.model import AxisTiles, RankSchedule, TensorRead
+from overlap.schedule.model import AxisTiles, Counter, RankSchedule, TensorRead, TensorWrite
 from overlap.schedule.runs import schedule_rank
 from overlap.schedule.steps import Entry, Step, launch_steps
 from overlap.schedule.sync import assign_slots
@@ -29,49 +29,73 @@ from overlap.schedule.table import to_words
 from .hosteval import on_host
 from .meeting import first_difference
 from .operator import Operator
+from .part import Given, Part
 from .protocol import Runtime
 from .resolve import Bound
-from .workspace import Memory, plan_for, workspace_of
+from .workspace import Memory, Need, need_of, plan_for, workspace_of
+
+
+@dataclass(frozen=True, eq=False)
+class LaunchTable:
+    """The schedule of this rank for the block sizes and sizes of a launch, and its device table.
+
+    ``counters``: by the operation that a counter holds back.
+    """
+
+    schedule: RankSchedule
+    words: Any
+    tiles: int
+    counters: dict[OpId, Counter]
 
 
 class Instance:
-    """Plan and tables of one operator on one group for one global shape. Made by `instance_for`, on all ranks at once.
+    """Plan and tables of one operator on one group for global shapes. Made by `instance_for`, on all ranks at once.
 
     Args:
-        order: dimensions of the gathered buffer in memory order, outermost first.
+        given: what calls bring of each communicated tensor, their orders settled.
     """
 
-    def __init__(
-        self, operator: Operator, runtime: Runtime, shape: tuple[int, ...], dtype: Any, order: tuple[int, ...]
-    ) -> None:
+    def __init__(self, operator: Operator, runtime: Runtime, given: Sequence[Given]) -> None:
         self.operator = operator
         self.runtime = runtime
-        self.shape = shape
-        self.order = order
         self.ordered = backend(operator.realization.backend).ordered
-        self.plan: CommPlan = plan_for(operator, runtime.world, shape)
+        self.plan: CommPlan = plan_for(operator, runtime.world, [g.shape for g in given])
         verify_plan(self.plan)
+        for comm in operator.comms:
+            if comm.reduces:
+                verify_contributions(self.plan, comm.tensor)
+        happens = happens_before(self.plan)
+        self.parts: dict[str, Part] = {
+            comm.tensor: Part(comm, self.plan, runtime, g, happens)
+            for comm, g in zip(operator.comms, given, strict=True)
+        }
+        """By the tensor's name, in the order of the operator's ``comms``."""
+        self.part: Part = self.parts[operator.tensor]
+        self.shape = self.part.shape
+        produced = [comm.tensor for comm in operator.comms if comm.produced]
         self.slots: tuple[dict[OpId, int], ...] = tuple(assign_slots(self.plan, r) for r in range(runtime.world))
-        self.steps: tuple[Step, ...] = launch_steps(self.plan, runtime.rank)
+        self.steps: tuple[Step, ...] = launch_steps(self.plan, runtime.rank, produced=produced)
         self.entry = next(step for step in self.steps if isinstance(step, Entry))
-        self.own = shard_interval(shape[operator.dim], runtime.world, runtime.rank)
-        self.flags = max((len(s) for s in self.slots), default=0)
-        self.workspace = workspace_of(operator, runtime, dtype)
+        self.need: Need = need_of(self.plan, produced, [part.size for part in self.parts.values()])
+        self.workspace = workspace_of(operator, runtime, tuple(g.dtype for g in given))
         self.number = self.workspace.add(self)
         self.met = False
         self.warmed: set[Any] = set()
         """Variants of the kernel that have been compiled."""
         self._meetings = 0
-        self._tables: dict[Any, tuple[RankSchedule, Any]] = {}
-        self._bind(self.workspace.fit(shape, self.flags))
+        self._schedules: dict[Any, RankSchedule] = {}
+        shapes = [part.shape for part in self.parts.values()]
+        self._bind(self.workspace.fit(self.need, shapes[0] if len(shapes) == 1 else tuple(shapes)))
 
     def _bind(self, memory: Memory) -> None:
         self.memory = memory
         self.state = memory.state
         self.peers = memory.peers
-        self.buffer = self.at(self.runtime.rank)
+        for part, data in zip(self.parts.values(), memory.data, strict=True):
+            part.bind(data)
         self.prepared: dict[Any, Any] = {}
         """What `launch` made ready for this memory, by step."""
+        self._tables: dict[Any, LaunchTable] = {}
 
     def refresh(self) -> None:
         """Takes up the workspace's present memory, which another shape may have made grow."""
@@ -79,38 +103,61 @@ class Instance:
         if memory is not None and memory is not self.memory:
             self._bind(memory)
 
-    def at(self, rank: int) -> torch.Tensor:
-        """The gathered tensor in ``rank``'s memory, in the user's dimension order."""
-        data = self.runtime.peer(self.memory.data, rank)
-        dense = data[: math.prod(self.shape)].view([self.shape[d] for d in self.order])
-        return dense.permute([self.order.index(d) for d in range(len(self.shape))])
+    @property
+    def buffer(self) -> torch.Tensor:
+        """What the kernel of this rank gets for the first communicated tensor, in the user's dimension order."""
+        return self.part.tensor
 
-    def table(self, bound: Bound) -> tuple[RankSchedule, Any]:
-        """The schedule of this rank and its device table, for the block sizes and sizes of a launch; cached by them."""
+    def table(self, bound: Bound) -> LaunchTable:
+        """The schedule of this rank and its device table, for the block sizes and sizes of a launch; cached by them.
+
+        Raises:
+            RuntimeContractError: an extent that the launch passes is not that of a communicated tensor.
+        """
+        operator = self.operator
+        arguments = bound.arguments
+        sizes = tuple((int(arguments[axis.extent]), int(arguments[axis.block])) for axis in operator.axes)
+        constants = {name: _plain(arguments[name]) for name in _keyword_only(operator.tile_map)}
+        key = (sizes, tuple(sorted(constants.items())))
+        found = self._tables.get(key)
+        if found is None:
+            schedule = self._schedules.get(key)
+            if schedule is None:
+                schedule = self._schedules[key] = self._schedule(sizes, constants)
+            words = self.workspace.table(to_words(schedule, self.memory.room.flags))
+            counters = {op: counter for counter in schedule.counters for op in counter.ops}
+            found = LaunchTable(schedule, words, sum(run.tiles for run in schedule.runs), counters)
+            self._tables[key] = found
+        return found
+
+    def _schedule(self, sizes: tuple[tuple[int, int], ...], constants: dict[str, Any]) -> RankSchedule:
         operator = self.operator
         axes = []
-        for axis in operator.axes:
-            extent, block = int(bound.arguments[axis.extent]), int(bound.arguments[axis.block])
+        for axis, (extent, block) in zip(operator.axes, sizes, strict=True):
             axes.append(AxisTiles(axis.name, extent, block))
-            if axis.name == operator.axis and extent != self.shape[operator.dim]:
-                raise RuntimeContractError(
-                    f"the launch passes {axis.extent}={extent}, the gathered `{operator.tensor}` has "
-                    f"{self.shape[operator.dim]} along {axis.name}"
-                )
-        constants = {name: _plain(bound.arguments[name]) for name in _keyword_only(operator.tile_map)}
-        key = (tuple(axes), tuple(sorted(constants.items())))
-        if key not in self._tables:
-            reads = tuple(TensorRead(r.tensor, r.axes, r.wraps) for r in operator.reads)
-            mapping = on_host(operator.tile_map)
+            for part in self.parts.values():
+                for d, name in enumerate(part.comm.dims):
+                    if name == axis.name and extent != part.window.shape[d]:
+                        what = "makes" if part.comm.produced else "sees"
+                        raise RuntimeContractError(
+                            f"the launch passes {axis.extent}={extent}; of `{part.comm.tensor}` the kernel {what} "
+                            f"{part.window.shape[d]} along {axis.name}"
+                        )
+        mapping = on_host(operator.tile_map)
 
-            def tile_map(tile: int, counts: tuple[int, ...]) -> tuple[int, ...]:
-                return tuple(mapping(tile, *counts, **constants))
+        def tile_map(tile: int, counts: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(mapping(tile, *counts, **constants))
 
-            schedule = schedule_rank(
-                self.plan, reads, tuple(axes), self.runtime.rank, ordered=self.ordered, tile_map=tile_map
-            )
-            self._tables[key] = (schedule, self.workspace.table(to_words(schedule)))
-        return self._tables[key]
+        return schedule_rank(
+            self.plan,
+            tuple(TensorRead(r.tensor, r.axes, r.wraps) for r in operator.reads),
+            tuple(axes),
+            self.runtime.rank,
+            writes=tuple(TensorWrite(w.tensor, w.axes) for w in operator.writes),
+            windows={name: part.window for name, part in self.parts.items()},
+            ordered=self.ordered,
+            tile_map=tile_map,
+        )
 
     def meet(self, prepare: Callable[[], None]) -> None:
         """Once an instance, behind `prepare`: all ranks have compiled what they are about to launch.
@@ -152,54 +199,63 @@ def _plain(value: Any) -> Any:
     return getattr(value, "value", value)
 
 
-def instance_for(
-    operator: Operator,
-    runtime: Runtime,
-    shape: tuple[int, ...],
-    shard: torch.Tensor,
-    order: tuple[int, ...] | None = None,
-) -> Instance:
+def order_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """Dimensions of a tensor in memory, outermost first; None where it is too small to show them."""
+    if tensor.numel() == 0 or any(n <= 1 for n in tensor.shape):
+        return None
+    return tuple(sorted(range(tensor.dim()), key=lambda d: (-tensor.stride(d), d)))
+
+
+def first_call(operator: Operator) -> str:
+    """The name of the meeting of a first call of a shape."""
+    return f"the first call of `{operator.name}`"
+
+
+def instance_for(operator: Operator, runtime: Runtime, given: tuple[Given, ...]) -> Instance:
     """The instance for a call; the first call of a shape makes it, collectively.
 
-    The gathered buffer has its dimensions in memory ``order``, outermost first. Without one it keeps the shards'
-    (a transposed shard gives a transposed buffer), and ranks whose shard is too small to show an order follow the
-    lowest rank whose shard shows one.
+    A tensor without an order keeps the shards' (a transposed shard gives a transposed buffer), and ranks whose shard is
+    too small to show one follow the lowest rank whose shard shows one.
 
     Raises:
         RuntimeContractError: ranks that call with another shape, dtype or plan; the first difference is named.
         DeadlineError: a rank does not come; or an earlier launch of the operator waited in vain.
     """
-    workspace_of(operator, runtime, shard.dtype).check()
-    if order is None and shard.numel() > 0 and all(n > 1 for n in shard.shape):
-        order = tuple(sorted(range(shard.dim()), key=lambda d: (-shard.stride(d), d)))
-    cache = _instances(runtime)
-    key = (id(operator), shape, shard.dtype, order)
+    workspace_of(operator, runtime, tuple(g.dtype for g in given)).check()
+    cache = instances(runtime)
+    key = (id(operator), given)
     instance = cache.get(key)
     if instance is None:
+        orders = tuple(g.order for g in given)
+        plans = "\n".join(comm.plan for comm in operator.comms)
         facts = {
-            "shape": shape,
-            "dtype": str(shard.dtype),
-            "plan": operator.plan,
-            "plan hash": hashlib.sha256(operator.plan.encode()).hexdigest()[:16],
+            "shape": tuple(g.shape for g in given) if len(given) > 1 else given[0].shape,
+            "dtype": ", ".join(str(g.dtype) for g in given),
+            "plan": plans,
+            "plan hash": hashlib.sha256(plans.encode()).hexdigest()[:16],
             "realization": repr(operator.realization),
             "communicated": operator.on,
         }
-        told = runtime.agree(f"the first call of `{operator.name}`", (order, facts))
+        told = runtime.agree(first_call(operator), (orders, facts))
         for rank, (_, theirs) in enumerate(told):
             difference = first_difference(facts, theirs)
             if difference:
                 raise RuntimeContractError(
                     f"rank {runtime.rank} and rank {rank} call `{operator.name}` differently: {difference}"
                 )
-        agreed = next((t for t, _ in told if t is not None), tuple(range(shard.dim())))
-        instance = cache[key] = Instance(operator, runtime, shape, shard.dtype, agreed)
+        settled = []
+        for i, (comm, own) in enumerate(zip(operator.comms, given, strict=True)):
+            # What a kernel makes has the strides that its own launch passes; peers never reach into it.
+            shown = own.order if comm.produced else next((t[i] for t, _ in told if t[i] is not None), None)
+            settled.append(own._replace(order=shown))
+        instance = cache[key] = Instance(operator, runtime, settled)
     else:
         cache[key] = cache.pop(key)
         instance.refresh()
     return instance
 
 
-def _instances(runtime: Runtime) -> dict[Any, Instance]:
+def instances(runtime: Runtime) -> dict[Any, Instance]:
     """The runtime's instances, the one called last at the end."""
     cache = getattr(runtime, "overlap_instances", None)
     if cache is None:

@@ -1,7 +1,7 @@
 """One launch of a kernel that its callers launch themselves: ``kernel[grid](a_shard, b, c, M, N, K, ...)``.
 
-Sizes, strides and grid are global; of the communicated tensor the caller holds only this rank's shard. The kernel gets
-the gathered buffer in its place, and the buffer has the strides that the launch passes, or the launch is refused.
+Sizes, strides and grid are global; of a communicated tensor the caller holds only this rank's shard. The kernel gets
+what it sees or makes of the tensor in its place: that has the strides that the launch passes, or the launch is refused.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from typing import Any
 
 import torch
 
-from overlap.chunkplan.region import shard_interval
 from overlap.errors import AlignmentError, OverlapError, RuntimeContractError, SourceSpan, UsageError
 
 from . import launch
-from .call import HostCall
+from .hostcall import HostCall
 from .instance import Instance, instance_for
-from .operator import Operator
+from .layout import dense_strides
+from .operator import Comm, Operator
+from .part import Given
 from .protocol import Runtime
 from .resolve import Bound, parameters_of, python_function
+from .shapes import GLOBAL, launch_shape, piece
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_GLOBAL = "sizes, strides and grid describe the whole tensor; only its data is this rank's shard"
 
 
 def calling_line() -> SourceSpan | None:
@@ -51,6 +52,7 @@ class KernelCall(HostCall):
         runtime: this rank's.
         grid, args, kwargs: the launch as its caller wrote it.
         behind: called with the instance to enqueue more work on the gathered buffer (see `launch.launch`).
+        transport: dtype in which the kernel makes communicated outputs, and in which they travel; by default the results'.
     """
 
     def __init__(
@@ -61,12 +63,15 @@ class KernelCall(HostCall):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         behind: Callable[[Instance], None] | None = None,
+        transport: torch.dtype | None = None,
     ) -> None:
         super().__init__(operator, {})
         self.runtime = runtime
         self.grid = grid
         self.kwargs = dict(kwargs)
         self.behind = behind
+        self.transport = transport
+        self.shards: dict[str, torch.Tensor] = {}
         names = parameters(operator)
         if len(args) > len(names):
             raise UsageError(f"`{operator.name}` takes {len(names)} arguments, not {len(args)}", where=calling_line())
@@ -94,41 +99,64 @@ class KernelCall(HostCall):
 
     def _run(self) -> None:
         operator = self.operator
-        shape, order = self.read_launch(self.runtime.world, self.runtime.rank)
-        self.instance = instance_for(operator, self.runtime, shape, self.shard, order)
+        self.instance = instance_for(operator, self.runtime, self.read_launch(self.runtime.world, self.runtime.rank))
         with self.instance.opening():
-            self.substitute(self.instance.buffer)
+            for name, part in self.instance.parts.items():
+                self.substitute(part.tensor, name)
             self.bind(operator.kernel, self.grid, (), self.kwargs)
 
-    def read_launch(self, world: int, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Global shape and memory order of the communicated tensor, checked against this rank's shard."""
+    def read_launch(self, world: int, rank: int) -> tuple[Given, ...]:
+        """Global shapes and memory orders of the communicated tensors, checked against this rank's shards."""
         operator = self.operator
         if operator.world is not None and operator.world != world:
             raise RuntimeContractError(
                 f"`{operator.name}` was compiled for {operator.world} ranks, the group has {world}",
                 help="compile without world=, or for this one",
             )
-        value = self.kwargs.get(operator.tensor)
-        shard = getattr(value, "base", None) if _is_descriptor(value) else value
-        if not isinstance(shard, torch.Tensor):
-            raise UsageError(f"`{operator.tensor}` must be this rank's shard, not {type(value).__name__}")
-        self.shard = shard
-        shape = launch_shape(operator, self.kwargs, shard, world, rank)
-        return shape, memory_order(operator, shape, global_strides(operator, self.kwargs, value, shape))
+        given = []
+        for comm in operator.comms:
+            value = self.kwargs.get(comm.param)
+            shard = getattr(value, "base", None) if _is_descriptor(value) else value
+            if not isinstance(shard, torch.Tensor):
+                raise UsageError(f"`{comm.param}` must be this rank's shard, not {type(shard).__name__}")
+            self.shards[comm.tensor] = shard
+            shape = launch_shape(operator, comm, self.kwargs, shard, world, rank)
+            seen = piece(shape, comm.seen, world, rank).shape
+            order = memory_order(comm, seen, global_strides(comm, self.kwargs, value, seen))
+            dtype = self.transport if comm.produced and self.transport is not None else shard.dtype
+            given.append(Given(shape, dtype, order))
+        self._check_apart()
+        return tuple(given)
 
-    def substitute(self, gathered: torch.Tensor) -> None:
-        """Puts the gathered tensor in the shard's place."""
-        name = self.operator.tensor
+    def _check_apart(self) -> None:
+        """Refuses an output in the memory of another argument."""
+        for comm in self.operator.comms:
+            shard = self.shards[comm.tensor]
+            for name, other in self.kwargs.items() if comm.produced and shard.numel() else ():
+                base = getattr(other, "base", other)
+                if name == comm.param or not isinstance(base, torch.Tensor):
+                    continue
+                if base.numel() and base.untyped_storage().data_ptr() == shard.untyped_storage().data_ptr():
+                    if _overlap(base, shard):
+                        raise RuntimeContractError(
+                            f"the result `{comm.param}` lies in the memory of `{name}`",
+                            help="give the result memory of its own",
+                        )
+
+    def substitute(self, seen: torch.Tensor, tensor: str | None = None) -> None:
+        """Puts what the kernel works on in the place of the shard of ``tensor`` (the first communicated one)."""
+        comm = next(c for c in self.operator.comms if tensor is None or c.tensor == tensor)
+        name = comm.param
         value = self.kwargs[name]
         if not _is_descriptor(value):
-            self.kwargs[name] = gathered
+            self.kwargs[name] = seen
             return
-        shape, strides = list(gathered.shape), list(gathered.stride())
+        shape, strides = list(seen.shape), list(seen.stride())
         try:
-            self.kwargs[name] = replace(value, base=gathered, shape=shape, strides=strides)
+            self.kwargs[name] = replace(value, base=seen, shape=shape, strides=strides)
         except AssertionError as error:
             raise AlignmentError(
-                f"a TMA descriptor cannot take the gathered `{name}`: {error}",
+                f"a TMA descriptor cannot take the whole `{name}`: {error}",
                 help="rows must be a multiple of 16 bytes; pad the last dimension, or use a kernel with pointers",
             ) from None
 
@@ -136,7 +164,10 @@ class KernelCall(HostCall):
         instance, behind = self.instance, self.behind
         assert instance is not None
         more = (lambda: behind(instance)) if behind is not None else None
-        launch.launch(self.operator, instance, self.shard, bound, grid, more)
+        comms = self.operator.comms
+        given = {c.tensor: self.shards[c.tensor] for c in comms if not c.produced or c.adds}
+        results = {c.tensor: self.shards[c.tensor] for c in comms if c.produced}
+        launch.launch(self.operator, instance, given, bound, grid, results, more)
 
 
 @lru_cache(maxsize=256)
@@ -146,84 +177,51 @@ def parameters(operator: Operator) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=256)
-def _layout(operator: Operator) -> tuple[CodeType | None, ...]:
-    """Strides of the communicated tensor as code that gives them from the launch's arguments."""
-    return tuple(None if text is None else compile(text, "<stride>", "eval") for text in operator.layout)
+def _layout(comm: Comm) -> tuple[CodeType | None, ...]:
+    """Strides of a communicated tensor as code that gives them from the launch's arguments."""
+    return tuple(None if text is None else compile(text, "<stride>", "eval") for text in comm.layout)
 
 
 def _is_descriptor(value: Any) -> bool:
     return hasattr(value, "block_shape") and hasattr(value, "base")
 
 
-def launch_shape(
-    operator: Operator, arguments: dict[str, Any], shard: torch.Tensor, world: int, rank: int
-) -> tuple[int, ...]:
-    """Global shape of the communicated tensor, from the extents that the launch passes.
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether the extents of two tensors in one memory overlap."""
+
+    def ends(tensor: torch.Tensor) -> tuple[int, int]:
+        last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+        return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+    (a, b), (c, d) = ends(one), ends(other)
+    return a < d and c < b
+
+
+def global_strides(comm: Comm, arguments: dict[str, Any], value: Any, shape: tuple[int, ...]) -> tuple[int | None, ...]:
+    """Strides of what the kernel sees of a tensor, of ``shape``, as the launch passes them, in elements; None: not said.
 
     Raises:
-        RuntimeContractError: a shard that is not this rank's piece under `torch.chunk`.
-        UsageError: the launch does not pass the gathered axis's extent.
-    """
-    dims = operator.inputs[operator.tensor]
-    if shard.dim() != len(dims):
-        raise RuntimeContractError(
-            f"`{operator.tensor}` has {shard.dim()} dimensions, the kernel indexes {len(dims)}: {', '.join(dims)}"
-        )
-    shape = list(shard.shape)
-    for d, axis in enumerate(dims):
-        parameter = operator.extents.get(axis)
-        extent = arguments.get(parameter) if parameter is not None else None
-        if isinstance(extent, bool) or not isinstance(extent, int):
-            if d == operator.dim:
-                raise UsageError(
-                    f"the launch gives `{parameter}`, the extent of {axis}, no integer: {extent!r}",
-                    help=f"pass the global extent of `{operator.tensor}` along {axis}",
-                )
-            continue
-        if d != operator.dim and extent != shape[d]:
-            raise RuntimeContractError(
-                f"rank {rank}: the launch passes {parameter}={extent}, its shard of `{operator.tensor}` has {shape[d]} "
-                f"along {axis}"
-            )
-        if d == operator.dim:
-            low, high = shard_interval(max(0, extent), world, rank)
-            if extent < 0 or high - low != shape[d]:
-                raise RuntimeContractError(
-                    f"rank {rank} of {world}: the launch passes {parameter}={extent}, of which this rank holds "
-                    f"{high - low} ({low}:{high}), its shard of `{operator.tensor}` has {shape[d]}",
-                    help=f"{_GLOBAL}; shards follow torch.chunk along the axis",
-                )
-            shape[d] = extent
-    return tuple(shape)
-
-
-def global_strides(
-    operator: Operator, arguments: dict[str, Any], value: Any, shape: tuple[int, ...]
-) -> tuple[int | None, ...]:
-    """Strides of the global tensor as the launch passes them, in elements; None where it says nothing.
-
-    Raises:
-        RuntimeContractError: a descriptor of another shape than the global one.
+        RuntimeContractError: a descriptor of another shape than that.
     """
     if _is_descriptor(value):
         if tuple(value.shape) != shape:
             raise RuntimeContractError(
-                f"the descriptor `{operator.tensor}` has shape {tuple(value.shape)}, the global tensor has {shape}",
-                help=f"TensorDescriptor(shard, {list(shape)}, global strides, block_shape): {_GLOBAL}",
+                f"the descriptor `{comm.param}` has shape {tuple(value.shape)}, the global tensor has {shape}",
+                help=f"TensorDescriptor(shard, {list(shape)}, global strides, block_shape): {GLOBAL}",
             )
         return tuple(value.strides)
     known = {name: v for name, v in arguments.items() if isinstance(v, int)}
     found: list[int | None] = []
-    for code in _layout(operator):
+    for code in _layout(comm):
         try:
             found.append(None if code is None else int(eval(code, {"__builtins__": {}}, known)))
         except NameError as error:
-            raise UsageError(f"the launch gives `{error.name}`, a stride of `{operator.tensor}`, no integer") from None
+            raise UsageError(f"the launch gives `{error.name}`, a stride of `{comm.param}`, no integer") from None
     return tuple(found) or (None,) * len(shape)
 
 
 @lru_cache(maxsize=4096)
-def memory_order(operator: Operator, shape: tuple[int, ...], strides: tuple[int | None, ...]) -> tuple[int, ...]:
+def memory_order(comm: Comm, shape: tuple[int, ...], strides: tuple[int | None, ...]) -> tuple[int, ...]:
     """The order of dimensions in memory, outermost first, in which a dense tensor has these strides.
 
     Raises:
@@ -237,19 +235,12 @@ def memory_order(operator: Operator, shape: tuple[int, ...], strides: tuple[int 
     if None not in strides:
         candidates.append(tuple(sorted(rank, key=lambda d: (-strides[d], d))))  # type: ignore[operator]
     for order in candidates:
-        dense = _dense(shape, order)
+        dense = dense_strides(shape, order)
         if all(n == 1 or s is None or s == t for n, s, t in zip(shape, strides, dense, strict=True)):
             return order
+    what = "made whole" if comm.produced else "gathered"
     raise RuntimeContractError(
-        f"the launch passes strides {strides} for `{operator.tensor}`, whose global shape is {shape}; gathered, it has "
-        f"strides {_dense(shape, rows)}",
-        help=f"{_GLOBAL}; a dense layout in another order of dimensions is taken as well",
+        f"the launch passes strides {strides} for `{comm.param}`, whose global shape is {shape}; {what}, it has "
+        f"strides {dense_strides(shape, rows)}",
+        help=f"{GLOBAL}; a dense layout in another order of dimensions is taken as well",
     )
-
-
-def _dense(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [0] * len(shape), 1
-    for d in reversed(order):
-        strides[d] = step
-        step *= max(1, shape[d])
-    return tuple(strides)

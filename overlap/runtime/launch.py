@@ -10,64 +10,84 @@ instance; a call binds what its arguments bring and enqueues. Nothing here knows
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
-from overlap.chunkplan.plan import P2P, Chunk
-from overlap.errors import UnsupportedError
 from overlap.schedule import steps as st
-from overlap.schedule.table import S_EPOCH, SLOT_WORDS, done_base, flag_base
 
-from .entry import entry_kernel, wait_kernel
-from .instance import Instance
+from .instance import Instance, LaunchTable
+from .opening import Opening, layout_key
 from .operator import Operator
+from .prepared import lane_step, sum_step
+from .ranges import range_arguments
 from .resolve import Bound
-from .stage import as_words, staging
 
 STEP_FILTER: Callable[[int, tuple[st.Step, ...]], tuple[st.Step, ...]] | None = None
 """Tests put a function here that drops a step; the simulator must then find the race."""
 
-ENTRY_BLOCK = 4096
-ENTRY_WARPS = 8
 IN_FLIGHT = "overlap"
 """One launch is in flight on a device at a time: two that spin side by side could each hold what the other needs."""
 
-Enqueue = Callable[[Any], None]
-"""Enqueues one prepared step on a stream."""
+Nothing: Mapping[str, torch.Tensor] = {}
+
+
+@dataclass
+class _Launch:
+    """What one call brings, and the lanes it has forked."""
+
+    main: Any
+    kernel: Callable[[], None]
+    given: Mapping[str, torch.Tensor]
+    results: Mapping[str, torch.Tensor]
+    behind: Callable[[], None] | None
+    lanes: dict[int, Any] = field(default_factory=dict)
+    open_lanes: set[int] = field(default_factory=set)
+
+    def read_buffers(self) -> None:
+        """Enqueues the caller's further work, once."""
+        behind, self.behind = self.behind, None
+        if behind is not None:
+            behind()
+
+
+Act = Callable[[_Launch], None]
 
 
 def launch(
     operator: Operator,
     instance: Instance,
-    shard: torch.Tensor,
+    given: Mapping[str, torch.Tensor],
     bound: Bound,
     grid: tuple[int, int, int],
+    results: Mapping[str, torch.Tensor] = Nothing,
     behind: Callable[[], None] | None = None,
 ) -> None:
-    """Enqueues one launch of ``operator`` on this rank: entry, copies, flags, kernel, credits, join.
+    """Enqueues one launch of ``operator`` on this rank: entry, copies, flags, kernel, sums, credits, join.
 
     Args:
-        shard: this rank's piece of the communicated tensor.
-        bound: the intercepted launch; its arguments already name the gathered buffer.
+        given: by communicated tensor, what is staged: this rank's shard of an input, what an output starts from.
+        bound: the intercepted launch; its arguments already name the tensors in symmetric memory.
         grid: its grid.
+        results: by communicated output, this rank's piece, to be written.
         behind: enqueues more work that reads the gathered buffer, on the main stream behind the kernel and all
             copies, and ahead of the credits that let peers overwrite it.
 
     Raises:
         RuntimeContractError: the grid does not enumerate the kernel's tiles.
-        UnsupportedError: a wait kernel of the plan would not fit beside the grid.
+        UnsupportedError: a wait kernel of the plan would not fit beside the grid, or a reduction that is not carried out.
     """
     runtime = instance.runtime
-    schedule, table = instance.table(bound)
-    tiles = sum(run.tiles for run in schedule.runs)
-    arguments = {**bound.arguments, operator.ours[0]: table, operator.ours[1]: instance.state, **bound.options}
+    table = instance.table(bound)
+    ours = {operator.ours[0]: table.words, operator.ours[1]: instance.state, **range_arguments(instance, bound)}
+    arguments = {**bound.arguments, **ours, **bound.options}
     steps = instance.steps if STEP_FILTER is None else STEP_FILTER(runtime.rank, instance.steps)
-    entry = _entry(instance, shard, next((s for s in steps if isinstance(s, st.Entry)), instance.entry))
-    warm = partial(_warm, instance, entry, bound.kernel if tiles else None, grid, arguments)
-    variant = _variant(id(table), arguments)
+    opening = _opening(instance, given, next((s for s in steps if isinstance(s, st.Entry)), instance.entry))
+    warm = partial(_warm, instance, table, opening, bound.kernel if table.tiles else None, grid, arguments, results)
+    variant = _variant(table, arguments, results)
     if variant not in instance.warmed:
         instance.warmed.add(variant)
         if instance.met:
@@ -75,42 +95,81 @@ def launch(
     instance.meet(warm)
 
     main = runtime.main_stream()
+    kernel = partial(runtime.launch, bound.kernel, grid, (), arguments, main)
     with runtime.in_order(IN_FLIGHT) as capturing:
         if capturing:
             instance.memory.captured = True
-        lanes: dict[int, Any] = {}
-        open_lanes: set[int] = set()
+        acts = _acts(instance, table, opening, steps)
+        now = _Launch(main, kernel, given, results, behind)
         try:
-            for step in steps:
-                match step:
-                    case st.Entry():
-                        entry.enqueue(main, shard)
-                    case st.Fork(lane):
-                        lanes[lane] = runtime.fork(lane)
-                        open_lanes.add(lane)
-                    case st.Kernel():
-                        if tiles:
-                            runtime.launch(bound.kernel, grid, (), arguments, main)
-                    case st.Join(lane):
-                        open_lanes.discard(lane)
-                        runtime.join(lanes[lane])
-                    case st.Await(lane) | st.Copy(lane) | st.Raise(lane):
-                        _prepared(instance, step)(lanes[lane])
-                    case st.Credit(_, lane):
-                        if lane is None and behind is not None:
-                            behind()
-                            behind = None
-                        _prepared(instance, step)(main if lane is None else lanes[lane])
-            if behind is not None:
-                behind()
+            for act in acts:
+                act(now)
+            now.read_buffers()
         except BaseException as error:
             instance.workspace.poison(error)
-            for lane in sorted(open_lanes):
-                runtime.join(lanes[lane])
+            for lane in sorted(now.open_lanes):
+                runtime.join(now.lanes[lane])
             raise
 
 
-def _variant(table: int, arguments: dict[str, Any]) -> tuple[Any, ...]:
+def _acts(instance: Instance, table: LaunchTable, opening: Opening, steps: Sequence[st.Step]) -> list[Act]:
+    """The steps as functions of a call, made once for a table and a layout of what is given."""
+    key = ("acts", table, opening)
+    found: list[Act] | None = instance.prepared.get(key) if STEP_FILTER is None else None
+    if found is None:
+        found = [act for step in steps if (act := _act(instance, table, opening, step)) is not None]
+        if STEP_FILTER is None:
+            instance.prepared[key] = found
+    return found
+
+
+def _act(instance: Instance, table: LaunchTable, opening: Opening, step: st.Step) -> Act | None:
+    runtime = instance.runtime
+    match step:
+        case st.Entry():
+            return lambda now: opening.enqueue(now.main, now.given)
+        case st.Fork(lane):
+
+            def fork(now: _Launch) -> None:
+                now.lanes[lane] = runtime.fork(lane)
+                now.open_lanes.add(lane)
+
+            return fork
+        case st.Kernel():
+            return (lambda now: now.kernel()) if table.tiles else None
+        case st.Sum():
+            return lambda now: _sum(instance, step, now)
+        case st.Join(lane):
+
+            def join(now: _Launch) -> None:
+                now.open_lanes.discard(lane)
+                runtime.join(now.lanes[lane])
+
+            return join
+        case st.Credit(_, None):
+            credit = lane_step(instance, table, step)
+            assert credit is not None
+
+            def on_main(now: _Launch) -> None:
+                now.read_buffers()
+                credit(now.main)
+
+            return on_main
+        case _:
+            assert step.lane is not None
+            enqueue, on = lane_step(instance, table, step), step.lane
+            return None if enqueue is None else lambda now: enqueue(now.lanes[on])
+
+
+def _sum(instance: Instance, step: st.Sum, now: _Launch) -> None:
+    # A sum that a later operation sends on writes no result, but the kernel takes an address.
+    out = now.results[step.tensor] if any(p.out for p in step.pieces) else instance.parts[step.tensor].data
+    enqueue = sum_step(instance, step, out)
+    if enqueue is not None:
+        enqueue(now.main, out=out)
+
+
+def _variant(table: LaunchTable, arguments: dict[str, Any], results: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
     """What Triton compiles a kernel anew for, of a launch that a table belongs to."""
     seen: list[Any] = [table]
     for value in arguments.values():
@@ -120,125 +179,37 @@ def _variant(table: int, arguments: dict[str, Any]) -> tuple[Any, ...]:
             seen.append((value == 1, value % 16 == 0))
         else:
             seen.append(value if isinstance(value, (bool, str, type(None))) else type(value))
+    for name, out in results.items():
+        seen.append((name, out.dtype, out.stride(), out.data_ptr() % 16))
     return tuple(seen)
 
 
 def _warm(
-    instance: Instance, entry: _Entry, kernel: Any, grid: tuple[int, int, int], arguments: dict[str, Any]
+    instance: Instance,
+    table: LaunchTable,
+    opening: Opening,
+    kernel: Any,
+    grid: tuple[int, int, int],
+    arguments: dict[str, Any],
+    results: Mapping[str, torch.Tensor],
 ) -> None:
     """Compiles and loads every kernel of a launch: nothing may be loaded while a kernel spins."""
-    runtime = instance.runtime
+    opening.warm()
     awaits = [step for step in instance.steps if isinstance(step, st.Await)]
-    entry.warm()
-    for step in awaits:
-        _prepared(instance, step)
+    for held in awaits:
+        lane_step(instance, table, held)
+    for step in instance.steps:
+        if isinstance(step, st.Sum):
+            out = results[step.tensor] if any(p.out for p in step.pieces) else instance.parts[step.tensor].data
+            sum_step(instance, step, out)
     if kernel is not None:
-        runtime.warm(kernel, grid, arguments, leave_room=bool(awaits))
+        instance.runtime.warm(kernel, grid, arguments, leave_room=bool(awaits))
 
 
-def _prepared(instance: Instance, step: st.Await | st.Copy | st.Raise | st.Credit) -> Enqueue:
-    """A step made ready, once for the instance's present memory."""
-    made: Enqueue | None = instance.prepared.get(step)
+def _opening(instance: Instance, given: Mapping[str, torch.Tensor], step: st.Entry) -> Opening:
+    """The entry for what is given, of this layout."""
+    key = (step, layout_key(given))
+    made: Opening | None = instance.prepared.get(key)
     if made is None:
-        match step:
-            case st.Await(_, op, rank):
-                arguments = {"flag": _flag(instance, op, rank), "state": instance.state, "num_warps": 1}
-                made = instance.runtime.warm(wait_kernel, (1, 1, 1), arguments)
-            case st.Copy(_, op):
-                made = _copy(instance, op)
-            case st.Raise(_, op):
-                made = _raise(instance, op)
-            case st.Credit(peer, _):
-                made = _credit(instance, peer)
-        instance.prepared[step] = made
+        made = instance.prepared[key] = Opening(instance, step, given)
     return made
-
-
-def _word(state: torch.Tensor, slot: int) -> torch.Tensor:
-    return state[slot * SLOT_WORDS : slot * SLOT_WORDS + 1]
-
-
-def _flag(instance: Instance, op_id: tuple[int, int], rank: int) -> torch.Tensor:
-    runtime = instance.runtime
-    slot = flag_base(runtime.world) + instance.slots[rank][op_id]
-    return _word(runtime.peer(instance.state, rank), slot)
-
-
-def _view(tensor: torch.Tensor, chunk: Chunk) -> torch.Tensor:
-    return tensor[tuple(slice(lo, hi) for lo, hi in zip(chunk.box.lo, chunk.box.hi, strict=True))]
-
-
-class _Entry:
-    """The entry kernel with everything bound but the shard's address, for one layout of the shard."""
-
-    def __init__(self, instance: Instance, shard: torch.Tensor, step: st.Entry) -> None:
-        runtime = instance.runtime
-        low, high = instance.own
-        own = instance.buffer.narrow(instance.operator.dim, low, high - low)
-        self._runtime = runtime
-        self._copy = staging(shard, own)
-        self._grid = (max(1, min(runtime.sm_count, -(-self._copy.words // ENTRY_BLOCK))), 1, 1)
-        self._nothing = instance.buffer
-        self._arguments: dict[str, Any] = {
-            "src": self._source(shard),
-            "dst": as_words(own, self._copy.dtype) if self._copy.dims else instance.buffer,
-            "state": instance.state,
-            "peers": instance.peers,
-            "rank": runtime.rank,
-            "world": runtime.world,
-            "programs": self._grid[0],
-            "instance": instance.number,
-            **self._copy.arguments(),
-            "DIMS": self._copy.dims,
-            "WIDE": self._copy.words > 2**30,
-            "WAIT_DONE": step.wait_done,
-            "READY": step.ready,
-            "BLOCK": ENTRY_BLOCK,
-            "num_warps": ENTRY_WARPS,
-        }
-        self._launch: Callable[..., None] | None = None
-
-    def _source(self, shard: torch.Tensor) -> torch.Tensor:
-        return as_words(shard, self._copy.dtype) if self._copy.dims else self._nothing
-
-    def warm(self) -> Callable[..., None]:
-        """Compiles and binds it, once; keeps no shard alive."""
-        if self._launch is None:
-            self._launch = self._runtime.warm(entry_kernel, self._grid, self._arguments, later=("src",))
-            self._arguments = {}
-        return self._launch
-
-    def enqueue(self, stream: Any, shard: torch.Tensor) -> None:
-        self.warm()(stream, src=self._source(shard))
-
-
-def _entry(instance: Instance, shard: torch.Tensor, step: st.Entry) -> _Entry:
-    """The entry kernel for a shard of this layout."""
-    key = (step, tuple(shard.stride()), shard.data_ptr() % 16, shard.storage_offset() % 8)
-    made = instance.prepared.get(key)
-    if made is None:
-        made = instance.prepared[key] = _Entry(instance, shard, step)
-    return made
-
-
-def _copy(instance: Instance, op_id: tuple[int, int]) -> Enqueue:
-    op = instance.plan.op(op_id)
-    assert isinstance(op, P2P)
-    if op.src_rank == op.dst_rank:
-        raise UnsupportedError("a copy inside one rank would run as a kernel behind the grid", help="read it in place")
-    src = _view(instance.at(op.src_rank), op.src)
-    dst = _view(instance.at(op.dst_rank), op.dst)
-    return instance.runtime.copier(dst, src)
-
-
-def _raise(instance: Instance, op_id: tuple[int, int]) -> Enqueue:
-    op = instance.plan.op(op_id)
-    assert isinstance(op, P2P)
-    epoch = _word(instance.runtime.peer(instance.state, op.src_rank), S_EPOCH)
-    return instance.runtime.copier(_flag(instance, op_id, op.dst_rank), epoch)
-
-
-def _credit(instance: Instance, peer: int) -> Enqueue:
-    runtime = instance.runtime
-    done = _word(runtime.peer(instance.state, peer), done_base(runtime.world) + runtime.rank)
-    return runtime.copier(done, _word(instance.state, S_EPOCH))

@@ -72,7 +72,7 @@ class RankLayout:
 
     @cached_property
     def size(self) -> int:
-        return max(_aligned(region.end) for region in self.regions())
+        return max(region.end for region in self.regions())
 
 
 def dense_strides(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:

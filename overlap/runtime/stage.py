@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -98,3 +99,19 @@ def collapse(src: torch.Tensor, dst: torch.Tensor) -> tuple[list[int], list[int]
         )
     merged = [(1, 0, 0)] * (DIMS - len(merged)) + merged
     return [m[0] for m in merged], [m[1] for m in merged], [m[2] for m in merged]
+
+
+def filling(dst: torch.Tensor, table: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, Staging]:
+    """A zero in device memory (one word, made by ``table``), and how the entry kernel fills ``dst``, a dense tensor, with it.
+
+    Zero bits are zero in every dtype.
+    """
+    count, factor = dst.numel(), WORD.itemsize // dst.dtype.itemsize
+    wide = factor > 1 and count % factor == 0 and not (dst.data_ptr() % 8 or dst.storage_offset() % factor)
+    zero = table([0], bits=64)
+    dtype = WORD if wide or dst.dtype == WORD else dst.dtype
+    words = count // factor if wide else count
+    none = (0,) * DIMS
+    if not count:
+        return zero.view(dst.dtype), Staging(dst.dtype, 0, none, none, none)
+    return zero.view(dtype), Staging(dtype, 1, (1, 1, 1, words), none, (0, 0, 0, 1))

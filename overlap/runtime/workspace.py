@@ -1,7 +1,8 @@
 """`Workspace`: the symmetric memory of one operator on one group, shared by all shapes it is called with.
 
-    Workspace (operator, group, dtype)
-        memory   data: `capacity` elements | state: epoch, counter, limit, fault, ready[world], done[world], flags
+    Workspace (operator, group, dtypes)
+        memory   data: `capacity` elements of each communicated tensor (layout.py)
+                 state: epoch, counter, limit, fault, ready[world], done[world], flags, counters
         kept     older, smaller memory that a captured graph still uses
     Instance (shape) = plan + tables + views of the memory
 
@@ -13,20 +14,23 @@ capture; graphs captured before keep the old memory, with its own epoch and flag
 from __future__ import annotations
 
 import gc
-import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from overlap import settings
 from overlap.chunkplan.build import build_plan
+from overlap.chunkplan.merge import merge_plans
+from overlap.chunkplan.order import happens_before
 from overlap.chunkplan.plan import CommPlan, TensorSpec
 from overlap.errors import OverlapError, RuntimeContractError, UsageError
+from overlap.schedule.pieces import partial_sources
 from overlap.schedule.sync import assign_slots
 from overlap.schedule.table import state_words
 
 from .faults import FaultRecord, deadline_error
+from .part import part_layout
 from .protocol import Runtime, runtime_of
 
 if TYPE_CHECKING:
@@ -38,6 +42,35 @@ TABLE_WORDS = 1 << 16
 TABLE_ALIGNMENT = 64
 LEAST_FLAGS = 64
 """Flags made at least, 32 bytes each: another shape rarely needs more."""
+LEAST_COUNTERS = 32
+"""The same of counters, where there are any."""
+
+
+class Need(NamedTuple):
+    """What a shape takes of memory: elements of each communicated tensor, flags and counters of a launch."""
+
+    elements: tuple[int, ...]
+    flags: int
+    counters: int
+
+    def within(self, room: Need) -> bool:
+        """Whether ``room`` holds it."""
+        return (
+            all(a <= b for a, b in zip(self.elements, room.elements, strict=True))
+            and self.flags <= room.flags
+            and self.counters <= room.counters
+        )
+
+    def joined(self, other: Need) -> Need:
+        """What holds either."""
+        elements = tuple(map(max, self.elements, other.elements))
+        return Need(elements, max(self.flags, other.flags), max(self.counters, other.counters))
+
+    def text(self, dtypes: tuple[torch.dtype, ...]) -> str:
+        """In bytes, for messages."""
+        total = sum(n * dtype.itemsize for n, dtype in zip(self.elements, dtypes, strict=True))
+        counters = f" and {self.counters} counters" if self.counters else ""
+        return f"{total} bytes, {self.flags} flags{counters}" if counters else f"{total} bytes and {self.flags} flags"
 
 
 class Memory:
@@ -45,16 +78,18 @@ class Memory:
 
     Args:
         runtime: this rank's.
-        capacity: elements of ``dtype`` that the gathered tensor may have.
-        flags: flags of one launch.
+        need: what it must hold.
+        dtypes: of the communicated tensors.
     """
 
-    def __init__(self, runtime: Runtime, capacity: int, dtype: torch.dtype, flags: int) -> None:
+    def __init__(self, runtime: Runtime, need: Need, dtypes: tuple[torch.dtype, ...]) -> None:
         self.runtime = runtime
-        self.capacity = capacity
-        self.flags = max(flags, LEAST_FLAGS)
-        self.data: torch.Tensor = runtime.symmetric([capacity], dtype)
-        self.state: torch.Tensor = runtime.symmetric([state_words(runtime.world, self.flags)], torch.int64, zero=True)
+        self.room = need
+        self.data: tuple[torch.Tensor, ...] = tuple(
+            runtime.symmetric([elements], dtype) for elements, dtype in zip(need.elements, dtypes, strict=True)
+        )
+        words = state_words(runtime.world, need.flags, need.counters)
+        self.state: torch.Tensor = runtime.symmetric([words], torch.int64, zero=True)
         self.addresses = [runtime.peer(self.state, p).data_ptr() for p in range(runtime.world)]
         self.peers = runtime.table(self.addresses, bits=64)
         self.fault = runtime.watch(self.state)
@@ -62,12 +97,12 @@ class Memory:
 
 
 class Workspace:
-    """The memory of an operator on a group for one dtype. Obtained with `workspace_of`."""
+    """The memory of an operator on a group for one dtype a communicated tensor. Obtained with `workspace_of`."""
 
-    def __init__(self, operator: Operator, runtime: Runtime, dtype: torch.dtype) -> None:
+    def __init__(self, operator: Operator, runtime: Runtime, dtypes: tuple[torch.dtype, ...]) -> None:
         self.operator = operator
         self.runtime = runtime
-        self.dtype = dtype
+        self.dtypes = dtypes
         self.memory: Memory | None = None
         self.kept: list[Memory] = []
         self.reserved = False
@@ -76,46 +111,50 @@ class Workspace:
         self._used = 0
         self.error: OverlapError | None = None
 
-    def fit(self, shape: tuple[int, ...], flags: int) -> Memory:
-        """Memory that holds a gathered tensor of ``shape``; grows on all ranks at once where it must.
+    def fit(self, need: Need, what: object) -> Memory:
+        """Memory that holds ``need``; grows on all ranks at once where it must.
+
+        Args:
+            what: shapes, for the message.
 
         Raises:
             RuntimeContractError: reserved memory is too small.
         """
-        elements, memory = math.prod(shape), self.memory
-        if memory is not None and elements <= memory.capacity and flags <= memory.flags:
+        memory = self.memory
+        if memory is not None and need.within(memory.room):
             return memory
         if self.reserved:
             assert memory is not None
-            size = self.dtype.itemsize
             raise RuntimeContractError(
-                f"`{self.operator.name}` of {shape} needs {elements * size} bytes and {flags} flags; reserved are "
-                f"{memory.capacity * size} bytes and {memory.flags} flags",
+                f"`{self.operator.name}` of {what} needs {need.text(self.dtypes)}; reserved are "
+                f"{memory.room.text(self.dtypes)}",
                 help="reserve for the largest sizes that will be called",
             )
-        return self._grow(max(elements, memory.capacity if memory else 0), max(flags, memory.flags if memory else 0))
+        least = Need(need.elements, LEAST_FLAGS, LEAST_COUNTERS if need.counters else 0)
+        return self._grow(need.joined(least) if memory is None else need.joined(least).joined(memory.room))
 
-    def _grow(self, capacity: int, flags: int) -> Memory:
+    def _grow(self, need: Need) -> Memory:
         if self.memory is not None and self.memory.captured:
             self.kept.append(self.memory)
-        self.memory = Memory(self.runtime, capacity, self.dtype, flags)
+        self.memory = Memory(self.runtime, need, self.dtypes)
         return self.memory
 
-    def reserve(self, shape: tuple[int, ...], flags: int) -> None:
-        """Makes memory for calls up to ``shape`` and refuses from now on to make any more."""
-        self.fit(shape, flags)
+    def reserve(self, need: Need, what: object) -> None:
+        """Makes memory for calls up to ``need`` and refuses from now on to make any more."""
+        self.fit(need, what)
         if self._tables is None:
             self._tables = self.runtime.table([0] * TABLE_WORDS)
         self.reserved = True
 
-    def table(self, words: Sequence[int]) -> Any:
-        """Uploads a schedule table, into memory that was set aside for it if there is some left."""
-        end = self._used + len(words)
+    def table(self, values: Sequence[int], *, bits: int = 32) -> Any:
+        """Uploads a table, into memory that was set aside for it if there is some left."""
+        width = bits // 32
+        end = self._used + len(values) * width
         if self._tables is None or end > TABLE_WORDS:
-            return self.runtime.table(words)
+            return self.runtime.table(values, bits=bits)
         place = self._tables[self._used : end]
         self._used = -(-end // TABLE_ALIGNMENT) * TABLE_ALIGNMENT
-        return self.runtime.table(words, into=place)
+        return self.runtime.table(values, bits=bits, into=place if width == 1 else place.view(torch.int64))
 
     def add(self, instance: Instance) -> int:
         """Takes in an instance; its number in fault records."""
@@ -153,71 +192,98 @@ class Workspace:
 
 
 def workspaces(runtime: Runtime) -> dict[Any, Workspace]:
-    """A runtime's workspaces by (operator's id, dtype)."""
+    """A runtime's workspaces by (operator's id, dtypes)."""
     found = getattr(runtime, "overlap_workspaces", None)
     if found is None:
         found = runtime.overlap_workspaces = {}  # type: ignore[attr-defined]
     return found
 
 
-def workspace_of(operator: Operator, runtime: Runtime, dtype: torch.dtype) -> Workspace:
+def workspace_of(operator: Operator, runtime: Runtime, dtypes: tuple[torch.dtype, ...]) -> Workspace:
     """The workspace of an operator on a runtime, made empty when there is none."""
     known = workspaces(runtime)
-    key = (id(operator), dtype)
-    if key not in known:
-        known[key] = Workspace(operator, runtime, dtype)
-    return known[key]
+    key = (id(operator), dtypes)
+    found = known.get(key)
+    if found is None:
+        found = known[key] = Workspace(operator, runtime, dtypes)
+    return found
 
 
-def plan_for(operator: Operator, world: int, shape: tuple[int, ...]) -> CommPlan:
-    """The operator's plan for a gathered tensor of ``shape``."""
+def plan_for(operator: Operator, world: int, shapes: Sequence[tuple[int, ...]]) -> CommPlan:
+    """The operator's plan for communicated tensors of these global shapes, in the order of its ``comms``."""
     from overlap.backends import backend
 
-    return build_plan(
-        operator.plan,
-        world=world,
-        tensor=TensorSpec(operator.tensor, shape),
-        dim=operator.dim,
-        split=operator.realization.split,
-        direction=backend(operator.realization.backend).default_direction,
-        path=f"<plan of {operator.name}>",
-    )
+    facts = backend(operator.realization.backend)
+    plans = [
+        build_plan(
+            comm.plan,
+            world=world,
+            tensor=TensorSpec(comm.tensor, shape),
+            dim=comm.dim,
+            to_dim=comm.to_dim,
+            split=operator.realization.split,
+            direction="push" if comm.produced else facts.default_direction,
+            path=f"<plan of {operator.name}>",
+        )
+        for comm, shape in zip(operator.comms, shapes, strict=True)
+    ]
+    return merge_plans(plans)
 
 
-def reserve(operator: Operator, group: Any, max_sizes: dict[str, int], dtype: torch.dtype) -> Workspace:
+def need_of(plan: CommPlan, produced: Sequence[str], sizes: Sequence[int]) -> Need:
+    """What a plan takes of memory, with ``sizes`` elements of each communicated tensor; the same on every rank."""
+    ranks = range(plan.world)
+    flags = max((len(assign_slots(plan, r)) for r in ranks), default=0)
+    happens = happens_before(plan) if produced else None
+    counters = max((len(partial_sources(plan, r, produced, happens)) for r in ranks), default=0) if produced else 0
+    return Need(tuple(sizes), flags, counters)
+
+
+def reserve(
+    operator: Operator, group: Any, max_sizes: dict[str, int], dtype: torch.dtype | Mapping[str, torch.dtype]
+) -> Workspace:
     """Makes the memory for all calls up to ``max_sizes``; afterwards no call of the operator makes any, ever.
 
     Collective. A later call that needs more is refused with both sizes named. Tables of schedules, a few hundred bytes a
     shape, have a reserve of their own; past some hundreds of shapes they come from torch's allocator.
 
     Args:
-        max_sizes: global extent of every axis of the communicated tensor, the largest that will be called.
-        dtype: of the communicated tensor.
+        max_sizes: global extent of every axis of the communicated tensors, the largest that will be called.
+        dtype: of the communicated tensors, or one for each by its name. Of a result: what the kernel writes.
 
     Raises:
-        UsageError: an axis without a size, or a size that is none.
+        UsageError: an axis without a size, a size that is none, or a tensor without a dtype.
         RuntimeContractError: the operator has reserved less before; or a graph is being captured.
     """
-    dims = operator.inputs[operator.tensor]
-    for axis in dims:
-        size = max_sizes.get(axis)
-        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise UsageError(
-                f"reserve needs the largest size of {axis}, got {size!r}",
-                help=f"`{operator.tensor}` has the axes {', '.join(dims)}",
-            )
-    shape = tuple(max_sizes[axis] for axis in dims)
+    comms = operator.comms
+    for comm in comms:
+        for axis in comm.dims:
+            size = max_sizes.get(axis)
+            if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+                raise UsageError(
+                    f"reserve needs the largest size of {axis}, got {size!r}",
+                    help=f"`{comm.tensor}` has the axes {', '.join(comm.dims)}",
+                )
+        if isinstance(dtype, Mapping) and comm.tensor not in dtype:
+            raise UsageError(f"reserve needs the dtype of `{comm.tensor}`", help="give one, or one a tensor by name")
+    dtypes = tuple(dtype[comm.tensor] if isinstance(dtype, Mapping) else dtype for comm in comms)
+    shapes = tuple(tuple(max_sizes[axis] for axis in comm.dims) for comm in comms)
     runtime = runtime_of(group)
-    workspace = workspace_of(operator, runtime, dtype)
-    plan = plan_for(operator, runtime.world, shape)
-    flags = max((len(assign_slots(plan, r)) for r in range(runtime.world)), default=0)
-    told = runtime.agree(f"reserve of {operator.name}", (shape, str(dtype)))
+    workspace = workspace_of(operator, runtime, dtypes)
+    plan = plan_for(operator, runtime.world, shapes)
+    told = runtime.agree(f"reserve of {operator.name}", (shapes, tuple(map(str, dtypes))))
     for rank, theirs in enumerate(told):
         if theirs != told[runtime.rank]:
             raise RuntimeContractError(
                 f"rank {runtime.rank} reserves {told[runtime.rank]} for `{operator.name}`, rank {rank} {theirs}"
             )
-    workspace.reserve(shape, flags)
+    happens = happens_before(plan)
+    sizes = [
+        max(part_layout(plan, comm, r, tuple(range(len(shape))), happens).size for r in range(runtime.world))
+        for comm, shape in zip(comms, shapes, strict=True)
+    ]
+    what = shapes[0] if len(shapes) == 1 else shapes
+    workspace.reserve(need_of(plan, [c.tensor for c in comms if c.produced], sizes), what)
     return workspace
 
 

@@ -94,7 +94,7 @@ def test_growth_rebinds_the_shapes_before_it(module):
     def body(group):
         results = calls(module, group, 8, 70, 8, 200, 70, 8)
         (workspace,) = workspaces(group.overlap_runtime).values()
-        assert workspace.memory.capacity == 200 * K and workspace.kept == []
+        assert workspace.memory.room.elements == (200 * K,) and workspace.kept == []
         called = [instance for instance in workspace.instances if instance.shape[0] in (70, 8)]
         assert {instance.memory for instance in called} == {workspace.memory}
         return results
@@ -126,7 +126,9 @@ def test_reserve_holds_everything_up_to_its_sizes_and_names_both_beyond(module):
             call(module, group, 101, 0)
         results += calls(module, group, 100, 1, 3)
         assert workspace.memory is memory
-        places = [table.storage_offset() for i in workspace.instances for _, table in i._tables.values()]
+        places = [
+            table.storage_offset() for i in workspace.instances for table in map(lambda t: t.words, i._tables.values())
+        ]
         assert len(places) == 4 and len(set(places)) == 4 and all(place % 64 == 0 for place in places)
         return results
 

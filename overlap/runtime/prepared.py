@@ -1,0 +1,137 @@
+"""Steps of a launch made ready once for an instance's memory: each becomes a function that enqueues it on a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from overlap.chunkplan.plan import P2P, OpId
+from overlap.errors import UnsupportedError
+from overlap.schedule import steps as st
+from overlap.schedule.table import S_EPOCH, SLOT_WORDS, counter_base, done_base, flag_base
+
+from .entry import wait_kernel
+from .instance import Instance, LaunchTable
+from .reduce import sum_kernel
+from .sums import addition, check_pieces, sum_table
+
+SUM_WARPS = 8
+SUM_PROGRAMS = 2
+"""Programs of the sum kernel a multiprocessor, at most: enough to read at full speed, and room for others beside it."""
+AT_A_TIME = 8
+
+Enqueue = Callable[[Any], None]
+"""Enqueues one prepared step on a stream."""
+
+LaneStep = st.Await | st.Hold | st.Copy | st.Raise
+
+
+def lane_step(instance: Instance, table: LaunchTable, step: LaneStep | st.Credit) -> Enqueue | None:
+    """A step made ready, once for the instance's present memory. None: there is nothing to enqueue."""
+    if isinstance(step, st.Hold):
+        return _hold(instance, table, step.op)
+    made: Enqueue | None = instance.prepared.get(step)
+    if made is None:
+        match step:
+            case st.Await(_, op, rank):
+                arguments = {"flag": _flag(instance, op, rank), "state": instance.state, "num_warps": 1}
+                made = instance.runtime.warm(wait_kernel, (1, 1, 1), arguments)
+            case st.Copy(_, op):
+                made = _copy(instance, op)
+            case st.Raise(_, op):
+                made = _raise(instance, op)
+            case st.Credit(peer, _):
+                made = _credit(instance, peer)
+        instance.prepared[step] = made
+    return made
+
+
+def sum_step(instance: Instance, step: st.Sum, out: torch.Tensor) -> Callable[..., None] | None:
+    """A sum made ready: ``enqueue(stream, out=result)`` for results of the layout of ``out``. None: nothing to add.
+
+    Raises:
+        UnsupportedError: a reduction or dtype that is not carried out.
+    """
+    key = (step, out.dtype, out.stride(), out.data_ptr() % 16)
+    if key not in instance.prepared:
+        instance.prepared[key] = _sum(instance, step, out)
+    made: Callable[..., None] | None = instance.prepared[key]
+    return made
+
+
+def _sum(instance: Instance, step: st.Sum, out: torch.Tensor) -> Callable[..., None] | None:
+    runtime, part = instance.runtime, instance.parts[step.tensor]
+    pieces = [piece for piece in step.pieces if not piece.chunk.box.empty]
+    if not pieces:
+        return None
+    accumulator = check_pieces(pieces, part.dtype)
+    slots, strides = instance.slots[runtime.rank], out.stride()
+    table = sum_table(
+        [addition(piece, part.layout, slots, runtime.world, part.held, strides) for piece in pieces],
+        part.dtype.itemsize,
+    )
+    programs = max(1, min(SUM_PROGRAMS * runtime.sm_count, table.blocks))
+    arguments = {
+        "data": part.data,
+        "out": out,
+        "table": instance.workspace.table(table.values, bits=64),
+        "state": instance.state,
+        "pieces": table.pieces,
+        "programs": programs,
+        "DIMS": table.dims,
+        "WIDE": table.words > 2**30,
+        "VEC": table.vec,
+        "SUMMANDS": max(1, min(AT_A_TIME, table.widest - 1)),
+        "ACCUMULATOR": accumulator,
+        "BLOCK": table.block,
+        "num_warps": SUM_WARPS,
+    }
+    return runtime.warm(sum_kernel, (programs, 1, 1), arguments, later=("out",))
+
+
+def _hold(instance: Instance, table: LaunchTable, op_id: OpId) -> Enqueue | None:
+    """The counter belongs to the schedule, so this is made once for each of an instance's tables."""
+    counter = table.counters[op_id]
+    if counter.target == 0:
+        return None
+    key = (table, counter.slot)
+    made: Enqueue | None = instance.prepared.get(key)
+    if made is None:
+        slot = counter_base(instance.runtime.world, instance.memory.room.flags) + counter.slot
+        made = instance.prepared[key] = instance.runtime.holder(_word(instance.state, slot), counter.target)
+    return made
+
+
+def _word(state: torch.Tensor, slot: int) -> torch.Tensor:
+    return state[slot * SLOT_WORDS : slot * SLOT_WORDS + 1]
+
+
+def _flag(instance: Instance, op_id: OpId, rank: int) -> torch.Tensor:
+    runtime = instance.runtime
+    slot = flag_base(runtime.world) + instance.slots[rank][op_id]
+    return _word(runtime.peer(instance.state, rank), slot)
+
+
+def _copy(instance: Instance, op_id: OpId) -> Enqueue:
+    op = instance.plan.op(op_id)
+    assert isinstance(op, P2P)
+    if op.src_rank == op.dst_rank:
+        raise UnsupportedError("a copy inside one rank would run as a kernel behind the grid", help="read it in place")
+    src = instance.parts[op.src.tensor].source(op_id)
+    dst = instance.parts[op.dst.tensor].destination(op_id)
+    return instance.runtime.copier(dst, src)
+
+
+def _raise(instance: Instance, op_id: OpId) -> Enqueue:
+    op = instance.plan.op(op_id)
+    assert isinstance(op, P2P)
+    epoch = _word(instance.runtime.peer(instance.state, op.src_rank), S_EPOCH)
+    return instance.runtime.copier(_flag(instance, op_id, op.dst_rank), epoch)
+
+
+def _credit(instance: Instance, peer: int) -> Enqueue:
+    runtime = instance.runtime
+    done = _word(runtime.peer(instance.state, peer), done_base(runtime.world) + runtime.rank)
+    return runtime.copier(done, _word(instance.state, S_EPOCH))

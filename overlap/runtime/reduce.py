@@ -1,0 +1,140 @@
+"""The sum kernel: adds what ranks have made of a piece, in one fixed order, as each piece's flags are raised.
+
+    table   per piece   words, extents[4], summands, first summand, first block | result: offset, strides[4] | kept: the same
+            per summand offset, strides[4], flag
+
+Offsets and strides are in elements: of summands and kept sums in this rank's symmetric memory of the tensor, of the result
+in the result. A word is ``VEC`` neighbouring elements, moved by one access of up to 16 bytes. Flags are int64 words of the
+state, -1 where there is nothing to wait for.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+import overlap.language as ol
+
+UNSPECIALISED = ["pieces", "programs"]
+
+DIMS = 4
+P_WORDS, P_EXTENTS, P_SUMMANDS, P_FIRST, P_BLOCK, P_OUT, P_KEPT = 0, 1, 5, 6, 7, 8, 13
+PIECE_WORDS = 18
+S_OFFSET, S_FLAG = 0, 5
+SUMMAND_WORDS = 6
+
+_PIECE: tl.constexpr = tl.constexpr(PIECE_WORDS)
+_EXTENTS: tl.constexpr = tl.constexpr(P_EXTENTS)
+_SUMMANDS: tl.constexpr = tl.constexpr(P_SUMMANDS)
+_FIRST: tl.constexpr = tl.constexpr(P_FIRST)
+_BLOCK: tl.constexpr = tl.constexpr(P_BLOCK)
+_OUT: tl.constexpr = tl.constexpr(P_OUT)
+_KEPT: tl.constexpr = tl.constexpr(P_KEPT)
+_SUMMAND: tl.constexpr = tl.constexpr(SUMMAND_WORDS)
+_FLAG: tl.constexpr = tl.constexpr(S_FLAG)
+
+
+@triton.jit
+def _offsets(at, i0, i1, i2, i3, DIMS: tl.constexpr, VEC: tl.constexpr):
+    """Offset of the first element of each word, by the offset and the strides that stand at ``at``."""
+    found = tl.load(at) + i3 * tl.load(at + 4)
+    if DIMS > 1:
+        found += i2 * tl.load(at + 3)
+    if DIMS > 2:
+        found += i1 * tl.load(at + 2)
+    if DIMS > 3:
+        found += i0 * tl.load(at + 1)
+    # Every term is a multiple of the word, which the compiler cannot see in a table.
+    return tl.multiple_of(found, VEC)
+
+
+@triton.jit(do_not_specialize=UNSPECIALISED)
+def sum_kernel(
+    data,
+    out,
+    table,
+    state,
+    pieces,
+    programs,
+    DIMS: tl.constexpr,
+    WIDE: tl.constexpr,
+    VEC: tl.constexpr,
+    SUMMANDS: tl.constexpr,
+    ACCUMULATOR: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Adds pieces of one tensor.
+
+    ``data``: this rank's symmetric memory of it; ``out``: its result; ``table``: int64 words, see above; ``state``: state words;
+    ``DIMS``: loops that a piece takes at most; ``WIDE``: more words than 32 bits index; ``SUMMANDS``: loaded at a time.
+    """
+    pid = tl.program_id(0)
+    epoch = ol.now(state)
+    lanes = tl.arange(0, VEC)
+    for number in range(pieces):
+        piece = table + number * _PIECE
+        words = tl.load(piece)
+        if not WIDE:
+            words = words.to(tl.int32)
+        count = tl.load(piece + _SUMMANDS).to(tl.int32)
+        first = table + tl.load(piece + _FIRST)
+        # Pieces are dealt out one behind the other, so that small ones do not all fall to the same programs.
+        turn = (pid - tl.load(piece + _BLOCK).to(tl.int32) % programs + programs) % programs
+        begin = tl.cast(turn, words.dtype) * BLOCK
+        if begin < words:
+            seen = epoch
+            for j in range(count):
+                flag = tl.load(first + j * _SUMMAND + _FLAG)
+                if flag >= 0:
+                    seen = tl.minimum(seen, ol.poll(state + flag, epoch, state))
+            begin = begin + tl.minimum(seen, 0).to(words.dtype)
+            n1 = tl.load(piece + _EXTENTS + 1).to(words.dtype)
+            n2 = tl.load(piece + _EXTENTS + 2).to(words.dtype)
+            n3 = tl.load(piece + _EXTENTS + 3).to(words.dtype)
+            result = tl.load(piece + _OUT)
+            kept = tl.load(piece + _KEPT)
+            for start in range(begin, words, tl.cast(programs, words.dtype) * BLOCK):
+                i = start + tl.arange(0, BLOCK)
+                inside = (i < words)[:, None]
+                i0 = i
+                i1 = i
+                i2 = i
+                i3 = i
+                if DIMS > 1:
+                    i2 = i // n3
+                    i3 = i % n3
+                if DIMS > 2:
+                    i1 = i2 // n2
+                    i2 = i2 % n2
+                if DIMS > 3:
+                    i0 = i1 // n1
+                    i1 = i1 % n1
+                i0 = i0.to(tl.int64)
+                i1 = i1.to(tl.int64)
+                i2 = i2.to(tl.int64)
+                i3 = i3.to(tl.int64)
+                to = _offsets(piece + _OUT, i0, i1, i2, i3, DIMS, VEC)[:, None] + lanes[None, :]
+                keep = _offsets(piece + _KEPT, i0, i1, i2, i3, DIMS, VEC)[:, None] + lanes[None, :]
+                at = _offsets(first, i0, i1, i2, i3, DIMS, VEC)[:, None] + lanes[None, :]
+                moved = tl.load(data + at, mask=inside)
+                if count == 1:
+                    # Moved, not computed with: every bit arrives.
+                    if result >= 0:
+                        tl.store(out + to, moved.to(out.dtype.element_ty), mask=inside)
+                    if kept >= 0:
+                        tl.store(data + keep, moved, mask=inside)
+                else:
+                    total = moved.to(ACCUMULATOR)
+                    for j0 in range(1, count, SUMMANDS):
+                        # Several loads in flight, added in their order.
+                        for k in tl.static_range(SUMMANDS):
+                            j = j0 + k
+                            there = j < count
+                            row = first + tl.minimum(j, count - 1) * _SUMMAND
+                            more = _offsets(row, i0, i1, i2, i3, DIMS, VEC)[:, None] + lanes[None, :]
+                            added = tl.load(data + more, mask=inside & there, other=0.0)
+                            total = tl.where(there, total + added.to(ACCUMULATOR), total)
+                    if result >= 0:
+                        tl.store(out + to, total.to(out.dtype.element_ty), mask=inside)
+                    if kept >= 0:
+                        tl.store(data + keep, total.to(data.dtype.element_ty), mask=inside)
