@@ -7,7 +7,7 @@ from functools import cache
 from itertools import product
 
 from overlap.chunkplan.plan import CommPlan, OpId
-from overlap.schedule.model import AxisTiles, RankSchedule, TensorRead
+from overlap.schedule.model import AxisTiles, RankSchedule
 
 
 @cache
@@ -17,8 +17,11 @@ def elements(axis: AxisTiles, tile: int, wraps: bool) -> frozenset[int]:
     return frozenset(i % axis.extent for i in raw) if wraps else frozenset(i for i in raw if i < axis.extent)
 
 
-def reads_box(read: TensorRead, axes: tuple[AxisTiles, ...], tile: tuple[int, ...], lo, hi) -> bool:
-    """Whether a tile reads an element of the box."""
+def reads_box(read, axes: tuple[AxisTiles, ...], tile: tuple[int, ...], lo, hi, window=None) -> bool:
+    """Whether a tile reads (or writes) an element of the box; tiles count from where the window begins."""
+    start = window.lo if window else (0,) * len(lo)
+    size = window.shape if window else hi
+    lo, hi = ([max(0, min(n, x - low)) for x, low, n in zip(at, start, size, strict=True)] for at in (lo, hi))
     by_name = {axis.name: (axis, t) for axis, t in zip(axes, tile, strict=True)}
     for d, name in enumerate(read.axes):
         if name is None:
@@ -26,12 +29,12 @@ def reads_box(read: TensorRead, axes: tuple[AxisTiles, ...], tile: tuple[int, ..
                 return False
             continue
         axis, t = by_name[name]
-        if not any(lo[d] <= i < hi[d] for i in elements(axis, t, read.wraps[d])):
+        if not any(lo[d] <= i < hi[d] for i in elements(axis, t, getattr(read, "wraps", {d: False})[d])):
             return False
     return True
 
 
-def needed(plan: CommPlan, reads, axes, rank: int, tile: tuple[int, ...]) -> set[OpId]:
+def needed(plan: CommPlan, reads, axes, rank: int, tile: tuple[int, ...], windows=None) -> set[OpId]:
     """Operations whose result a tile of ``rank`` reads."""
     found = set()
     for owner, ops in enumerate(plan.ops):
@@ -39,7 +42,9 @@ def needed(plan: CommPlan, reads, axes, rank: int, tile: tuple[int, ...]) -> set
             if op.dst_rank != rank:
                 continue
             for read in reads:
-                if read.tensor == op.dst.tensor and reads_box(read, axes, tile, op.dst.box.lo, op.dst.box.hi):
+                if read.tensor == op.dst.tensor and reads_box(
+                    read, axes, tile, op.dst.box.lo, op.dst.box.hi, (windows or {}).get(read.tensor)
+                ):
                     found.add((owner, index))
     return found
 
@@ -78,16 +83,76 @@ def tiles_of(run) -> list[tuple[int, ...]]:
     return list(product(*(range(lo, lo + n) for lo, n in zip(run.origin, run.counts, strict=True))))
 
 
-def check(schedules: Sequence[RankSchedule], plan: CommPlan, reads, axes, *, ordered: bool = True) -> None:
-    """Asserts everything that the schedules of all ranks promise."""
+def value(plan: CommPlan, rank: int, tensor: str, element: tuple[int, ...], happened, before) -> tuple:
+    """What an element is worth on a rank when the operations ``happened`` have: own parts, as (rank, path) pairs.
+
+    A path names the operations that a part came through. Straight from the rule: the own part, then in any order that
+    ``before`` allows each operation that lands, which adds what its source is worth to it or puts it in its place.
+    """
+    worth = tuple((rank, ()) for chunk in plan.before[rank] if chunk.tensor == tensor and inside(chunk.box, element))
+    for op_id in sorted(happened, key=lambda op_id: (len(before[op_id]), op_id)):
+        op = plan.op(op_id)
+        if op.dst_rank == rank and op.dst.tensor == tensor and inside(op.dst.box, element):
+            brought = tuple(
+                (origin, (*path, op_id))
+                for origin, path in value(plan, op.src_rank, tensor, element, before[op_id], before)
+            )
+            worth = (*worth, *brought) if op.reduce else brought
+    return worth
+
+
+def inside(box, element: tuple[int, ...]) -> bool:
+    return all(lo <= i < hi for lo, i, hi in zip(box.lo, element, box.hi, strict=True))
+
+
+def points(box) -> list[tuple[int, ...]]:
+    return list(product(*map(range, box.lo, box.hi)))
+
+
+def sends_partial(plan: CommPlan, op_id: OpId, before) -> bool:
+    """Whether all that an operation sends is what its own rank's kernel made."""
+    op = plan.op(op_id)
+    own = ((op.src_rank, ()),)
+    return all(
+        value(plan, op.src_rank, op.src.tensor, element, before[op_id], before) == own for element in points(op.src.box)
+    )
+
+
+def leaving(plan: CommPlan, writes, rank: int, before) -> dict:
+    """Chunks that tiles of the rank make and operations send as they are: the operations of each, in list order."""
+    produced = {write.tensor for write in writes}
+    found: dict = {}
+    for index, op in enumerate(plan.ops[rank]):
+        if op.src.tensor in produced and sends_partial(plan, (rank, index), before):
+            found.setdefault(op.src, []).append((rank, index))
+    return found
+
+
+def check(
+    schedules: Sequence[RankSchedule], plan: CommPlan, reads, axes, *, ordered: bool = True, writes=(), windows=None
+) -> None:
+    """Asserts everything that the schedules of all ranks promise. ``axes`` and ``windows`` may differ by rank."""
     assert len(schedules) == plan.world
     before = past(plan)
     ticks = arrivals(plan)
     for rank, schedule in enumerate(schedules):
-        check_rank(schedule, plan, reads, axes, rank, before, ticks, ordered)
+        own = axes if all(isinstance(axis, AxisTiles) for axis in axes) else axes[rank]
+        seen = windows[rank] if windows else {}
+        check_rank(schedule, plan, reads, own, rank, before, ticks, ordered, writes, seen)
 
 
-def check_rank(schedule: RankSchedule, plan: CommPlan, reads, axes, rank: int, before, ticks, ordered: bool) -> None:
+def check_rank(
+    schedule: RankSchedule,
+    plan: CommPlan,
+    reads,
+    axes,
+    rank: int,
+    before,
+    ticks,
+    ordered: bool,
+    writes=(),
+    windows=None,
+) -> None:
     assert (schedule.rank, schedule.world, schedule.axes) == (rank, plan.world, tuple(axes))
 
     def lateness(op: OpId) -> tuple[int, int, OpId]:
@@ -104,12 +169,35 @@ def check_rank(schedule: RankSchedule, plan: CommPlan, reads, axes, rank: int, b
     assert set(schedule.slots) == landing
     assert sorted(schedule.slots.values()) == list(range(len(landing)))
 
+    chunks = leaving(plan, writes, rank, before)
+    assert [(counter.chunk, list(counter.ops)) for counter in schedule.counters] == list(chunks.items())
+    assert [counter.slot for counter in schedule.counters] == list(range(len(chunks)))
+
+    def makes(tile: tuple[int, ...]) -> set[int]:
+        return {
+            slot
+            for slot, chunk in enumerate(chunks)
+            if any(
+                write.tensor == chunk.tensor
+                and reads_box(write, axes, tile, chunk.box.lo, chunk.box.hi, (windows or {}).get(chunk.tensor))
+                for write in writes
+            )
+        }
+
+    made = {tile: makes(tile) for tile in grid}
+    for counter in schedule.counters:
+        assert counter.target == sum(counter.slot in slots for slots in made.values()), "a target that is not reached"
+
     last_key = None
     for run in schedule.runs:
         assert all(wait.slot == schedule.slots[wait.op] and wait.count == 1 for wait in run.waits)
-        wants = [needed(plan, reads, axes, rank, tile) for tile in tiles_of(run)]
+        wants = [needed(plan, reads, axes, rank, tile, windows) for tile in tiles_of(run)]
         for want in wants:
             assert (max(want, key=lateness) if want else None) == run.chunk, "not cut by last arrival"
+        counts = [raised.slot for raised in run.raises]
+        for tile in tiles_of(run):
+            assert sorted(counts) == sorted(made[tile]), "a tile counts into chunks that it makes no part of, or not"
+        assert all(raised.count == 1 for raised in run.raises)
         waited = [wait.op for wait in run.waits]
 
         def covered(waits: list[OpId], wants: list[set[OpId]] = wants) -> bool:
@@ -121,13 +209,15 @@ def check_rank(schedule: RankSchedule, plan: CommPlan, reads, axes, rank: int, b
         assert covered(waited), "a tile reads what its run does not wait for"
         for wait in waited:
             assert not covered([w for w in waited if w != wait]), "a wait that is not needed"
-        key = (-1, 0, (0, 0)) if run.chunk is None else lateness(run.chunk)
-        assert last_key is None or last_key <= key, "runs are not in order of arrival, own chunk first"
+        arrival = (-1, 0, (0, 0)) if run.chunk is None else lateness(run.chunk)
+        departs = min((i for slot in counts for _, i in schedule.counters[slot].ops), default=len(plan.ops[rank]))
+        key = (departs, arrival)
+        assert last_key is None or last_key <= key, "runs are not in order of departure, then of arrival"
         last_key = key
 
     for i, a in enumerate(schedule.runs):
         for b in schedule.runs[i + 1 :]:
-            if a.chunk == b.chunk:
+            if (a.chunk, a.raises) == (b.chunk, b.raises):
                 apart = [d for d in range(len(axes)) if (a.origin[d], a.counts[d]) != (b.origin[d], b.counts[d])]
                 joins = len(apart) == 1 and (
                     a.origin[apart[0]] + a.counts[apart[0]] == b.origin[apart[0]]

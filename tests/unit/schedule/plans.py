@@ -1,10 +1,13 @@
-"""Plans written out by hand: all-gathers over even and uneven shards, with nothing taken from the plan templates."""
+"""Plans written out by hand, over even and uneven shards, with nothing taken from the plan templates."""
 
 from __future__ import annotations
 
 from overlap.chunkplan.plan import P2P, Chunk, CommPlan, TensorSpec
+from overlap.chunkplan.reduction import Reduction
 from overlap.chunkplan.region import Box
-from overlap.schedule.model import AxisTiles, TensorRead
+from overlap.schedule.model import AxisTiles, TensorRead, TensorWrite
+
+SUM = Reduction()
 
 
 def shards(extent: int, parts: int, lo: int = 0) -> list[tuple[int, int]]:
@@ -120,3 +123,119 @@ def reads_a(*, wraps: bool = False) -> tuple[TensorRead, ...]:
 def reads_b(*, wraps: bool = False, tensor: str = "b") -> tuple[TensorRead, ...]:
     """b[K, N] as a GEMM reads it."""
     return (TensorRead(tensor, (None, "N"), (False, wraps)),)
+
+
+def whole_of(shape: tuple[int, ...], tensor: str = "c") -> Chunk:
+    return Chunk(tensor, Box((0,) * len(shape), shape))
+
+
+def reduce_scatter(
+    shape: tuple[int, ...],
+    dim: int,
+    world: int,
+    *,
+    split: int = 1,
+    channels: int = 1,
+    tensor: str = "c",
+    name: str = "reduce_scatter",
+) -> CommPlan:
+    """Every rank sends its partial of every other shard to the owner, the next rank's first."""
+    parts = pieces(shape, dim, world, split, tensor)
+    ops: list[list[P2P]] = [[] for _ in range(world)]
+    for rank in range(world):
+        for step in range(1, world):
+            peer = (rank + step) % world
+            for part, chunk in enumerate(parts[peer]):
+                ops[rank].append(P2P("push", rank, peer, chunk, chunk, channel=part % channels, reduce=SUM))
+    return reduced(name, world, shape, [tuple(rank) for rank in parts], ops, tensor)
+
+
+def one_shot(shape: tuple[int, ...], world: int, *, tensor: str = "c") -> CommPlan:
+    """Every rank sends its whole partial to every other."""
+    whole = whole_of(shape, tensor)
+    ops = [
+        [P2P("push", rank, (rank + step) % world, whole, whole, reduce=SUM) for step in range(1, world)]
+        for rank in range(world)
+    ]
+    return reduced("one_shot", world, shape, [(whole,)] * world, ops, tensor)
+
+
+def two_shot(
+    shape: tuple[int, ...], dim: int, world: int, *, split: int = 1, channels: int = 2, tensor: str = "c"
+) -> CommPlan:
+    """A reduce-scatter, then every owner sends its sums to all; in one channel or in two."""
+    parts = pieces(shape, dim, world, split, tensor)
+    first = reduce_scatter(shape, dim, world, split=split, tensor=tensor)
+    ops = [list(own) for own in first.ops]
+    for rank in range(world):
+        for step in range(1, world):
+            for chunk in parts[rank]:
+                landed = tuple(
+                    (src, i)
+                    for src in range(world)
+                    for i, op in enumerate(first.ops[src])
+                    if op.dst == chunk and op.dst_rank == rank
+                )
+                ops[rank].append(P2P("push", rank, (rank + step) % world, chunk, chunk, landed, channel=channels - 1))
+    return reduced("two_shot", world, shape, [(whole_of(shape, tensor),)] * world, ops, tensor)
+
+
+def ring_scatter(shape: tuple[int, ...], dim: int, world: int, *, channels: int = 1, tensor: str = "c") -> CommPlan:
+    """A reduce-scatter over a ring: every rank adds its partial to the sum that comes by and sends it on.
+
+    The sum of shard s starts at rank s + 1 and ends at rank s. Step k runs in channel ``k % channels``.
+    """
+    parts = pieces(shape, dim, world, 1, tensor)
+    ops: list[list[P2P]] = [[] for _ in range(world)]
+    for step in range(1, world):
+        for rank in range(world):
+            chunk = parts[(rank - step) % world][0]
+            depends = (((rank - 1) % world, step - 2),) if step > 1 else ()
+            ops[rank].append(
+                P2P("push", rank, (rank + 1) % world, chunk, chunk, depends, channel=step % channels, reduce=SUM)
+            )
+    return reduced("ring_scatter", world, shape, [tuple(rank) for rank in parts], ops, tensor)
+
+
+def exchange(shape: tuple[int, ...], world: int, *, split: int = 1, tensor: str = "c") -> CommPlan:
+    """An all-to-all from rows to columns: every rank makes its rows and ends with its columns."""
+    rows, columns = pieces(shape, 0, world, 1, tensor), pieces(shape, 1, world, 1, tensor)
+    ops: list[list[P2P]] = [[] for _ in range(world)]
+    for rank in range(world):
+        for step in range(1, world):
+            peer = (rank + step) % world
+            lo, hi = rows[rank][0].box.lo[0], rows[rank][0].box.hi[0]
+            for start, stop in shards(hi - lo, split, lo):
+                low, high = columns[peer][0].box.lo[1], columns[peer][0].box.hi[1]
+                chunk = Chunk(tensor, Box((start, low), (stop, high)))
+                ops[rank].append(P2P("push", rank, peer, chunk, chunk))
+    return CommPlan(
+        "exchange",
+        world,
+        (TensorSpec(tensor, shape),),
+        tuple(tuple(rank) for rank in rows),
+        tuple(tuple(rank) for rank in columns),
+        tuple(tuple(own) for own in ops),
+    )
+
+
+def reduced(name, world, shape, after, ops, tensor="c") -> CommPlan:
+    """Every rank starts with a partial of everything."""
+    return CommPlan(
+        name,
+        world,
+        (TensorSpec(tensor, shape),),
+        ((whole_of(shape, tensor),),) * world,
+        tuple(tuple(rank) for rank in after),
+        tuple(tuple(own) for own in ops),
+    )
+
+
+def writes_c() -> tuple[TensorWrite, ...]:
+    """c[M, N] as a GEMM writes it."""
+    return (TensorWrite("c", ("M", "N")),)
+
+
+def windows_of(plan: CommPlan, tensor: str = "c") -> list[dict[str, Box]]:
+    """What each rank's kernel makes of a tensor: the one chunk that it starts with."""
+    return [{tensor: next(chunk.box for chunk in own if chunk.tensor == tensor)} for own in plan.before]
