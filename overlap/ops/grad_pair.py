@@ -120,7 +120,7 @@ def _gathered_product(
     ways: dict[str, Any] = {"gather_size": half.extent, "group": half.group, "backend": half.backend}
     if half.dim == dy.dim() - 1:
         # Sharded along the dimension that the product sums over: columns are gathered as rows, the product is local.
-        columns = dy.reshape(-1, dy.shape[-1]).t()
+        columns = dy.flatten(0, -2).t()
         _, rows = ag_gemm(columns, dy.new_empty(columns.shape[1], 0), return_gathered=True, **ways)
         whole = rows.t().reshape(*dy.shape[:-1], w.shape[1])
         return (whole @ w.t() if product else None), whole

@@ -79,7 +79,7 @@ def weight_gradient(
         The gradient; nothing with ``main_grad``, except for a parameter that carries Megatron's mark
         ``grad_added_to_main_grad``: that is set, and zeros without memory stand in for the gradient, so that hooks run.
     """
-    rows, columns = a.reshape(-1, a.shape[-1]), dy.reshape(-1, dy.shape[-1])
+    rows, columns = a.flatten(0, -2), dy.flatten(0, -2)
     if main_grad is None:
         if _transposed(weight):
             return torch.mm(columns.t(), rows).t()
@@ -93,7 +93,7 @@ def weight_gradient(
 
 def bias_gradient(dy: torch.Tensor) -> torch.Tensor:
     """The sum of ``dy`` [..., N] over all rows."""
-    return dy.reshape(-1, dy.shape[-1]).sum(0)
+    return dy.flatten(0, -2).sum(0)
 
 
 def _transposed(matrix: torch.Tensor) -> bool:
