@@ -430,9 +430,9 @@ def test_plans_out_of_nowhere(data):
 
 
 def test_large_plans_are_verified_in_seconds():
-    """World 8, every shard in 100 parts: linear, so 1000 parts take ten times as long."""
+    """World 8, every shard in 50 parts: linear, so 1000 parts take twenty times as long."""
     for name in TEMPLATES:
-        plan = make(name, 8, (80000, 512), split=100)
+        plan = make(name, 8, (80000, 512), split=50)
         start = time.process_time()
         verify_plan(plan)
-        assert time.process_time() - start < 8, name
+        assert time.process_time() - start < 4, name
