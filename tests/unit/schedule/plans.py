@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from overlap.chunkplan.plan import P2P, Chunk, CommPlan, TensorSpec
 from overlap.chunkplan.reduction import Reduction
 from overlap.chunkplan.region import Box
@@ -89,15 +91,7 @@ def both(left: CommPlan, right: CommPlan, *, channel: int = 0) -> CommPlan:
     for rank in range(left.world):
         shift = {r: len(left.ops[r]) for r in range(left.world)}
         moved = [
-            P2P(
-                op.direction,
-                op.src_rank,
-                op.dst_rank,
-                op.src,
-                op.dst,
-                tuple((r, i + shift[r]) for r, i in op.depends),
-                op.channel + channel,
-            )
+            replace(op, depends=tuple((r, i + shift[r]) for r, i in op.depends), channel=op.channel + channel)
             for op in right.ops[rank]
         ]
         ops.append((*left.ops[rank], *moved))

@@ -8,13 +8,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlap.errors import PlanError, ScheduleError
-from overlap.schedule.model import AxisTiles, RankSchedule, Wait
+from overlap.chunkplan.plan import P2P, Chunk, CommPlan
+from overlap.chunkplan.region import Box
+from overlap.errors import PlanError, ScheduleError, UnsupportedError
+from overlap.schedule.model import AxisTiles, Counter, CountIn, RankSchedule, TensorWrite, Wait
 from overlap.schedule.runs import schedule_all
-from overlap.schedule.verify import verify_schedule
+from overlap.schedule.verify import flatten_safe, verify_schedule
 
-from .oracle import tiles_of
-from .plans import gather, gemm_axes, reads_a, ring
+from .oracle import check, tiles_of
+from .plans import (
+    SUM,
+    both,
+    chunk_of,
+    exchange,
+    gather,
+    gemm_axes,
+    pieces,
+    reads_a,
+    reduce_scatter,
+    reduced,
+    ring,
+    two_shot,
+    windows_of,
+    writes_c,
+)
 
 PLAN = gather((136, 8), 0, 4)
 AXES = gemm_axes(136, 100, 32, 64)
@@ -58,7 +75,8 @@ def moved(schedule: RankSchedule, order) -> RankSchedule:
         (lambda s: with_run(s, 0, waits=(Wait((0, 0), 0),)), "run 0 waits for rank 0 operation 0, which never raises"),
         (lambda s: with_run(s, 0, waits=(Wait((1, 0), 2),)), "at slot 2, whose flag is slot 0"),
         (lambda s: with_run(s, 0, waits=(Wait((1, 0), 0, 2),)), "waits for 2 raises"),
-        (lambda s: with_run(s, 0, raises=(Wait((1, 9), 0),)), "raises a counter for rank 1 operation 9"),
+        (lambda s: with_run(s, 0, raises=(CountIn(0),)), "run 0 counts into counter 0, which does not exist"),
+        (lambda s: replace(s, counters=(Counter(0, own_chunk(1), 4, ((1, 0),)),)), "1 counters for 0 chunks"),
         (lambda s: replace(s, slots={**s.slots, (0, 0): 3}), "rank 0 operation 0 has a flag slot"),
         (lambda s: replace(s, slots={op: n for op, n in s.slots.items() if n}), "lands without one"),
         (lambda s: replace(s, slots=dict.fromkeys(s.slots, 0)), "flag slots"),
@@ -138,51 +156,192 @@ def test_any_one_change_is_noticed(data):
         verify_schedule(schedules, plan, READS, axes)
 
 
-def exchange(held_by: int) -> tuple[list[RankSchedule], object, tuple[AxisTiles, ...]]:
-    """Two ranks of a kernel that consumes and produces: the push of each is held back by its run ``held_by``."""
-    plan, axes = gather((64, 4), 0, 2, direction="push"), gemm_axes(64, 16, 16, 16)
-    schedules = [
-        with_run(schedule, held_by, raises=(Wait((rank, 0), 0, schedule.runs[held_by].tiles),))
-        for rank, schedule in enumerate(schedule_all(plan, READS, axes))
-    ]
-    assert [len(schedule.runs) for schedule in schedules] == [2, 2]
-    return schedules, plan, axes
+SCATTER = reduce_scatter((130, 64), 0, 4)
+SCATTER_AXES = gemm_axes(130, 64, 32, 64)
+
+
+def with_counter(schedule: RankSchedule, number: int, **changes) -> RankSchedule:
+    counters = list(schedule.counters)
+    counters[number] = replace(counters[number], **changes)
+    return replace(schedule, counters=tuple(counters))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda s: replace(s, counters=s.counters[:-1]), r"no counter says when c\[0:33, 0:64\] is whole"),
+        (
+            lambda s: replace(s, counters=s.counters[::-1]),
+            r"counter 0 \(slot 2\) counts c\[0:33, .* should count c\[66:99",
+        ),
+        (lambda s: with_counter(s, 0, slot=1), r"counter 0 \(slot 1\)"),
+        (lambda s: with_counter(s, 0, ops=((1, 0), (1, 1))), "for rank 1 operation 0, rank 1 operation 1, it should"),
+        (lambda s: with_counter(s, 0, ops=()), "for nobody, it should count"),
+        (lambda s: with_counter(s, 1, target=1), "counter 1 of .* waits for 1 tiles, 2 count into it and 2 make parts"),
+        (lambda s: with_counter(s, 1, target=3), "counter 1 of .* waits for 3 tiles"),
+        (lambda s: with_run(s, 0, raises=()), r"run 0 counts its 1 tiles 0 times .* c\[66:99, 0:64\], which 1 of them"),
+        (lambda s: with_run(s, 0, raises=(CountIn(0), CountIn(0))), "run 0 counts its 1 tiles 2 times"),
+        (lambda s: with_run(s, 0, raises=(CountIn(0), CountIn(2))), r"1 times .* c\[0:33, 0:64\], which none of them"),
+        (lambda s: with_run(s, 0, raises=(CountIn(0, 2),)), "run 0 counts a tile 2 times into counter 0"),
+        (lambda s: with_run(s, 0, raises=(CountIn(-1),)), "counter -1, which does not exist"),
+        (lambda s: replace(with_run(s, 0, counts=(2, 1)), runs=merged(s.runs)), "run 0 counts its 2 tiles"),
+    ],
+)
+def test_a_broken_counter_is_refused(change, message):
+    how = {"writes": writes_c()}
+    schedules = list(schedule_all(SCATTER, (), SCATTER_AXES, **how))
+    verify_schedule(schedules, SCATTER, (), SCATTER_AXES, **how)
+    schedules[1] = change(schedules[1])
+    with pytest.raises(ScheduleError, match=message):
+        verify_schedule(schedules, SCATTER, (), SCATTER_AXES, **how)
+
+
+def merged(runs):
+    """The first two runs as one, which counts all its tiles into the chunks of both."""
+    return (replace(runs[0], counts=(2, 1), raises=runs[1].raises), *runs[2:])
+
+
+def test_schedules_of_consumers_are_refused_where_tiles_are_meant_to_produce():
+    schedules = schedule_all(SCATTER, (), SCATTER_AXES)
+    with pytest.raises(ScheduleError, match="no counter says when"):
+        verify_schedule(schedules, SCATTER, (), SCATTER_AXES, writes=writes_c())
+    with pytest.raises(ScheduleError, match="3 counters for 0 chunks"):
+        verify_schedule(schedule_all(SCATTER, (), SCATTER_AXES, writes=writes_c()), SCATTER, (), SCATTER_AXES)
+
+
+@pytest.mark.parametrize(
+    "writes, axes, message, help",
+    [
+        ((TensorWrite("C", ("M", "N")),), SCATTER_AXES, "tiles write 'C', which plan", "there are: c"),
+        ((TensorWrite("c", ("M",)),), SCATTER_AXES, "tiles write c as 1-dimensional", ""),
+        ((TensorWrite("c", ("M", "NN")),), SCATTER_AXES, "'NN', which is no tile axis", "did you mean 'N'"),
+        (writes_c(), gemm_axes(131, 64, 32, 64), "axis M has 131 elements, but dimension 0 of c has 130", "sizes"),
+    ],
+)
+def test_writes_that_do_not_fit_are_refused(writes, axes, message, help):
+    with pytest.raises(ScheduleError, match=message) as raised:
+        schedule_all(SCATTER, (), axes, writes=writes)
+    assert help in raised.value.help
+
+
+def test_windows_and_axes_of_other_ranks_are_refused():
+    plan = exchange((40, 6), 3)
+    windows = windows_of(plan)
+    axes = [gemm_axes(*own["c"].shape, 16, 2) for own in windows]
+    how = {"writes": writes_c(), "windows": windows}
+    schedules = schedule_all(plan, (), axes, **how)
+    verify_schedule(schedules, plan, (), axes, **how)
+    with pytest.raises(ScheduleError, match=r"rank 0 sends c\[0:14, 2:4\], and its tiles make c\[14:28, 0:6\]"):
+        schedule_all(plan, (), axes[1:2] * 3, writes=writes_c(), windows=windows[1:2] * 3)
+    with pytest.raises(ScheduleError, match="axis M has 14 elements, but dimension 0 of c has 12"):
+        schedule_all(plan, (), axes[0], **how)
+    with pytest.raises(ScheduleError, match="rank 2: .* on other axes"):
+        verify_schedule([*schedules[:2], replace(schedules[2], axes=axes[0])], plan, (), axes, **how)
+    with pytest.raises(ScheduleError, match="tile axes of 2 ranks for a world of 3"):
+        schedule_all(plan, (), axes[:2], **how)
+    with pytest.raises(ScheduleError, match="windows of 2 ranks for a world of 3"):
+        schedule_all(plan, (), axes, writes=writes_c(), windows=windows[:2])
+    far = [{"c": Box((0, 0), (41, 6))}] * 3
+    with pytest.raises(ScheduleError, match=r"the window \[0:41, 0:6\] of c leaves its shape \[40, 6\]"):
+        schedule_all(plan, (), gemm_axes(41, 6, 16, 2), writes=writes_c(), windows=far)
+
+
+def test_a_pull_of_what_tiles_make_is_refused():
+    chunk = chunk_of((8, 4), 0, 0, 4, "c")
+    pull = P2P("pull", 0, 1, chunk, chunk)
+    plan = reduced("pulled", 2, (8, 4), [(), (chunk,)], [[], [pull]])
+    with pytest.raises(UnsupportedError, match="rank 1 operation 0 .* made by tiles") as raised:
+        schedule_all(plan, (), gemm_axes(8, 4, 4, 4), writes=writes_c())
+    assert "use push" in raised.value.help
+
+
+def feedback(makes: int) -> tuple[CommPlan, tuple[AxisTiles, ...], dict]:
+    """Two ranks: each sends its shard of a when it has sent rows of c, its own (``makes`` 0) or the other's (1)."""
+    ops = []
+    a, c = pieces((64, 4), 0, 2, 1), pieces((64, 16), 0, 2, 1, "c")
+    for rank in range(2):
+        made = c[(rank + makes) % 2][0]
+        ops.append(
+            [
+                P2P("push", rank, 1 - rank, made, made, reduce=SUM),
+                P2P("push", rank, 1 - rank, a[rank][0], a[rank][0], ((rank, 0),), channel=1),
+            ]
+        )
+    gathered, scattered = gather((64, 4), 0, 2), reduced("c", 2, (64, 16), [()] * 2, [[], []])
+    plan = replace(both(gathered, scattered), ops=tuple(map(tuple, ops)))
+    return plan, gemm_axes(64, 16, 16, 16), {"writes": writes_c()}
 
 
 def test_a_deadlock_only_in_flattened_order():
     """Each rank's first run makes what the other's second run waits for. In source order that is fine; in a flattened
     loop the wait of the second run stands before the raise of the first, on both ranks."""
-    schedules, plan, axes = exchange(held_by=0)
-    verify_schedule(schedules, plan, READS, axes)
+    plan, axes, how = feedback(makes=0)
+    schedules = schedule_all(plan, READS, axes, **how)
+    check(schedules, plan, READS, axes, **how)
+    verify_schedule(schedules, plan, READS, axes, **how)
+    assert not flatten_safe(schedules, plan, **how)
     with pytest.raises(ScheduleError, match="deadlock in the flattened order") as raised:
-        verify_schedule(schedules, plan, READS, axes, flattened=True)
+        verify_schedule(schedules, plan, READS, axes, flattened=True, **how)
     story = raised.value.message
     assert "the wait of rank 0 run 1" in story and "the raise of rank 1 run 0" in story
-    assert "rank 1 operation 0 (push a[32:64, 0:4] to rank 0)" in story
+    assert "rank 1 operation 1 (push a[32:64, 0:4] to rank 0)" in story
     assert "unflattened" in raised.value.help
 
 
-def test_one_rank_without_a_second_run_breaks_the_flattened_cycle():
-    schedules, plan, axes = exchange(held_by=0)
-    schedules[1] = with_run(schedules[1], 0, raises=())
-    verify_schedule(schedules, plan, READS, axes, flattened=True)
+def test_one_rank_that_waits_for_nobody_breaks_the_flattened_cycle():
+    plan, axes, how = feedback(makes=0)
+    freed = replace(plan.ops[1][1], depends=())
+    plan = replace(plan, ops=(plan.ops[0], (plan.ops[1][0], freed)))
+    schedules = schedule_all(plan, READS, axes, **how)
+    verify_schedule(schedules, plan, READS, axes, flattened=True, **how)
+    assert flatten_safe(schedules, plan, **how)
 
 
 def test_a_deadlock_in_any_order():
-    """Each rank's second run waits for what the other's second run makes."""
-    schedules, plan, axes = exchange(held_by=1)
+    """Each rank's rows of the other wait for what the other's rows of this rank make."""
+    plan, axes, how = feedback(makes=1)
+    schedules = schedule_all(plan, READS, axes, **how)
+    assert not flatten_safe(schedules, plan, **how)
     for flattened in (False, True):
-        with pytest.raises(ScheduleError, match="deadlock in .*wait of rank 1 run 1 comes after rank 0 operation 0"):
-            verify_schedule(schedules, plan, READS, axes, flattened=flattened)
+        with pytest.raises(ScheduleError, match="deadlock in .*wait of rank 1 run 0 comes after rank 0 operation 1"):
+            verify_schedule(schedules, plan, READS, axes, flattened=flattened, **how)
 
 
 def test_a_rank_that_waits_for_its_own_later_run_is_a_deadlock():
-    """Rank 0's run 0 waits for what comes back only behind its own run 1."""
-    plan, axes = gather((64, 4), 0, 2), gemm_axes(64, 16, 16, 16)
-    schedules = list(schedule_all(plan, READS, axes))
-    backwards = moved(schedules[0], (1, 0))
-    verify_schedule([backwards, schedules[1]], plan, READS, axes)
-    backwards = with_run(backwards, 1, raises=(Wait((0, 0), 0),))
-    chain = "rank 0 run 0 comes after rank 0 operation 0 .* comes after the raise of rank 0 run 1"
+    """Rank 0's run 0 waits for what rank 1 sends only when it has seen what rank 0's run 1 makes."""
+    plan, axes, how = feedback(makes=0)
+    behind = replace(plan.ops[1][1], depends=((0, 0),))
+    plan = replace(plan, ops=(plan.ops[0], (plan.ops[1][0], behind)))
+    schedules = list(schedule_all(plan, READS, axes, **how))
+    verify_schedule(schedules, plan, READS, axes, **how)
+    schedules[0] = moved(schedules[0], (1, 0))
+    chain = "rank 0 run 0 comes after rank 1 operation 1 .* comes after the raise of rank 0 run 1"
     with pytest.raises(ScheduleError, match=chain):
-        verify_schedule([backwards, schedules[1]], plan, READS, axes)
+        verify_schedule(schedules, plan, READS, axes, **how)
+
+
+def test_what_sends_a_sum_stands_behind_the_whole_kernel():
+    """Each rank sends a when it has sent a sum. The parts of that are there early, but sums are made when the kernel
+    ends, and the kernel waits for a."""
+    axes, how = gemm_axes(64, 16, 16, 16), {"writes": writes_c()}
+    halves = [part[0] for part in pieces((64, 16), 0, 2, 1, "c")]
+    swap = dict(zip(halves, reversed(halves), strict=True))
+    reduce = two_shot((64, 16), 0, 2)
+    turned = [tuple(replace(op, src=swap[op.src], dst=swap[op.dst]) for op in own) for own in reduce.ops]
+    plan = both(replace(reduce, ops=tuple(turned)), gather((64, 4), 0, 2, direction="push"), channel=2)
+    schedules = schedule_all(plan, READS, axes, **how)
+    check(schedules, plan, READS, axes, **how)
+    verify_schedule(schedules, plan, READS, axes, flattened=True, **how)
+    for sends, fine in ((0, True), (1, False)):
+        ops = [(*own[:2], replace(own[2], depends=((rank, sends),))) for rank, own in enumerate(plan.ops)]
+        waiting = replace(plan, ops=tuple(ops))
+        schedules = schedule_all(waiting, READS, axes, **how)
+        if fine:
+            verify_schedule(schedules, waiting, READS, axes, **how)
+            continue
+        with pytest.raises(ScheduleError, match="operation 1 .* comes after the raise of rank . run 1"):
+            verify_schedule(schedules, waiting, READS, axes, **how)
+
+
+def own_chunk(rank: int) -> Chunk:
+    return PLAN.before[rank][0]
