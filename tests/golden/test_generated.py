@@ -23,6 +23,10 @@ CASES = {
     "two_regions": ("tests/kernels/persistent_epilogue_tile.py", "all_gather_1d", "a[M]", {}, None),
     "host_descriptors": ("tests/kernels/host_descriptors.py", "all_gather_1d", "a[M]", {}, None),
     "nested_alias": ("tests/kernels/nested_alias.py", "all_gather_1d", "x[M]", {}, None),
+    "range_pointers": ("templates/kernels/grouped_gemm.py", "all_gather_1d", "a[K]", {}, None),
+    "range_descriptors": ("templates/kernels/persistent_gemm.py", "all_gather_1d", "a[K]", {}, None),
+    "range_twice": ("tests/kernels/range_twice.py", "all_gather_ring", "a[K]", {}, None),
+    "range_block_pointers": ("tests/kernels/range_block_pointers.py", "all_gather_1d_push", "b[K]", {}, None),
 }
 
 

@@ -3,6 +3,7 @@
 Parts add in another order than the original does, so results are equal within the rounding of K terms.
 """
 
+# ruff: noqa: E501  (a table, one case a line)
 from __future__ import annotations
 
 import itertools

@@ -44,7 +44,8 @@ def run(module: cst.Module, context: Context) -> cst.Module:
     kernel = find_function(module, context.program.kernel.name)
     found = _Loops()
     kernel.visit(found)
-    rewriter = _Rewrite(context, {id(found.loops[loop.number]): (i, loop) for i, loop in enumerate(loops)})
+    there = [(i, loop) for i, loop in enumerate(loops) if loop.number < len(found.loops)]
+    rewriter = _Rewrite(context, {id(found.loops[loop.number]): (i, loop) for i, loop in there})
     changed = kernel.visit(rewriter)
     if rewriter.done != len(loops):
         raise CodegenError(
