@@ -78,14 +78,15 @@ class Instance:
         self.entry = next(step for step in self.steps if isinstance(step, Entry))
         self.need: Need = need_of(self.plan, produced, [part.size for part in self.parts.values()])
         self.workspace = workspace_of(operator, runtime, tuple(g.dtype for g in given))
+        shapes = [part.shape for part in self.parts.values()]
+        memory = self.workspace.fit(self.need, shapes[0] if len(shapes) == 1 else tuple(shapes))
         self.number = self.workspace.add(self)
         self.met = False
         self.warmed: set[Any] = set()
         """Variants of the kernel that have been compiled."""
         self._meetings = 0
         self._schedules: dict[Any, RankSchedule] = {}
-        shapes = [part.shape for part in self.parts.values()]
-        self._bind(self.workspace.fit(self.need, shapes[0] if len(shapes) == 1 else tuple(shapes)))
+        self._bind(memory)
 
     def _bind(self, memory: Memory) -> None:
         self.memory = memory

@@ -126,9 +126,8 @@ def test_reserve_holds_everything_up_to_its_sizes_and_names_both_beyond(module):
             call(module, group, 101, 0)
         results += calls(module, group, 100, 1, 3)
         assert workspace.memory is memory
-        places = [
-            table.storage_offset() for i in workspace.instances for table in map(lambda t: t.words, i._tables.values())
-        ]
+        tables = [table.words for instance in workspace.instances for table in instance._tables.values()]
+        places = [words.storage_offset() for words in tables]
         assert len(places) == 4 and len(set(places)) == 4 and all(place % 64 == 0 for place in places)
         return results
 
@@ -213,14 +212,19 @@ def test_a_rank_that_raises_in_a_first_call_tells_the_others(module):
 
 
 def test_a_launch_that_raises_half_way_poisons_its_workspace(module, monkeypatch):
-    prepared, failing = launch_layer._prepared, set()
+    prepared, failing = launch_layer.lane_step, set()
 
-    def sometimes(instance, step):
-        if isinstance(step, Copy) and instance.runtime.rank in failing:
-            raise ValueError("the driver said no")
-        return prepared(instance, step)
+    def sometimes(instance, table, step):
+        enqueue = prepared(instance, table, step)
 
-    monkeypatch.setattr(launch_layer, "_prepared", sometimes)
+        def guarded(stream):
+            if instance.runtime.rank in failing:
+                raise ValueError("the driver said no")
+            enqueue(stream)
+
+        return guarded if isinstance(step, Copy) else enqueue
+
+    monkeypatch.setattr(launch_layer, "lane_step", sometimes)
 
     def body(group):
         results = calls(module, group, 70)
@@ -250,7 +254,7 @@ def test_an_unclear_shard_keeps_one_instance_whatever_its_strides(module):
         for stride in (K, 1, 7):
             shard = a[low:high].as_strided((1, K), (stride if runtime.rank else K, 1))
             results.append((2, 0, torch.float32, module.matmul(shard, b, group=group, sizes={"M": 2})))
-        assert len(instance_layer._instances(runtime)) == 1
+        assert len(instance_layer.instances(runtime)) == 1
         return results
 
     run(2, body)
