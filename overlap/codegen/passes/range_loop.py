@@ -102,7 +102,7 @@ def _parts(context: Context, loop: RangeLoop, number: int, node: cst.For) -> lis
     for advance in loop.advances:
         start = starts[advance.name]
         if advance.function:
-            moves = ", ".join(f"{first} * ({step})" for step in advance.steps)
+            moves = ", ".join(_times(first, step) for step in advance.steps)
             moves = f"({moves},)" if len(advance.steps) == 1 else f"({moves})"
             method = advance.function.startswith(".")
             call = f"{start}.advance({moves})" if method else f"{advance.function}({start}, {moves})"
@@ -122,6 +122,13 @@ def _parts(context: Context, loop: RangeLoop, number: int, node: cst.For) -> lis
     head = added[0]
     added[0] = head.with_changes(leading_lines=[*node.leading_lines, said])  # type: ignore[call-arg]
     return added
+
+
+def _times(first: str, step: str) -> str:
+    """``step`` taken ``first`` times."""
+    if step == "0":
+        return step
+    return f"{first} * {step}" if step.isidentifier() else f"{first} * ({step})"
 
 
 def _with_bounds(call: cst.BaseExpression, bounds: str) -> cst.BaseExpression:

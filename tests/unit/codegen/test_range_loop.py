@@ -107,8 +107,8 @@ def test_block_pointers_are_advanced_from_their_start():
     lines = LOOP.splitlines(keepends=True)
     load = "        x = tl.load(pa)\n"
     for call, wanted in (
-        ("tl.advance(pa, (0, BK))", "tl.advance(ol_pa_start, (ol_first * (0), ol_first * (BK)))"),
-        ("pa.advance((0, BK))", "ol_pa_start.advance((ol_first * (0), ol_first * (BK)))"),
+        ("tl.advance(pa, (0, BK))", "tl.advance(ol_pa_start, (0, ol_first * BK))"),
+        ("pa.advance((0, BK))", "ol_pa_start.advance((0, ol_first * BK))"),
     ):
         loop = block + lines[0] + lines[1] + load + lines[3] + lines[4] + f"        pa = {call}\n"
         assert f"        pa = {wanted}\n" in after(text=SOURCE.replace(LOOP, loop))

@@ -54,8 +54,8 @@ def gemm_blocks(a_ptr, b_ptr, c_ptr, M, N, K, sam, sak, sbk, sbn, scm, scn, BM: 
         ol_part_seen = ol.wait(ol_parts, ol_piece, ol_state, ol_epoch)
         # Blocks of the part; the loads below depend on the wait through the first.
         ol_first = ol.after(ol.origin(ol_parts, ol_piece, 0), ol_part_seen)
-        a_blocks = tl.advance(ol_a_blocks_start, (ol_first * (0), ol_first * (BK)))
-        b_blocks = tl.advance(ol_b_blocks_start, (ol_first * (BK), ol_first * (0)))
+        a_blocks = tl.advance(ol_a_blocks_start, (0, ol_first * BK))
+        b_blocks = tl.advance(ol_b_blocks_start, (ol_first * BK, 0))
         for _ in tl.range(ol_first * BK, (ol_first + ol.count(ol_parts, ol_piece, 0)) * BK, BK, num_stages=2):
             a = tl.load(a_blocks, boundary_check=(0, 1), padding_option="zero")
             b = tl.load(b_blocks, boundary_check=(0, 1), padding_option="zero")
