@@ -229,6 +229,8 @@ class Evaluator:
     def _other(self, node: ast.Call, name: str, values: list[Value]) -> Value:
         """A function that is not modelled. A helper may load through the pointers it is given."""
         helper = self.helpers.get(name)
+        if helper is not None and self.calls(helper, "load", "gather", "atomic"):
+            values = [*values, IndexExpr.of(Atom("data", f"loaded in {name}", line=node.lineno))]
         result = opaque(ast.unparse(node), node.lineno, *values)
         path = self.names.dotted(node.func) or ""
         if path.startswith("triton") or (name in _BUILTINS and helper is None):

@@ -30,9 +30,10 @@ def check_produced(program: ProgramModel, param: str, dims: Sequence[int], on: s
     """
     host, kernel = program.host, program.kernel
     assert host is not None
-    name = next(tensor for tensor, passed in host.tensor_params if passed == param)
+    results = {tensor.name for tensor in host.outputs}
+    names = {tensor for tensor, passed in host.tensor_params if passed == param and tensor in results}
     for result, given in host.aliased:
-        if result == name:
+        if result in names:
             raise HostEntryError(
                 f"{on}: the result `{result}` may be the input `{given}`, which other tiles still read",
                 where=host.span,
