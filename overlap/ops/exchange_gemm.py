@@ -184,7 +184,7 @@ def run_a2a_gemm(
         kernel, grid, arguments = product_arguments(product, held, part, runtime_of(group), tma=tma)
         compiled = compiled_kernel(kernel, f"K:{view.along}", plan, split)
         said = compiled.launch(grid, (), arguments, group=group, backend=choice.backend)
-    remember(replace(said, operator="a2a_gemm"), warn=choice.forced)
+    remember(replace(said, operator="a2a_gemm", shape=view.whole), warn=choice.forced)
     return y
 
 
@@ -241,7 +241,7 @@ def run_gemm_a2a(
         }
         part = y.view(view.batch, view.rows, high - low)
         said = launch_partial(view.shard(x, dim), w, bias, part, columns, group=group, backend=choice.backend, **how)
-    remember(replace(said, operator="gemm_a2a"), warn=choice.forced)
+    remember(replace(said, operator="gemm_a2a", shape=whole), warn=choice.forced)
     return y
 
 

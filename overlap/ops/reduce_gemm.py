@@ -109,7 +109,7 @@ def run(
         said = launch_partial(
             view.left(x), w, added, view.shard(y), view.columns, group=group, backend=choice.backend, **how
         )
-    remember(replace(said, operator="gemm_ar"), warn=choice.forced)
+    remember(replace(said, operator="gemm_ar", shape=view.whole), warn=choice.forced)
     return y
 
 

@@ -120,7 +120,7 @@ def run(
         part, tma = view.shard(y), out_by_tma(x.dtype, moved, view.batch, view.rows, view.columns)
         how = {"along": view.along, "tma": tma, "moved": moved, "plan": plan, "split": split}
         said = launch_partial(view.left(x), w, added, part, view.columns, group=group, backend=choice.backend, **how)
-    remember(replace(said, operator="gemm_rs"), warn=choice.forced)
+    remember(replace(said, operator="gemm_rs", shape=view.whole), warn=choice.forced)
     return y
 
 
