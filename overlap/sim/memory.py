@@ -129,6 +129,9 @@ class Buffer:
         first = self.element(low)
         if low == high:
             return first
+        named = getattr(self.label, "span", None)
+        if named is not None and (text := named(low, high)):
+            return f"{text} on rank {self.rank}"
         last = self.element(high)
         own, rank = f"{self.name}[", f" of rank {self.rank}"
         if first.startswith(own) and last.startswith(own):

@@ -25,6 +25,7 @@ from .engine import (
     wait_operation,
 )
 from .fibres import Condition
+from .regions import RegionNames
 
 if TYPE_CHECKING:
     from .world import World
@@ -84,6 +85,7 @@ class SimRuntime:
         asked = self._meet(f"symmetric({tuple(shape)}, {dtype})", buffer)
         for copy in asked:
             copy.copies = tuple(asked)
+        buffer.label = RegionNames(self, tensor.data_ptr())
         return tensor
 
     def peer(self, tensor: Any, rank: int) -> Any:
@@ -188,15 +190,6 @@ class SimRuntime:
         if event is not None:
             self._main.enqueue(wait_operation(event, f"the previous call of rank {self.rank}"), self.host)
         yield False
-        self._events[key] = self._record(self._main)
-
-    def order_behind_previous(self, key: Any) -> bool:
-        event = self._events.get(key)
-        if event is not None:
-            self._main.enqueue(wait_operation(event, f"the previous call of rank {self.rank}"), self.host)
-        return False
-
-    def record_call(self, key: Any) -> None:
         self._events[key] = self._record(self._main)
 
     def _record(self, stream: Stream) -> Event:

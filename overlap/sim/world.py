@@ -22,6 +22,7 @@ from .fibres import Chooser, Condition, Deadlock, Fibre, RandomChooser, Schedule
 from .kernel import KernelFunction, kernel_function
 from .memory import Memory
 from .patch import interpreted
+from .regions import RegionNames
 from .runtime import SimGroup, SimRuntime
 from .shadow import Access, Shadow, span
 from .statewords import StateWords
@@ -138,12 +139,7 @@ class World:
         if isinstance(value, torch.Tensor):
             buffer = self.memory.register(value, rank)
             buffer.describe(value, name, weak=ours)
-            if (
-                buffer.label is None
-                and buffer.copies is not None
-                and name.endswith("state")
-                and value.dtype == torch.int64
-            ):
+            if isinstance(buffer.label, RegionNames) and name.endswith("state") and value.dtype == torch.int64:
                 buffer.label = StateWords(self.runtimes[buffer.rank], value.data_ptr())
         elif isinstance(value, tuple):
             for part in value:

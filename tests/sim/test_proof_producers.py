@@ -1,0 +1,72 @@
+"""Three template kernels x what happens to their tensors x worlds x shapes x dtypes, against the original kernel.
+
+CI runs a subset in which every pair of values meets, with one seed; ``make sweep`` (OVERLAP_SWEEP=1) runs that subset
+with 20 seeds and the whole matrix with one seed, another one for each case.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import pytest
+from test_proof_matrix import pairwise
+
+from overlap.annotate.source import SourceUnit
+from overlap.pipeline import Request, compile_source
+from overlap.sim import check_module
+
+KERNELS = ("persistent_gemm", "grouped_gemm", "gemm_2d")
+WAYS = (
+    ("reduce_scatter_1d", "c[M]"),
+    ("reduce_scatter_1d", "c[N]"),
+    ("all_reduce_one_shot", "c[]"),
+    ("all_reduce_two_shot", "c[]"),
+    ("all_to_all_1d", "c[M:N]"),
+    ("all_to_all_1d", "a[K:M]"),
+    (("all_gather_1d", "reduce_scatter_1d"), ("a[M]", "c[M]")),
+    (("all_to_all_1d", "all_to_all_1d"), ("a[K:M]", "c[M:N]")),
+)
+WORLDS = (1, 2, 3, 4, 5)
+ROWS = (256, 1000, 130, 3)
+DTYPES = ("fp16", "bf16", "fp32")
+FACTORS = (KERNELS, WAYS, WORLDS, ROWS, DTYPES)
+SWEEP = os.environ.get("OVERLAP_SWEEP") == "1"
+SEEDS = range(20) if SWEEP else range(1)
+PAIRS = pairwise(FACTORS)
+REST = [case for case in itertools.product(*FACTORS) if case not in PAIRS] if SWEEP else []
+CASES = [(*case, SEEDS) for case in PAIRS] + [(*case, (seed,)) for seed, case in enumerate(REST)]
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory, repo):
+    """Compiles a template kernel once a way of communicating."""
+    folder = tmp_path_factory.mktemp("generated")
+
+    def make(kernel: str, plan, on) -> str:
+        path = folder / f"{kernel}__{WAYS.index((plan, on))}.py"
+        if not path.exists():
+            unit = SourceUnit.from_file(repo / "templates" / "kernels" / f"{kernel}.py")
+            path.write_text(compile_source(Request(unit, plan=plan, on=on, output=str(path))).module.text)
+        return str(path)
+
+    return make
+
+
+def test_every_pair_of_values_meets():
+    seen = {(i, r[i], j, r[j]) for r in PAIRS for i, j in itertools.combinations(range(len(r)), 2)}
+    factors = enumerate(FACTORS)
+    assert {(i, x, j, y) for (i, xs), (j, ys) in itertools.combinations(factors, 2) for x in xs for y in ys} <= seen
+
+
+@pytest.mark.parametrize("kernel,way,world,rows,dtype,seeds", CASES)
+def test_agrees_with_the_original(generated, kernel, way, world, rows, dtype, seeds):
+    report = check_module(
+        generated(kernel, *way),
+        world=world,
+        shape={"M": rows, "N": 72, "K": 48},
+        dtype=dtype,
+        seeds=list(seeds),
+        launches=2,
+    )
+    assert report.ok, str(report)
