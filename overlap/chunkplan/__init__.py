@@ -1,9 +1,11 @@
 """What moves: region algebra, plan nouns, the plan language, templates and the plan verifier.
 
     region      Box and its algebra                     order    happens-before, cycles named
-    plan        Chunk, P2P, Collective, CommPlan        verify   ownership, races, coverage
+    plan        Chunk, P2P, Collective, CommPlan        verify   ownership, races, coverage, sums: verify_plan
+    reduction   Reduction, REDUCTIONS                   promise  is it a plan of this kind: verify_kind
     library     find_template(name)                     split    cutting transfers into parts
-    build       build_plan(text, ...), load_plan        dump     CommPlan to text; describe for people
+    build       build_plan(text, ...), load_plan        merge    several plans as one: merge_plans
+    dump        CommPlan to text; describe for people   window   what a rank's kernel works on: kernel_window
 
 A plan file is YAML. Operations are written from the view of one rank, and every rank has them:
 
@@ -17,10 +19,12 @@ A plan file is YAML. Operations are written from the view of one rank, and every
         move: shard((rank + step) % world)              # or `pull` (from), `push` (to), `local` (into), `collective`
         from: next
         to: rank
-        depends: [{on: hop, rank: next, step: step - 1, when: step > 1}]      # or [rank, index], or a label alone
+        depends: [{on: hop, rank: next, step: step - 1, when: step > 1}]      # or [rank, index], or a label alone;
+                                                                              # a `for` in it makes it several
 
 Symbols are `rank world split dim extent`, loop variables, `let` names, and sizes named in `tensors: {x: [M, K]}`.
 Further keys: of an operation `when into do channel reduce backend`; of a plan `world` and `dim` (any other is refused),
 `tensors`, `meta`, and `ranks: {0: {before, after, ops}}` for what single ranks have or do. A `move` becomes a pull or
-a push as the backend wants. Chunk words stand in `chunkexpr`, arithmetic in `expr`.
+a push as the backend wants. `reduce: sum`, or `{op: sum, accumulate: fp64}`, adds what arrives to what the rank has.
+Chunk words stand in `chunkexpr`, arithmetic in `expr`.
 """

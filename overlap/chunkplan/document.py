@@ -17,6 +17,7 @@ from overlap.errors import PlanError, SourceSpan
 
 __all__ = ["Document", "Node", "nearest"]
 
+COMMA = "inside { } a comma ends a value: quote text that holds one, or give each key a line"
 _NULL = "tag:yaml.org,2002:null"
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -94,6 +95,15 @@ class Document:
         width = stop.column - column if one_line else len(text) - column
         return SourceSpan(self.path, line + 1, column + 1, text, max(1, width))
 
+    def cut_short(self, node: Node) -> bool:
+        """Whether a comma ends a plain scalar in the middle of brackets, as in ``{for: s in range(1, world)}``."""
+        if not isinstance(node, yaml.ScalarNode) or node.style:
+            return False
+        stop = node.end_mark
+        line = self.lines[stop.line] if stop.line < len(self.lines) else ""
+        open_brackets = sum(map(node.value.count, "([")) - sum(map(node.value.count, ")]"))
+        return open_brackets > 0 and line[stop.column :].lstrip().startswith(",")
+
     def error(self, node: Node, message: str, *, help: str = "") -> PlanError:
         return PlanError(message, where=self.span(node), help=help)
 
@@ -123,7 +133,7 @@ class Document:
             if known is not None and key not in known:
                 help = nearest(key, known)
                 if any(mark in key for mark in "()[]"):
-                    help = "inside { } a comma ends a value: quote text that holds one, or give each key a line"
+                    help = COMMA
                 raise self.error(key_node, f"{what} has no key `{key}`", help=help)
             if key in found:
                 raise self.error(key_node, f"`{key}` is given twice", help="keep one of them")

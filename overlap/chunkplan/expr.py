@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from overlap.errors import PlanError, SourceSpan
 
-from .document import Document, Node, nearest
+from .document import COMMA, Document, Node, nearest
 
 Env = Mapping[str, int]
 Closure = Callable[[Env], int]
@@ -73,6 +73,7 @@ class Snippet:
             if "\n" in text:
                 where = document.span(node)
             reason = error.msg.split(";")[0]
+            help = COMMA if document.cut_short(node) else help
             raise PlanError(f"{what} `{_short(text)}` cannot be read: {reason}", where=where, help=help) from None
         except (ValueError, RecursionError, MemoryError):
             raise document.error(node, f"{what} cannot be read", help=help) from None

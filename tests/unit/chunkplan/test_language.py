@@ -160,6 +160,60 @@ def test_dependencies_by_label_index_and_condition():
     assert plan.ops[1][3].depends == ((1, 2), (0, 0), (1, 2), (2, 0))
 
 
+def test_a_dependency_on_several_operations():
+    """A loop in a dependency, over ranks, over a label's own variable, and with a condition."""
+    plan = ops(
+        """
+  - {for: 's in range(1, world)', push: shard(rank), to: (rank + s) % world, label: out, channel: 1}
+  - push: shard(rank)
+    to: (rank + 1) % world
+    depends:
+      - {on: out, for: 'back in range(1, world) if back != 2', rank: (rank - back) % world, s: back}
+      - {on: out, for: 's in (2, 3)', when: s > rank}
+      - {for: 'r in range(2)', rank: r, index: r + 1}
+"""
+    )
+    assert plan.ops[1][3].depends == ((0, 0), (2, 2), (1, 1), (1, 2), (0, 1), (1, 2))
+    assert plan.ops[2][3].depends == ((1, 0), (3, 2), (2, 2), (0, 1), (1, 2))
+
+
+def test_reductions():
+    plan = ops("  - {push: whole, to: (rank + 1) % world, reduce: {op: sum, accumulate: fp64}}\n")
+    assert plan.ops[0][0].reduce == Reduction("sum", "fp64")
+    assert str(plan.ops[0][0]) == "push a[0:8, 0:6] (sum) to rank 1"
+    for text in ("sum", "{op: sum}", "{op: sum, accumulate: fp32}"):
+        plan = ops(f"  - {{collective: all_reduce, chunk: whole, ranks: [0, 1, 2, 3], reduce: {text}}}\n")
+        assert plan.ops[3][0].reduce == Reduction() == Reduction("sum", "fp32")
+        assert "reduce: sum" in dump_plan(plan)
+
+
+def test_chunks_of_an_exchange():
+    text = (
+        "plan: p\nbefore: [across(rank), 'piece(1, rank)', x.across(0)]\nafter: []\ntensors: {a: [M, K], x: [3, 10]}\n"
+    )
+    plan = build(text, shape=(8, 7))
+    assert [str(chunk) for chunk in plan.before[1]] == ["a[0:8, 2:4]", "a[2:4, 2:4]", "x[0:3, 0:3]"]
+    assert [str(chunk) for chunk in plan.before[3]][:2] == ["a[0:8, 6:7]", "a[2:4, 6:7]"]
+    other = build("plan: p\nbefore: 'piece(1, rank)'\nafter: []\n", shape=(5, 8, 7), dim=2, to_dim=0)
+    assert [str(chunks[0]) for chunks in other.before][:3] == [
+        f"a[{lo}:{min(lo + 2, 5)}, 0:8, 2:4]" for lo in (0, 2, 4)
+    ]
+
+
+def test_an_exchange_needs_its_second_dimension():
+    for text in ("across(rank)", "'piece(0, rank)'"):
+        plan = f"plan: p\nbefore: whole\nafter:\n  - {{chunk: {text}, when: rank > 5}}\n"
+        with pytest.raises(PlanError, match="cuts along a second dimension, and there is none here") as caught:
+            build(plan, to_dim=None)
+        assert caught.value.where.line == 4 and "a[K:M]" in caught.value.help
+        build(plan, to_dim=1)
+        with pytest.raises(PlanError, match="cuts along a second dimension"):
+            load_plan(plan.replace("when: rank > 5", "when: rank < 5") + "world: 2\ntensors: {a: [4, 4]}\n")
+    for dims in ((0, 0), (0, 2), (1, -1)):
+        with pytest.raises(PlanError, match=f"cannot go from dimension {dims[0]} to dimension {dims[1]}"):
+            build("plan: p\nbefore: whole\nafter: whole\n", dim=dims[0], to_dim=dims[1])
+
+
 def test_a_label_is_found_in_whichever_list_its_operation_stands():
     text = """
   - {for: 's in range(1, world)', move: shard((rank + s) % world), from: (rank + 1) % world, to: rank, label: hop}
@@ -371,7 +425,7 @@ MISTAKES = [
         5,
         80,
         "`x` has no loop variable `t`",
-        "on, rank, s, when",
+        "for, on, rank, s, when",
     ),
     (
         OP + "{for: 's in range(2)', push: whole, to: (rank+1)%world, label: x}\n"
@@ -396,6 +450,51 @@ MISTAKES = [
         "all_gather",
     ),
     (OP + "{collective: all_gather, chunk: whole}\n", 5, 5, "needs `ranks`", "[0, 1]"),
+    (OP + "{push: whole, to: 1, reduce: summ}\n", 5, 34, "unknown reduction `summ`", "did you mean `sum`?"),
+    (OP + "{push: whole, to: 1, reduce: {op: max}}\n", 5, 39, "unknown reduction `max`", "there is sum"),
+    (OP + "{push: whole, to: 1, reduce: {opp: sum}}\n", 5, 35, "a reduction has no key `opp`", "did you mean `op`?"),
+    (OP + "{push: whole, to: 1, reduce: {accumulate: fp64}}\n", 5, 34, "a reduction needs `op`", "add `op: sum`"),
+    (
+        OP + "{push: whole, to: 1, reduce: {op: sum, accumulate: fp16}}\n",
+        5,
+        56,
+        "unknown accumulator of a sum `fp16`",
+        "there is fp32, fp64",
+    ),
+    (OP + "{push: whole, to: 1, reduce: [sum]}\n", 5, 34, "reduction is one value", ""),
+    (
+        OP + "{push: whole, to: (rank+1)%world, label: x, depends: {on: x, for: s in range(1, world), rank: s}}\n",
+        5,
+        76,
+        "cannot be read",
+        "inside { } a comma ends a value",
+    ),
+    ("plan: p\nbefore: across()\nafter: whole\n", 2, 9, "across() with 0 arguments", "across(rank)"),
+    ("plan: p\nbefore: piece(1)\nafter: whole\n", 2, 9, "piece() with 1 arguments", "piece(rank, peer)"),
+    ("plan: p\nbefore: acros(0)\nafter: whole\n", 2, 9, "unknown word `acros`", "did you mean `across`?"),
+    ("plan: p\nbefore: across(rank + 1)\nafter: whole\n", 2, 16, "no shard 4 in a world of 4", "% world"),
+    ("plan: p\nbefore: 'piece(0, 4)'\nafter: whole\n", 2, 19, "no shard 4 in a world of 4", "(4) % world"),
+    (
+        "plan: p\ntensors: {a: [M, K], b: [4]}\nbefore: b.across(0)\nafter: whole\n",
+        3,
+        9,
+        "tensor b[4] has no dimension 1 to cut along",
+        "b[...]",
+    ),
+    (
+        OP + "{push: whole, to: (rank+1)%world, label: x, depends: {on: x, for: s in range, rank: s}}\n",
+        5,
+        76,
+        "cannot loop over `range`",
+        "range(1, world)",
+    ),
+    (
+        OP + "{push: whole, to: (rank+1)%world, label: x, depends: {on: x, for: s in range(2), rank: t}}\n",
+        5,
+        92,
+        "unknown symbol `t`",
+        "there is",
+    ),
     ("plan: &x p\nbefore: *x\nafter: whole\n", 1, 7, "no anchors and aliases", "`let`"),
     ("plan: !!python/object:os.system p\nbefore: whole\nafter: whole\n", 1, 7, "no tags", "remove"),
     ("plan: p\n---\nplan: q\n", 2, 1, "not valid YAML", ""),
