@@ -28,7 +28,8 @@ def recorded(group: Any, tensors: Sequence[Maybe], out: Any) -> bool:
     """
     if not torch.is_grad_enabled() or not any(t is not None and t.requires_grad for t in tensors):
         return False
-    if hasattr(group, "overlap_runtime"):
+    # A tracer knows no such attribute of a group; it also never meets simulated ranks.
+    if not torch.compiler.is_compiling() and hasattr(group, "overlap_runtime"):
         return False
     if out is not None:
         raise UsageError(
