@@ -1,24 +1,39 @@
 """A small model of launch steps: streams as FIFO agents, one move at a time, data as launch numbers.
 
-Each rank's elements hold the number of the launch whose data they contain. A kernel or copy of launch n that finds
-another number has read stale or overwritten data. Nothing here knows why a step is there. The kernel of an ``idle``
-rank has no tiles: it waits for nothing and reads nothing, but the rank's copies are made all the same.
+Each rank's elements hold the number of the launch whose data they contain, and what tiles make also whose parts it is
+the sum of. A kernel, copy or sum of launch n that finds another number has read stale, torn or overwritten data. Nothing
+here knows why a step is there. The kernel of an ``idle`` rank reads nothing and waits for nothing, but the rank's
+copies are made all the same. Where tiles produce, every element is a tile.
+
+`outcome` takes one interleaving, `outcomes` all of them.
 """
 
 from __future__ import annotations
 
 import random
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Collection, Sequence
+from functools import cache, lru_cache
 from itertools import product
+from typing import NamedTuple
 
 from overlap.chunkplan.plan import Chunk, CommPlan
 from overlap.schedule import steps as st
 
 MAIN = None
-Program = Iterator["Callable[[], bool] | None"]
-"""A generator of one step's moves: None is one move done, a function is waited for until it returns True."""
+State = list
+"""Everything that steps can change, a word each; positions of the streams are kept apart."""
+
+
+class Move(NamedTuple):
+    """Waits until ``ready`` (None: at once), then does ``act`` (None: nothing).
+
+    ``early``: nothing that another stream does can disable it or see whether it is done a little sooner, so that it
+    may be taken as soon as it is ready: waits for words that only grow, and events.
+    """
+
+    ready: Callable[[State], bool] | None
+    act: Callable[[State], None] | None
+    early: bool = False
 
 
 @cache
@@ -30,147 +45,309 @@ class StaleRead(AssertionError):
     pass
 
 
-class Stuck(AssertionError):
-    pass
-
-
 class Model:
+    """The moves of every stream for some launches in a row, and the words that they work on."""
+
     def __init__(
-        self, plan: CommPlan, steps: Sequence[Sequence[st.Step]], launches: int, idle: Collection[int]
+        self,
+        plan: CommPlan,
+        steps: Sequence[Sequence[st.Step]],
+        launches: int,
+        idle: Collection[int] = (),
+        produced: Collection[str] = (),
     ) -> None:
         self.plan = plan
-        world = plan.world
-        self.data: list[dict] = [{} for _ in range(world)]
-        self.epoch = [0] * world
-        self.ready = [[0] * world for _ in range(world)]
-        self.done = [[0] * world for _ in range(world)]
-        self.flags: dict = {}
-        self.events: set = set()
-        self.queues: dict[tuple[int, int | None], deque] = {}
         self.idle = idle
+        self.produced = produced
+        self.words: dict[object, int] = {}
+        self.start: State = []
+        self.queues: dict[tuple[int, int | None], list[Move]] = {}
+        self.kept = {
+            op: piece.ops
+            for own in steps
+            for step in own
+            if isinstance(step, st.Sum)
+            for piece in step.pieces
+            for op in piece.ops
+        }
+        self.held = [{step.op for step in own if isinstance(step, st.Copy) and self.is_made(step.op)} for own in steps]
         for n in range(1, launches + 1):
             for rank, own in enumerate(steps):
                 for i, step in enumerate(own):
                     self.enqueue(rank, n, i, step)
 
-    def enqueue(self, rank: int, n: int, i: int, step: st.Step) -> None:
-        def queue(lane: int | None) -> deque:
-            return self.queues.setdefault((rank, lane), deque())
+    def word(self, *key: object) -> int:
+        """The place of a word in the state; made, as 0, when it is first named."""
+        if key not in self.words:
+            self.words[key] = len(self.start)
+            self.start.append(0)
+        return self.words[key]
 
+    def is_made(self, op_id) -> bool:
+        return self.plan.op(op_id).src.tensor in self.produced and op_id not in self.kept
+
+    def enqueue(self, rank: int, n: int, i: int, step: st.Step) -> None:
+        def put(lane: int | None, *moves: Move) -> None:
+            self.queues.setdefault((rank, lane), []).extend(moves)
+
+        event = self.word("event", rank, n, i)
+        record, wait = Move(None, setting(event, 1), True), Move(lambda s: s[event] == 1, None, True)
         match step:
             case st.Fork(lane):
-                queue(MAIN).append(self.record((rank, n, i)))
-                queue(lane).append(self.wait_event((rank, n, i)))
+                put(MAIN, record)
+                put(lane, wait)
             case st.Join(lane):
-                queue(lane).append(self.record((rank, n, i)))
-                queue(MAIN).append(self.wait_event((rank, n, i)))
+                put(lane, record)
+                put(MAIN, wait)
             case st.Entry():
-                queue(MAIN).append(self.entry(rank, n, step))
+                put(MAIN, *self.entry(rank, n, step))
             case st.Kernel():
-                queue(MAIN).append(self.kernel(rank, n))
+                put(MAIN, *self.kernel(rank, n))
+            case st.Sum(_, pieces):
+                put(MAIN, *(move for piece in pieces for move in self.sum(rank, n, piece)))
             case st.Credit(peer, lane):
-                queue(lane).append(self.credit(rank, peer))
+                put(lane, copying(self.word("done", peer, rank), self.word("epoch", rank)))
             case st.Await(lane, op, where):
-                queue(lane).append(self.awaiting(rank, op, where))
+                assert self.plan.op(op).dst_rank == where
+                flag, epoch = self.word("flag", op), self.word("epoch", rank)
+                put(lane, Move(lambda s: s[flag] >= s[epoch], None, True))
+            case st.Hold(lane, op):
+                chunk = self.plan.op(op).src
+                counter, target = self.word("counter", rank, chunk), len(elements(chunk))
+                put(lane, Move(lambda s: s[counter] >= target, None))
             case st.Copy(lane, op):
-                queue(lane).append(self.copy(n, op))
+                put(lane, *self.copy(n, op))
             case st.Raise(lane, op):
-                queue(lane).append(self.raising(op))
+                put(lane, copying(self.word("flag", op), self.word("epoch", self.plan.op(op).src_rank)))
 
-    def record(self, event) -> Program:
-        self.events.add(event)
-        yield None
-
-    def wait_event(self, event) -> Program:
-        yield lambda: event in self.events
-
-    def entry(self, rank: int, n: int, step: st.Entry) -> Program:
+    def entry(self, rank: int, n: int, step: st.Entry) -> list[Move]:
         peers = [p for p in range(self.plan.world) if p != rank]
+        moves: list[Move] = []
         if step.wait_done:
-            yield lambda: all(self.done[rank][p] >= n - 1 for p in peers)
+            done = [self.word("done", rank, p) for p in peers]
+            moves.append(Move(lambda s: all(s[d] >= n - 1 for d in done), None, True))
         for chunk in self.plan.before[rank]:
-            self.write(rank, chunk, n)
-            yield None
-        self.epoch[rank] = n
-        yield None
+            if chunk.tensor not in self.produced:
+                moves.append(self.write([self.word("data", rank, chunk.tensor, e) for e in elements(chunk)], (n, ())))
+        if step.counters:
+            counters = [self.word("counter", rank, self.plan.op(op).src) for op in sorted(self.held[rank])]
+            moves.append(self.write(counters, 0))
+        moves.append(self.write([self.word("epoch", rank)], n))
         if step.ready:
-            for p in peers:
-                self.ready[p][rank] = n
-                yield None
-            yield lambda: all(self.ready[rank][p] >= n for p in peers)
+            moves += [self.write([self.word("ready", p, rank)], n) for p in peers]
+            ready = [self.word("ready", rank, p) for p in peers]
+            moves.append(Move(lambda s: all(s[r] >= n for r in ready), None, True))
+        return moves
 
-    def write(self, rank: int, chunk: Chunk, n: int) -> None:
-        self.data[rank].update(dict.fromkeys(elements(chunk), n))
+    def write(self, words: Sequence[int], value: object) -> Move:
+        def act(state: State) -> None:
+            for word in words:
+                state[word] = value
 
-    def read(self, rank: int, chunk: Chunk, n: int) -> None:
-        found = {self.data[rank].get(element, 0) for element in elements(chunk)}
-        if found - {n}:
-            raise StaleRead(f"launch {n} reads {chunk} of launches {found} on rank {rank}")
+        return Move(None, act)
 
-    def kernel(self, rank: int, n: int) -> Program:
-        yield None
-        if rank in self.idle:
-            return
-        landing = self.plan.arriving(rank)
-        for op in landing:
-            yield lambda op=op: self.flags.get(op, 0) >= n
-            self.read(rank, self.plan.op(op).dst, n)
-        # Other programs of the grid read the same chunks, until the grid ends.
-        for chunk in (*self.plan.before[rank], *(self.plan.op(op).dst for op in landing)):
-            yield None
-            self.read(rank, chunk, n)
+    def read(self, what: str, words: Sequence[int], n: int) -> Move:
+        def act(state: State) -> None:
+            for word in words:
+                check(state[word], n, what)
 
-    def awaiting(self, rank: int, op, where: int) -> Program:
-        assert self.plan.op(op).dst_rank == where
-        yield lambda: self.flags.get(op, 0) >= self.epoch[rank]
+        return Move(None, act)
 
-    def copy(self, n: int, op_id) -> Program:
+    def kernel(self, rank: int, n: int) -> list[Move]:
+        moves = [Move(None, None, True)]
+        landing = [op for op in self.plan.arriving(rank) if self.plan.op(op).dst.tensor not in self.produced]
+        if rank not in self.idle:
+            seen: list[Move] = []
+            own = [chunk for chunk in self.plan.before[rank] if chunk.tensor not in self.produced]
+            for op, chunk in [*((op, self.plan.op(op).dst) for op in landing), *((None, chunk) for chunk in own)]:
+                read = self.read(str(chunk), [self.word("data", rank, chunk.tensor, e) for e in elements(chunk)], n)
+                if op is not None:
+                    flag = self.word("flag", op)
+                    moves += [Move(lambda s, flag=flag: s[flag] >= n, None, True), read]
+                # Other programs of the grid read the same chunks, until the grid ends.
+                seen.append(read)
+            moves += seen
+        for chunk in self.plan.before[rank]:
+            if chunk.tensor in self.produced:
+                moves += [move for e in elements(chunk) for move in self.tile(rank, n, chunk.tensor, e)]
+        return moves
+
+    def tile(self, rank: int, n: int, tensor: str, element: tuple[int, ...]) -> list[Move]:
+        """Stores its part, then counts it into every chunk that it is part of."""
+        chunks = {self.plan.op(op).src for op in self.held[rank]}
+        counters = [self.word("counter", rank, c) for c in sorted(chunks, key=str) if element in elements(c)]
+
+        def count(state: State) -> None:
+            for counter in counters:
+                state[counter] += 1
+
+        return [self.write([self.word("partial", rank, tensor, element)], (n, (rank,))), Move(None, count)]
+
+    def copy(self, n: int, op_id) -> list[Move]:
+        """Element by element where tiles produce, so that a copy beside its producer is torn."""
         op = self.plan.op(op_id)
-        yield None
-        self.read(op.src_rank, op.src, n)
-        yield None
-        self.write(op.dst_rank, op.dst, n)
+        if op.src.tensor not in self.produced:
+            pairs = [
+                (self.word("data", op.src_rank, op.src.tensor, a), self.word("data", op.dst_rank, op.dst.tensor, b))
+                for a, b in zip(elements(op.src), elements(op.dst), strict=True)
+            ]
+            return [Move(None, None), self.read(str(op), [a for a, _ in pairs], n), self.move(pairs, str(op), n)]
+        return [self.move([(self.source(op_id, e), self.word("slot", op_id, e))], str(op), n) for e in elements(op.src)]
 
-    def raising(self, op_id) -> Program:
-        yield None
-        self.flags[op_id] = self.epoch[self.plan.op(op_id).src_rank]
+    def source(self, op_id, element: tuple[int, ...]) -> int:
+        if op_id in self.kept:
+            return self.word("kept", self.kept[op_id], element)
+        op = self.plan.op(op_id)
+        return self.word("partial", op.src_rank, op.src.tensor, element)
 
-    def credit(self, rank: int, peer: int) -> Program:
-        yield None
-        self.done[peer][rank] = self.epoch[rank]
+    def move(self, pairs: Sequence[tuple[int, int]], what: str, n: int) -> Move:
+        def act(state: State) -> None:
+            for src, dst in pairs:
+                check(state[src], n, what)
+                state[dst] = state[src]
 
-    def run(self, seed: int) -> None:
-        """One interleaving.
+        return Move(None, act)
 
-        Raises:
-            StaleRead: a copy or kernel read data of another launch.
-            Stuck: nothing can move.
-        """
-        choose = random.Random(seed)
-        weight = {key: choose.choice((1, 1, 4, 20)) for key in self.queues}
-        waiting: dict = {}
-        while any(self.queues.values()):
-            able = [key for key, queue in self.queues.items() if queue and (key not in waiting or waiting[key]())]
-            if not able:
-                raise Stuck(f"nothing moves: {sorted(waiting, key=str)}")
-            key = choose.choices(able, [weight[k] for k in able])[0]
-            waiting.pop(key, None)
-            try:
-                wait = next(self.queues[key][0])
-                if wait is not None:
-                    waiting[key] = wait
-            except StopIteration:
-                self.queues[key].popleft()
+    def sum(self, rank: int, n: int, piece: st.Piece) -> list[Move]:
+        flags = [self.word("flag", op) for op in piece.summands if op is not None]
+        moves = [Move(lambda s: all(s[flag] >= n for flag in flags), None, True)]
+        for e in elements(piece.chunk):
+            summands = [
+                self.word("partial", rank, piece.chunk.tensor, e) if op is None else self.word("slot", op, e)
+                for op in piece.summands
+            ]
+            into = [self.word("kept", piece.ops, e)] if piece.keep else []
+            into += [self.word("result", rank, piece.chunk.tensor, e)] if piece.out else []
+
+            def act(state: State, summands=tuple(summands), into=tuple(into)) -> None:
+                parts = [check(state[word], n, str(piece.chunk)) for word in summands]
+                for word in into:
+                    state[word] = (n, tuple(rank for part in parts for rank in part))
+
+            moves.append(Move(None, act))
+        return moves
+
+    def results(self, state: State) -> list[dict]:
+        """What each rank ends with: by (tensor, element) the launch and the ranks whose parts were added."""
+        found: list[dict] = [{} for _ in range(self.plan.world)]
+        for key, word in self.words.items():
+            if isinstance(key, tuple) and key[0] == "result":
+                found[key[1]][key[2:]] = state[word]
+        return found
+
+
+def check(value, n: int, what: str) -> tuple[int, ...]:
+    launch, parts = value or (0, ())
+    if launch != n:
+        raise StaleRead(f"launch {n} reads {what} of launch {launch}")
+    return parts
+
+
+def setting(word: int, value: object) -> Callable[[State], None]:
+    def act(state: State) -> None:
+        state[word] = value
+
+    return act
+
+
+def copying(dst: int, src: int) -> Move:
+    def act(state: State) -> None:
+        state[dst] = state[src]
+
+    return Move(None, act)
+
+
+@lru_cache(maxsize=8)
+def _model(plan: CommPlan, steps, launches: int, idle: tuple[int, ...], produced: tuple[str, ...]) -> Model:
+    return Model(plan, steps, launches, idle, produced)
 
 
 def outcome(
-    plan: CommPlan, steps: Sequence[Sequence[st.Step]], seed: int, *, idle: Collection[int] = (), launches: int = 3
+    plan: CommPlan,
+    steps: Sequence[Sequence[st.Step]],
+    seed: int,
+    *,
+    idle: Collection[int] = (),
+    launches: int = 3,
+    produced: Collection[str] = (),
+    results: list | None = None,
 ) -> str:
-    """``ok``, ``stale`` or ``stuck``: one interleaving of ``launches`` launches with these steps of all ranks."""
-    try:
-        Model(plan, steps, launches, idle).run(seed)
-    except StaleRead:
-        return "stale"
-    except Stuck:
-        return "stuck"
+    """``ok``, ``stale`` or ``stuck``: one interleaving of ``launches`` launches with these steps of all ranks.
+
+    Args:
+        results: what each rank ended with is appended here.
+    """
+    model = _model(plan, tuple(map(tuple, steps)), launches, tuple(idle), tuple(produced))
+    choose = random.Random(seed)
+    weight = {key: choose.choice((1, 1, 4, 20)) for key in model.queues}
+    state = list(model.start)
+    at = dict.fromkeys(model.queues, 0)
+    while any(at[key] < len(queue) for key, queue in model.queues.items()):
+        able = [
+            key
+            for key, queue in model.queues.items()
+            if at[key] < len(queue) and ((ready := queue[at[key]].ready) is None or ready(state))
+        ]
+        if not able:
+            return "stuck"
+        key = choose.choices(able, [weight[k] for k in able])[0]
+        act = model.queues[key][at[key]].act
+        at[key] += 1
+        if act is not None:
+            try:
+                act(state)
+            except StaleRead:
+                return "stale"
+    if results is not None:
+        results += model.results(state)
     return "ok"
+
+
+def outcomes(
+    plan: CommPlan,
+    steps: Sequence[Sequence[st.Step]],
+    *,
+    launches: int = 3,
+    produced: Collection[str] = (),
+    until: Collection[str] = ("stale", "stuck"),
+    most: int = 2_000_000,
+) -> set[str]:
+    """What any interleaving comes to: every state that can be reached is visited once.
+
+    Args:
+        until: stops at the first of these.
+    """
+    model = Model(plan, steps, launches, (), produced)
+    queues = list(model.queues.values())
+    first = ((0,) * len(queues), tuple(model.start))
+    seen = {first}
+    todo = [first]
+    found: set[str] = set()
+
+    def ready(move: Move, state: Sequence) -> bool:
+        return move.ready is None or move.ready(state)
+
+    while todo:
+        at, words = todo.pop()
+        moves = [
+            (i, queue[at[i]]) for i, queue in enumerate(queues) if at[i] < len(queue) and ready(queue[at[i]], words)
+        ]
+        if not moves:
+            found.add("ok" if all(at[i] == len(queue) for i, queue in enumerate(queues)) else "stuck")
+        early = [(i, move) for i, move in moves if move.early]
+        for i, move in early[:1] or moves:
+            state = list(words)
+            if move.act is not None:
+                try:
+                    move.act(state)
+                except StaleRead:
+                    found.add("stale")
+                    continue
+            after = ((*at[:i], at[i] + 1, *at[i + 1 :]), tuple(state))
+            if after not in seen:
+                seen.add(after)
+                todo.append(after)
+        if found & set(until):
+            break
+        assert len(seen) < most, "too many states"
+    return found
