@@ -46,15 +46,15 @@ WRITERS = {
     for rule in (
         WriterRule(
             "load/store",
-            "every data store of the program, then a CTA barrier",
-            "scalar atomic, release, system scope",
+            "every data store and atomic of the program, then a CTA barrier",
+            "atomic, release, system scope: scalar, or one lane a counter where a tile is part of several chunks",
             barrier=True,
             completes=False,
         ),
         WriterRule(
             "tma store",
             "cp.async.bulk.wait_group 0 (not .read) by the issuing thread, then a CTA barrier",
-            "scalar atomic, release, system scope",
+            "atomic, release, system scope: scalar, or one lane a counter where a tile is part of several chunks",
             barrier=True,
             completes=True,
         ),

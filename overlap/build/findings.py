@@ -23,24 +23,32 @@ LOCAL_WORDS = table.S_READY * table.SLOT_WORDS
 """Words of the state tensor below this are this rank's own: epoch, counter, spin limit, fault."""
 
 _ATOMIC = re.compile(r"\b(relaxed|acquire|release|acq_rel), (gpu|cta|sys)\b")
+_STORES = ("tt.store", "tt.atomic_rmw", "tt.descriptor_store", "tt.descriptor_reduce", "tt.descriptor_scatter")
 _LOADS = ("tt.load", "tt.descriptor_load", "tt.descriptor_gather")
 
 
 def check(
-    artifact: Artifact, *, guarded: Iterable[str], original: Artifact | None = None, flags: str = "ol_state"
+    artifact: Artifact,
+    *,
+    guarded: Iterable[str],
+    produced: Iterable[str] = (),
+    original: Artifact | None = None,
+    flags: str = "ol_state",
 ) -> list[Finding]:
     """Everything that breaks a rule in a compiled kernel, errors first.
 
     Args:
         artifact: the kernel, compiled.
         guarded: parameters whose data arrives by communication and is waited for.
+        produced: parameters whose data leaves by communication, once it is counted.
         original: the kernel it was made from, compiled for the same target with the same arguments.
         flags: parameter that holds this rank's state words.
     """
-    kernel = _Kernel(ttir.parse(artifact.stages["ttir"]), frozenset(guarded), flags)
+    kernel = _Kernel(ttir.parse(artifact.stages["ttir"]), frozenset(guarded), frozenset(produced), flags)
     found = [
         *_waits_feed_loads(kernel, artifact),
         *_signals(kernel),
+        *_counted(kernel),
         *_clusters(kernel, artifact),
     ]
     if artifact.target.nvidia:
@@ -52,15 +60,20 @@ def check(
 
 
 class _Kernel:
-    """A kernel's TTIR with its guarded loads and its reads of flags found."""
+    """A kernel's TTIR with its guarded loads, its stores of what leaves, and its reads and raises of flags found."""
 
-    def __init__(self, function: ttir.Function, guarded: frozenset[str], flags: str) -> None:
+    def __init__(
+        self, function: ttir.Function, guarded: frozenset[str], produced: frozenset[str], flags: str
+    ) -> None:
         self.function = function
         self.guarded = guarded
+        self.produced = produced
         self.flags = flags
         self.loads = [op for op in function.ops(*_LOADS) if self.tensors(op) & guarded]
         self.atomics = [op for op in function.ops() if op.name.startswith("tt.atomic") and self.is_flag(op)]
         self.polls = [op for op in self.atomics if _reads_only(op)]
+        self.stores = [op for op in function.ops(*_STORES) if self.tensors(op) & produced]
+        self.raises = [op for op in self.atomics if op not in self.polls]
         self.waits = [op for op in self.polls if _strong("poll", _semantics(op)[0])]
 
     def tensors(self, op: ttir.Op) -> set[str]:
@@ -155,6 +168,24 @@ def _signals(kernel: _Kernel) -> Iterable[Finding]:
             yield Finding("acquire-release", "error", op.line, f"a flag is {how}")
 
 
+def _counted(kernel: _Kernel) -> Iterable[Finding]:
+    """Behind every store of what leaves, in its block or in one around it, a counter is raised."""
+    for name in sorted(kernel.produced):
+        if not any(name in kernel.tensors(store) for store in kernel.stores):
+            yield Finding("count-after-store", "error", 0, f"no store to `{name}` found, so nothing was checked")
+    for store in kernel.stores:
+        if not any(_behind(raised, store) for raised in kernel.raises):
+            names = ", ".join(f"`{name}`" for name in sorted(kernel.tensors(store) & kernel.produced))
+            yield Finding("count-after-store", "error", store.line, f"nothing is counted behind this store to {names}")
+
+
+def _behind(later: ttir.Op, first: ttir.Op) -> bool:
+    """Whether ``later`` stands behind ``first`` in a block that holds both, and runs whenever that block does."""
+    block = next((region for region in later.parent.regions if later in region), []) if later.parent else []
+    inside = next((op for op in (first, *first.ancestors()) if op in block), None)
+    return inside is not None and block.index(inside) < block.index(later)
+
+
 def _clusters(kernel: _Kernel, artifact: Artifact) -> Iterable[Finding]:
     if artifact.num_ctas > 1 and kernel.atomics:
         yield Finding("one-cta", "error", 0, f"num_ctas={artifact.num_ctas}: only the first CTA of a cluster polls")
@@ -167,10 +198,15 @@ def _machine_code(kernel: _Kernel, program: ptx.Program) -> Iterable[Finding]:
     acquires = [i for i in program.instructions if SCOPE in i.words and any(_strong("poll", w) for w in i.words)]
     if kernel.polls and not acquires:
         yield Finding("wait-kept", "error", kernel.polls[0].line, "no acquire at system scope is left in the PTX")
+    stored = {store.line for store in kernel.stores} - {0}
+
+    def stores(i: ptx.Instruction) -> bool:
+        return _stores(i) or (i.line in stored and i.words[0] in ("atom", "red") and SCOPE not in i.words)
+
     for instruction in program.instructions:
-        if SCOPE not in instruction.words or not any(_strong("flag", word) for word in instruction.words):
+        if not _releases(instruction):
             continue
-        store = program.meets_before(instruction, _stores, _synchronises)
+        store = program.meets_before(instruction, stores, _synchronises)
         if store is not None and WRITERS["load/store"].barrier:
             yield Finding(
                 "barrier-before-release",
@@ -186,11 +222,19 @@ def _machine_code(kernel: _Kernel, program: ptx.Program) -> Iterable[Finding]:
                 instruction.line,
                 f"the TMA store of line {tma.line} may land after this release",
             )
+    for instruction in program.instructions:
+        if instruction.line in stored and (stores(instruction) or _stores_by_tma(instruction)):
+            if program.leaves_without(instruction, _releases):
+                yield Finding("count-after-store", "error", instruction.line, "this store may be the last thing that runs")
     lines = {load.line for load in kernel.loads} - {0}
     for load in program.instructions:
         if acquires and load.line in lines and _loads(load):
             if not any(program.can_follow(acquire, load) for acquire in acquires):
                 yield Finding("load-after-wait", "error", load.line, "a copy of this load runs before any wait")
+
+
+def _releases(i: ptx.Instruction) -> bool:
+    return SCOPE in i.words and any(_strong("flag", word) for word in i.words)
 
 
 def _stores(i: ptx.Instruction) -> bool:

@@ -102,7 +102,8 @@ def build_module(
         arguments = {name: value for name, value in bound.arguments.items() if name not in operator.ours}
         theirs = compile_kernel(_original_kernel(header, path), arguments, chosen, bound.options)
     guarded = {comm.param for comm in operator.comms if not comm.produced}
-    found = check(made, guarded=guarded, original=theirs, flags=operator.ours[1])
+    produced = {comm.param for comm in operator.comms if comm.produced}
+    found = check(made, guarded=guarded, produced=produced, original=theirs, flags=operator.ours[1])
     if theirs is None:
         found.append(Finding("same-stages", "note", 0, f"not compared with the original: {missing}"))
     written = made.save(Path(folder)) if folder is not None else []

@@ -89,6 +89,23 @@ class Program:
                         todo.append((predecessor, self.blocks[predecessor].instructions))
         return None
 
+    def leaves_without(self, start: Instruction, good: Callable[[Instruction], bool]) -> bool:
+        """Whether some path from ``start`` ends the program without meeting a ``good`` instruction."""
+        home = self.block_of(start)
+        todo = [(home, [i for i in self.blocks[home].instructions if i.index > start.index])]
+        seen: set[int] = set()
+        while todo:
+            number, instructions = todo.pop()
+            if any(good(i) for i in instructions):
+                continue
+            if not self.blocks[number].successors:
+                return True
+            for successor in self.blocks[number].successors:
+                if successor not in seen:
+                    seen.add(successor)
+                    todo.append((successor, self.blocks[successor].instructions))
+        return False
+
     def can_follow(self, first: Instruction, last: Instruction) -> bool:
         """Whether ``last`` can run after ``first`` on some path."""
         home, goal = self.block_of(first), self.block_of(last)

@@ -33,6 +33,10 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         dict(dst=meta(4096, dtype=torch.int32), peers=meta(8, dtype=torch.int64), rank=3, BLOCK=1024),
         dict(num_warps=4),
     ),
+    "produces": (
+        dict(c_ptr=meta(4096, dtype=torch.float32), N=4096, BLOCK=1024, ol_table=meta(256, dtype=torch.int32)),
+        dict(num_warps=4),
+    ),
     "persistent": (
         dict(a_ptr=meta(4096, 4096), b_ptr=meta(4096, 4096), c_ptr=meta(4096, 4096), M=4096, N=4096, K=4096)
         | dict(BLOCK=128, SMS=132, FLAT=False),

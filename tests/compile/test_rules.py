@@ -9,7 +9,8 @@ from overlap.build import RULES, Finding, check, findings
 from .support import HERE, VERSION, compiled
 
 FLAT = (("FLAT", True),)
-GUARDED = {"waits": ("a_ptr",), "persistent": ("a_ptr",), "raises": ()}
+GUARDED = {"waits": ("a_ptr",), "persistent": ("a_ptr",), "raises": (), "produces": ()}
+PRODUCED = {"produces": ("c_ptr",)}
 
 BROKEN = [
     # rule, file, kernel, options
@@ -28,6 +29,12 @@ BROKEN = [
     ("acquire-release", "waits", "plain_load_poll", ()),
     ("acquire-release", "raises", "relaxed", ()),
     ("acquire-release", "raises", "plain_store", ()),
+    ("count-after-store", "produces", "never_counted", ()),
+    ("count-after-store", "produces", "counted_before_the_store", ()),
+    ("count-after-store", "produces", "counted_before_the_store_in_a_loop", ()),
+    ("count-after-store", "produces", "counted_on_one_path", ()),
+    ("acquire-release", "produces", "relaxed", ()),
+    ("system-scope", "produces", "device_scope", ()),
     ("wait-kept", "waits", "device_scope", ()),
     ("proxy-fence", "persistent", "no_proxy_fence", ()),
     ("proxy-fence", "persistent", "fence_before_the_wait", ()),
@@ -43,10 +50,13 @@ BROKEN = [
 
 # Triton 3.9 puts the barrier and the wait for the store there itself; until 3.8, or 3.7, the kernel must.
 BROKEN_UNTIL = [
-    ((3, 9), "barrier-before-release", "no_barrier"),
-    ((3, 9), "barrier-before-release", "barrier_before_the_store"),
-    ((3, 9), "barrier-before-release", "barrier_on_one_path"),
-    ((3, 8), "store-drained", "undrained_tma_store"),
+    ((3, 9), "barrier-before-release", "raises", "no_barrier"),
+    ((3, 9), "barrier-before-release", "raises", "barrier_before_the_store"),
+    ((3, 9), "barrier-before-release", "raises", "barrier_on_one_path"),
+    ((3, 9), "barrier-before-release", "produces", "no_barrier"),
+    ((3, 9), "barrier-before-release", "produces", "no_barrier_behind_atomics"),
+    ((3, 8), "store-drained", "raises", "undrained_tma_store"),
+    ((3, 8), "store-drained", "produces", "undrained"),
 ]
 
 CORRECT = [
@@ -55,14 +65,18 @@ CORRECT = [
     ("persistent", "correct", FLAT),
     ("raises", "correct", ()),
     ("raises", "correct_in_a_loop", ()),
+    ("produces", "correct", ()),
+    ("produces", "correct_in_a_loop", ()),
+    ("produces", "correct_by_tma", ()),
+    ("produces", "correct_by_atomics", ()),
 ]
 
 
 def look(file: str, kernel: str, options: tuple = ()) -> list[Finding]:
     made = compiled(file, kernel, options=options)
     shared = tuple((key, value) for key, value in options if key != "num_ctas")
-    original = None if file == "raises" else compiled(file, "original", options=shared)
-    return check(made, guarded=GUARDED[file], original=original)
+    original = None if file in ("raises", "produces") else compiled(file, "original", options=shared)
+    return check(made, guarded=GUARDED[file], produced=PRODUCED.get(file, ()), original=original)
 
 
 @pytest.mark.parametrize(("rule", "file", "kernel", "options"), BROKEN)
@@ -72,9 +86,9 @@ def test_a_broken_kernel_is_found(rule, file, kernel, options):
     assert all(finding.text for finding in found)
 
 
-@pytest.mark.parametrize(("fixed_in", "rule", "kernel"), BROKEN_UNTIL)
-def test_what_a_newer_triton_repairs_is_found_on_the_older(fixed_in, rule, kernel):
-    found = {finding.rule for finding in look("raises", kernel)}
+@pytest.mark.parametrize(("fixed_in", "rule", "file", "kernel"), BROKEN_UNTIL)
+def test_what_a_newer_triton_repairs_is_found_on_the_older(fixed_in, rule, file, kernel):
+    found = {finding.rule for finding in look(file, kernel)}
     assert (rule in found) == (VERSION < fixed_in), found
 
 
