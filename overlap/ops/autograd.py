@@ -18,6 +18,7 @@ import torch
 from overlap.errors import UsageError
 
 from .grad_pair import Half, Maybe, Needs, ag_gemm_gradients, gemm_rs_gradients
+from .grad_weights import MainGrad
 
 
 def recorded(group: Any, tensors: Sequence[Maybe], out: Any) -> bool:
@@ -49,7 +50,7 @@ class AgGemm(torch.autograd.Function):
         ctx: Any,
         run: Callable[..., list[torch.Tensor]],
         half: Half,
-        main_grads: Sequence[torch.Tensor],
+        main_grads: Sequence[MainGrad],
         keep: bool,
         count: int,
         x: torch.Tensor,
@@ -74,7 +75,7 @@ class GemmRs(torch.autograd.Function):
         ctx: Any,
         run: Callable[..., torch.Tensor],
         half: Half,
-        main_grads: Sequence[torch.Tensor],
+        main_grads: Sequence[MainGrad],
         x: torch.Tensor,
         w: torch.Tensor,
         bias: Maybe,
@@ -91,7 +92,7 @@ class GemmRs(torch.autograd.Function):
 def keep_for_ag_gemm(
     ctx: Any,
     half: Half,
-    main_grads: Sequence[torch.Tensor],
+    main_grads: Sequence[MainGrad],
     x: torch.Tensor,
     weights: Sequence[Maybe],
     biases: Sequence[Maybe],
@@ -114,7 +115,7 @@ def ag_gemm_backward(ctx: Any, grads: Sequence[Maybe]) -> tuple[Maybe, list[Mayb
 
 
 def keep_for_gemm_rs(
-    ctx: Any, half: Half, main_grads: Sequence[torch.Tensor], x: torch.Tensor, w: torch.Tensor, bias: Maybe
+    ctx: Any, half: Half, main_grads: Sequence[MainGrad], x: torch.Tensor, w: torch.Tensor, bias: Maybe
 ) -> None:
     """Keeps what the gradients of a `gemm_rs` need."""
     needs = _needs(x, [w], [bias])

@@ -28,7 +28,7 @@ from overlap.runtime.protocol import runtime_of
 
 from .autograd import AgGemm, ag_gemm_backward, keep_for_ag_gemm, recorded
 from .grad_pair import Half
-from .grad_weights import main_grads_of
+from .grad_weights import Accumulate, MainGrad, main_grads_of
 from .products import Product, copy_whole, launch_product, product_arguments, warm_copy, warm_product
 from .record import remember
 from .views import GatherView, gather_view
@@ -50,7 +50,7 @@ def ag_gemm(
     plan: str = "all_gather_1d",
     split: int = 1,
     save_gathered: bool = True,
-    accumulate_main_grad: bool = False,
+    accumulate_main_grad: Accumulate = False,
 ) -> Any:
     """``gather(x, gather_dim) @ w + bias`` over the ranks of ``group``.
 
@@ -69,7 +69,7 @@ def ag_gemm(
         split: chunks a shard is cut into.
         save_gathered: keep the gathered x for the gradients of the weights; else it is gathered again in the backward.
         accumulate_main_grad: add the gradient of each weight to its parameter's ``main_grad`` in place, in that one's
-            precision (fp32); ``grad`` stays None. See `overlap.ops.grad_weights`.
+            precision (fp32), while ``grad`` stays None; or the tensors to add to, in the shapes of the weights.
 
     Returns:
         y [..., N] of x's dtype, accumulated in fp32 (fp32 inputs in IEEE precision): one tensor, or a list for a list
@@ -94,7 +94,18 @@ def ag_gemm(
         present, biased = [b for b in biases if b is not None], [i for i, b in enumerate(biases) if b is not None]
         name = group_name(group)
         results = _OPERATOR(
-            x, weights, present, biased, gather_dim, gather_size, name, backend, plan, split, keep, main_grads
+            x,
+            weights,
+            present,
+            biased,
+            gather_dim,
+            gather_size,
+            name,
+            backend,
+            plan,
+            split,
+            keep,
+            [m.tensor for m in main_grads],
         )
     else:
         outs = None if out is None else [out] if isinstance(out, torch.Tensor) else list(out)
@@ -301,7 +312,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None
     half = Half(dim, size, group, backend, plan, split)
     each = dict(zip(biased, biases, strict=True))
     all_biases = [each.get(i) for i in range(len(weights))]
-    keep_for_ag_gemm(ctx, half, main_grads, x, weights, all_biases, output[-1] if keep else None)
+    keep_for_ag_gemm(ctx, half, [MainGrad(t) for t in main_grads], x, weights, all_biases, output[-1] if keep else None)
     ctx.biased = biased
 
 

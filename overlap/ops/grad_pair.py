@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .grad_weights import bias_gradient, weight_gradient
+from .grad_weights import MainGrad, bias_gradient, weight_gradient
 
 Maybe: TypeAlias = "torch.Tensor | None"
 
@@ -58,7 +58,7 @@ def ag_gemm_gradients(
     gathered: Maybe,
     dys: Sequence[Maybe],
     of_gathered: Maybe,
-    main_grads: Sequence[torch.Tensor] = (),
+    main_grads: Sequence[MainGrad] = (),
 ) -> tuple[Maybe, list[Maybe], list[Maybe]]:
     """The gradients of x, of the weights and of the biases of one `ag_gemm`.
 
@@ -87,7 +87,7 @@ def ag_gemm_gradients(
 
 
 def gemm_rs_gradients(
-    half: Half, needs: Needs, x: Maybe, w: torch.Tensor, dy: torch.Tensor, main_grads: Sequence[torch.Tensor] = ()
+    half: Half, needs: Needs, x: Maybe, w: torch.Tensor, dy: torch.Tensor, main_grads: Sequence[MainGrad] = ()
 ) -> tuple[Maybe, Maybe, Maybe]:
     """The gradients of x, w and the bias of one `gemm_rs`.
 

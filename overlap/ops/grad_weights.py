@@ -3,29 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
 from overlap.errors import UsageError
 
+Accumulate: TypeAlias = "bool | torch.Tensor | Sequence[torch.Tensor | None]"
+"""What a caller says of main_grad: no, yes (that of the parameter), or the tensors themselves."""
+
 _HELP = (
     "give the parameter a main_grad of its own shape and strides, torch.zeros_like(weight, dtype=torch.float32), and pass "
-    "the parameter or a view of it (weight.t(), a slice), not a copy; or leave accumulate_main_grad out"
+    "the parameter or a view of it (weight.t(), a slice), not a copy; or pass accumulate_main_grad the tensors themselves"
 )
 
 
-def main_grads_of(weights: Sequence[torch.Tensor], wanted: bool) -> list[torch.Tensor]:
-    """The ``main_grad`` of each weight in the weight's own shape; an empty list where none is wanted.
+@dataclass(frozen=True)
+class MainGrad:
+    """Where the gradient of one weight is added.
+
+    ``tensor``: in the weight's own shape; ``parameter``: what carries Megatron's mark ``grad_added_to_main_grad``, if
+    any does.
+    """
+
+    tensor: torch.Tensor
+    parameter: torch.Tensor | None = None
+
+
+def main_grads_of(weights: Sequence[torch.Tensor], wanted: Accumulate) -> list[MainGrad]:
+    """The main_grad of each weight; an empty list where none is wanted.
+
+    Args:
+        wanted: True for that of each weight's parameter (`main_grad_of`), or the tensors, in the weights' shapes.
 
     Raises:
         UsageError: a weight that needs a gradient has none that fits.
     """
-    if not wanted or not torch.is_grad_enabled() or not any(w.requires_grad for w in weights):
-        return []
-    return [main_grad_of(w, i) if w.requires_grad else w.detach() for i, w in enumerate(weights)]
+    if isinstance(wanted, bool):
+        if not wanted:
+            return []
+        return [main_grad_of(w, i) if w.requires_grad else MainGrad(w.detach()) for i, w in enumerate(weights)]
+    given = [wanted] if isinstance(wanted, torch.Tensor) else list(wanted)
+    if len(given) != len(weights):
+        raise UsageError(f"accumulate_main_grad: {len(given)} tensors for {len(weights)} weights")
+    for i, (w, main_grad) in enumerate(zip(weights, given, strict=True)):
+        if w.requires_grad:
+            _check_fit(i, main_grad, w)
+    return [
+        MainGrad(w.detach() if main_grad is None else main_grad) for w, main_grad in zip(weights, given, strict=True)
+    ]
 
 
-def main_grad_of(weight: torch.Tensor, position: int = 0) -> torch.Tensor:
+def main_grad_of(weight: torch.Tensor, position: int = 0) -> MainGrad:
     """The part of a parameter's ``main_grad`` that belongs to ``weight``.
 
     Args:
@@ -35,25 +65,13 @@ def main_grad_of(weight: torch.Tensor, position: int = 0) -> torch.Tensor:
     Raises:
         UsageError: there is no main_grad, or it does not fit.
     """
-    parameter, main_grad = weight, getattr(weight, "main_grad", None)
-    if main_grad is None and weight._base is not None:
+    parameter = weight
+    if getattr(weight, "main_grad", None) is None and weight._base is not None:
         parameter = weight._base
-        main_grad = getattr(parameter, "main_grad", None)
-    if main_grad is None:
-        raise UsageError(f"accumulate_main_grad: weight {position} has no main_grad", help=_HELP)
-    if main_grad.shape != parameter.shape or main_grad.device != parameter.device:
-        raise UsageError(
-            f"accumulate_main_grad: the main_grad of weight {position} is {tuple(main_grad.shape)} on {main_grad.device}, "
-            f"the parameter {tuple(parameter.shape)} on {parameter.device}",
-            help=_HELP,
-        )
-    if not main_grad.dtype.is_floating_point:
-        raise UsageError(
-            f"accumulate_main_grad: the main_grad of weight {position} is {main_grad.dtype}",
-            help="make it torch.float32",
-        )
+    main_grad = _check_fit(position, getattr(parameter, "main_grad", None), parameter)
+    marked = parameter if hasattr(parameter, "grad_added_to_main_grad") else None
     if parameter is weight:
-        return main_grad
+        return MainGrad(main_grad, marked)
     if main_grad.stride() != parameter.stride():
         raise UsageError(
             f"accumulate_main_grad: weight {position} is a view of a parameter with strides {parameter.stride()}, whose "
@@ -61,11 +79,29 @@ def main_grad_of(weight: torch.Tensor, position: int = 0) -> torch.Tensor:
             help=_HELP,
         )
     offset = main_grad.storage_offset() + weight.storage_offset() - parameter.storage_offset()
-    return main_grad.as_strided(weight.shape, weight.stride(), offset)
+    return MainGrad(main_grad.as_strided(weight.shape, weight.stride(), offset), marked)
+
+
+def _check_fit(position: int, main_grad: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
+    if main_grad is None:
+        raise UsageError(f"accumulate_main_grad: weight {position} has no main_grad", help=_HELP)
+    if main_grad.shape != weight.shape or main_grad.device != weight.device:
+        raise UsageError(
+            f"accumulate_main_grad: the main_grad of weight {position} is {tuple(main_grad.shape)} on {main_grad.device}, "
+            f"the weight {tuple(weight.shape)} on {weight.device}",
+            help=_HELP,
+        )
+    if not main_grad.dtype.is_floating_point or main_grad.requires_grad:
+        kind = "requires a gradient itself" if main_grad.requires_grad else f"is {main_grad.dtype}"
+        raise UsageError(
+            f"accumulate_main_grad: the main_grad of weight {position} {kind}",
+            help="make it a plain tensor of torch.float32",
+        )
+    return main_grad
 
 
 def weight_gradient(
-    a: torch.Tensor, dy: torch.Tensor, weight: torch.Tensor, main_grad: torch.Tensor | None
+    a: torch.Tensor, dy: torch.Tensor, weight: torch.Tensor, main_grad: MainGrad | None
 ) -> torch.Tensor | None:
     """``a.t() @ dy``, [D, N], over all rows.
 
@@ -84,11 +120,15 @@ def weight_gradient(
         if _transposed(weight):
             return torch.mm(columns.t(), rows).t()
         return torch.mm(rows.t(), columns)
-    if _transposed(main_grad):
-        _accumulate(main_grad.t(), columns, rows)
+    into = main_grad.tensor
+    if _transposed(into):
+        _accumulate(into.t(), columns, rows)
     else:
-        _accumulate(main_grad, rows, columns)
-    return _stand_in(weight)
+        _accumulate(into, rows, columns)
+    if main_grad.parameter is None:
+        return None
+    main_grad.parameter.grad_added_to_main_grad = True
+    return weight.new_zeros(()).expand(weight.shape)
 
 
 def bias_gradient(dy: torch.Tensor) -> torch.Tensor:
@@ -109,11 +149,3 @@ def _accumulate(into: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
             torch.addmm(into, a.t(), b, out_dtype=torch.float32, out=into)
         else:
             into.addmm_(a.t().to(into.dtype), b.to(into.dtype))
-
-
-def _stand_in(weight: torch.Tensor) -> torch.Tensor | None:
-    parameter = weight if weight._base is None else weight._base
-    if not hasattr(parameter, "grad_added_to_main_grad"):
-        return None
-    parameter.grad_added_to_main_grad = True
-    return weight.new_zeros(()).expand(weight.shape)

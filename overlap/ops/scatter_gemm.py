@@ -24,7 +24,7 @@ from overlap.interop import define, group_name, tracing
 from .arguments import check_dim, check_product, choose_way, dtype_reason, multiply, ranks, result, result_dtypes
 from .autograd import GemmRs, gemm_rs_backward, keep_for_gemm_rs, recorded
 from .grad_pair import Half
-from .grad_weights import main_grads_of
+from .grad_weights import Accumulate, MainGrad, main_grads_of
 from .partials import launch_partial, out_by_tma
 from .record import remember, serial_plan
 from .views import ResultView, scatter_view
@@ -44,7 +44,7 @@ def gemm_rs(
     backend: str | None = None,
     plan: str = "reduce_scatter_1d",
     split: int = 1,
-    accumulate_main_grad: bool = False,
+    accumulate_main_grad: Accumulate = False,
 ) -> torch.Tensor:
     """This rank's piece, along ``scatter_dim``, of the sum over ``group`` of ``x @ w``, plus ``bias``.
 
@@ -63,7 +63,7 @@ def gemm_rs(
         plan: the plan template that moves the partial results.
         split: chunks a piece is cut into.
         accumulate_main_grad: add the gradient of the weight to its parameter's ``main_grad`` in place, in that one's
-            precision (fp32); ``grad`` stays None. See `overlap.ops.grad_weights`.
+            precision (fp32), while ``grad`` stays None; or the tensors to add to, in the shapes of the weights.
 
     Raises:
         UsageError: shapes, dtypes or devices that do not fit each other, a dimension that the result has not, a dtype
@@ -76,7 +76,18 @@ def gemm_rs(
     if out is None and not no_group(group) and tracing(group, [x, w, bias]):
         name = group_name(group)
         return _OPERATOR(
-            x, w, bias, dim, name, out_dtype, transport_dtype, deterministic, backend, plan, split, main_grads
+            x,
+            w,
+            bias,
+            dim,
+            name,
+            out_dtype,
+            transport_dtype,
+            deterministic,
+            backend,
+            plan,
+            split,
+            [m.tensor for m in main_grads],
         )
     group = None if no_group(group) else resolve_group(group)
 
@@ -169,7 +180,7 @@ def _fake(
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     x, w, bias, dim, group, _, _, _, backend, _, _, main_grads = inputs
     half = Half(dim, (*x.shape[:-1], w.shape[1])[dim], group, backend)
-    keep_for_gemm_rs(ctx, half, main_grads, x, w, bias)
+    keep_for_gemm_rs(ctx, half, [MainGrad(t) for t in main_grads], x, w, bias)
 
 
 def _backward(ctx: Any, dy: torch.Tensor | None) -> tuple[Any, ...]:
