@@ -6,7 +6,7 @@ from overlap.chunkplan.plan import Collective
 from overlap.schedule.describe import describe
 from overlap.schedule.runs import schedule_rank
 
-from .plans import chunk_of, finish, gather, gemm_axes, pieces, reads_a
+from .plans import both, chunk_of, finish, gather, gemm_axes, one_shot, pieces, reads_a, reduce_scatter, writes_c
 
 
 def shown(plan, axes, rank, **how) -> str:
@@ -52,3 +52,29 @@ def test_a_collective():
     ops = [[Collective("all_gather", (0, 1), parts[rank][0], whole)] for rank in range(2)]
     text = shown(finish("library", 2, (8, 2), parts, ops), gemm_axes(8, 4, 4, 4), 1)
     assert text.splitlines()[3].split("  ")[-2:] == ["a[0:8, 0:2] (all_gather)", "flag 0"]
+
+
+def test_counters():
+    plan = both(gather((130, 8), 0, 4), reduce_scatter((130, 48), 0, 4), channel=1)
+    assert (
+        shown(plan, gemm_axes(130, 48, 32, 16), 1, writes=writes_c())
+        == """\
+rank 1 of 4: 15 tiles (M 5 x N 3) in 4 runs, 6 flags, 3 counters
+  run  tiles  box            ready with                         waits for  counts into
+  0    0..2   M[2:3] N[0:3]  a[66:99, 0:8] (pull from rank 2)   flag 1     counter 0
+  1    3..5   M[3:4] N[0:3]  a[99:130, 0:8] (pull from rank 3)  flag 2     counter 0, counter 1
+  2    6..8   M[4:5] N[0:3]  a[99:130, 0:8] (pull from rank 3)  flag 2     counter 1
+  3    9..14  M[0:2] N[0:3]  a[0:33, 0:8] (pull from rank 0)    flag 3     counter 2
+  counter 0: c[66:99, 0:48] is whole at 6 tiles; sent to rank 2
+  counter 1: c[99:130, 0:48] is whole at 6 tiles; sent to rank 3
+  counter 2: c[0:33, 0:48] is whole at 6 tiles; sent to rank 0"""
+    )
+
+
+def test_a_chunk_that_goes_to_several_ranks_and_tiles_that_wait_for_nothing():
+    plan = one_shot((8, 4), 3)
+    text = describe(schedule_rank(plan, (), gemm_axes(8, 4, 4, 4), 0, writes=writes_c()), plan)
+    assert text.splitlines()[2:] == [
+        "  0    0..1   M[0:2] N[0:1]  the launch  nothing    counter 0",
+        "  counter 0: c[0:8, 0:4] is whole at 2 tiles; sent to rank 1, sent to rank 2",
+    ]
