@@ -152,6 +152,8 @@ class KernelCall(HostCall):
             self.kwargs[name] = seen
             return
         shape, strides = list(seen.shape), list(seen.stride())
+        if not seen.numel():
+            return  # no tiles, so the kernel is not launched, and no descriptor describes nothing
         try:
             self.kwargs[name] = replace(value, base=seen, shape=shape, strides=strides)
         except AssertionError as error:

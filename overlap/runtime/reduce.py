@@ -134,7 +134,9 @@ def sum_kernel(
                             more = _offsets(row, i0, i1, i2, i3, DIMS, VEC)[:, None] + lanes[None, :]
                             added = tl.load(data + more, mask=inside & there, other=0.0)
                             total = tl.where(there, total + added.to(ACCUMULATOR), total)
+                    if kept >= 0:
+                        # A sum that is sent on is rounded as it travels, so that its owner has what the others get.
+                        total = total.to(data.dtype.element_ty).to(ACCUMULATOR)
+                        tl.store(data + keep, total.to(data.dtype.element_ty), mask=inside)
                     if result >= 0:
                         tl.store(out + to, total.to(out.dtype.element_ty), mask=inside)
-                    if kept >= 0:
-                        tl.store(data + keep, total.to(data.dtype.element_ty), mask=inside)
