@@ -71,7 +71,7 @@ def wanted_results(
             for rank in range(world):
                 ranks[rank].append(Wanted(shard_of(whole, comm.to_dim, world, rank), dtype, True, allowed))
         else:
-            total = torch.stack([part.double() for part in parts]).sum(0)
+            total = parts[0] if world == 1 else torch.stack([part.double() for part in parts]).sum(0)
             relative = _EPSILON.get(dtype, 0.0)
             for rank in range(world):
                 share = total if comm.kind == "all_reduce" else shard_of(total, comm.dim, world, rank)

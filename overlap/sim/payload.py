@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
+
+from .memory import array_of
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SPECIAL = {
@@ -20,9 +23,10 @@ _SPECIAL = {
 """Negative zero, the smallest and a negative subnormal, both infinities, quiet and signalling NaNs, a payload."""
 
 
-def bits_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of a tensor as integers of the same width, contiguous."""
-    return tensor.detach().contiguous().view(_BITS[tensor.element_size()])
+def bits_of(tensor: torch.Tensor) -> np.ndarray:
+    """The elements of a contiguous tensor as integers of the same width, sharing its memory."""
+    array = array_of(tensor)
+    return array.view(np.dtype(f"u{array.dtype.itemsize}"))
 
 
 def payload_of(shape: list[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
@@ -42,6 +46,6 @@ def payload_of(shape: list[int], dtype: torch.dtype, generator: torch.Generator)
 
 
 def differing_bits(got: torch.Tensor, wanted: torch.Tensor) -> tuple[int, tuple[int, ...]] | None:
-    """(how many elements differ in a bit, index of the first), or None; tensors of one shape and dtype."""
-    wrong = (bits_of(got) != bits_of(wanted)).nonzero()
+    """(how many elements differ in a bit, index of the first), or None; contiguous tensors of one shape and dtype."""
+    wrong = np.argwhere(bits_of(got) != bits_of(wanted))
     return (len(wrong), tuple(int(i) for i in wrong[0])) if len(wrong) else None

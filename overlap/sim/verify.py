@@ -28,7 +28,7 @@ from .fibres import Chooser
 from .inputs import CallInputs, check_sizes, dtype_of, make_inputs
 from .memory import array_of
 from .oracle import Wanted, wanted_results
-from .payload import differing_bits
+from .payload import bits_of, differing_bits
 from .report import Fault, SimReport
 from .world import World
 
@@ -176,8 +176,8 @@ class ModuleCheck:
             count, where = found
             raise MismatchFault(
                 f"mismatch: {count} of {got.numel()} elements of {name} differ from the original's in their bits, "
-                f"the first is [{', '.join(map(str, where))}]: {got[where].item()!r} instead of "
-                f"{wanted.values[where].item()!r}"
+                f"the first is [{', '.join(map(str, where))}]: {bits_of(got)[where]:#x} instead of "
+                f"{bits_of(wanted.values)[where]:#x}"
             )
 
 

@@ -24,6 +24,7 @@ WAYS = (
     ("all_reduce_two_shot", "c[]"),
     ("all_to_all_1d", "c[M:N]"),
     ("all_to_all_1d", "a[K:M]"),
+    ("all_gather_1d", "a[K]"),
     (("all_gather_1d", "reduce_scatter_1d"), ("a[M]", "c[M]")),
     (("all_to_all_1d", "all_to_all_1d"), ("a[K:M]", "c[M:N]")),
 )
