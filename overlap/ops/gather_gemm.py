@@ -93,19 +93,9 @@ def ag_gemm(
     if out is None and not no_group(group) and tracing(group, tensors):
         present, biased = [b for b in biases if b is not None], [i for i, b in enumerate(biases) if b is not None]
         name = group_name(group)
+        sums = [m.tensor for m in main_grads]
         results = _OPERATOR(
-            x,
-            weights,
-            present,
-            biased,
-            gather_dim,
-            gather_size,
-            name,
-            backend,
-            plan,
-            split,
-            keep,
-            [m.tensor for m in main_grads],
+            x, weights, present, biased, gather_dim, gather_size, name, backend, plan, split, keep, sums
         )
     else:
         outs = None if out is None else [out] if isinstance(out, torch.Tensor) else list(out)

@@ -75,20 +75,8 @@ def gemm_rs(
     main_grads = main_grads_of([w], accumulate_main_grad) if recording else []
     if out is None and not no_group(group) and tracing(group, [x, w, bias]):
         name = group_name(group)
-        return _OPERATOR(
-            x,
-            w,
-            bias,
-            dim,
-            name,
-            out_dtype,
-            transport_dtype,
-            deterministic,
-            backend,
-            plan,
-            split,
-            [m.tensor for m in main_grads],
-        )
+        sums = [m.tensor for m in main_grads]
+        return _OPERATOR(x, w, bias, dim, name, out_dtype, transport_dtype, deterministic, backend, plan, split, sums)
     group = None if no_group(group) else resolve_group(group)
 
     def call(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
