@@ -1,10 +1,16 @@
 """`ag_gemm_k`: y = gather(x) @ w of an x sharded along the dimension it is multiplied along.
 
-Every rank wants all of y, or its own columns of it, and the weight is its own: the pieces of x are what moves.
+    rank r   x shard -> own slot | copies from peers ...
+             every tile: own piece of K | piece of r+1 | piece of r+2 | ...
+
+Every rank wants all of y, or its own columns of it, and the weight is its own: the pieces of x are what moves. A tile
+waits between parts of its loop over K, not before it.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,12 +19,14 @@ from overlap.api.fallback import check_backend
 from overlap.api.groups import group_by_name, no_group, resolve_group
 from overlap.api.serial import gather
 from overlap.interop import define, group_name, traced
+from overlap.runtime.protocol import runtime_of
 
 from .arguments import check_product, choose_way, dtype_reason, multiply, ranks, result, result_dtypes
 from .exchange_gemm import check_piece
+from .gather_gemm import compiled_kernel
+from .products import Product, product_arguments
 from .record import remember, serial_plan
-
-NOT_FUSED = "no fused kernel gathers along K"
+from .views import GatherView
 
 
 def ag_gemm_k(
@@ -79,12 +87,20 @@ def run(
     whole = (*lead, depth)
     if 0 in whole or not columns:
         return y.copy_(bias.expand(y.shape)) if bias is not None else y.zero_()
-    moved_bytes = torch.Size(whole).numel() * x.element_size()
-    reasons = (dtype_reason(x.dtype, made), NOT_FUSED)
-    choice = choose_way(group, x, moved_bytes, check_backend(backend), reasons)
-    gathered = gather(group, x, whole, x.dim() - 1).view(-1, depth)
-    multiply(gathered, w, bias, made, y.view(-1, columns))
-    remember(serial_plan("ag_gemm_k", "gather", choice, world, rank, whole, x.dtype), warn=choice.forced)
+    moved_bytes = math.prod(whole) * x.element_size()
+    choice = choose_way(group, x, moved_bytes, check_backend(backend), [dtype_reason(x.dtype, made)])
+    if choice.backend == "serial":
+        gathered = gather(group, x, whole, x.dim() - 1).view(-1, depth)
+        multiply(gathered, w, bias, made, y.view(-1, columns))
+        said = serial_plan("ag_gemm_k", "gather", choice, world, rank, whole, x.dtype)
+    else:
+        view = GatherView(whole, 1, math.prod(lead), depth, "K")
+        product = Product(w, y.view(1, view.rows, columns), bias)
+        held = x.reshape(1, view.rows, x.shape[-1])
+        kernel, grid, arguments = product_arguments(product, held, view, runtime_of(group))
+        compiled = compiled_kernel(kernel, "K", plan, split)
+        said = compiled.launch(grid, (), arguments, group=group, backend=choice.backend)
+    remember(replace(said, operator="ag_gemm_k", shape=whole), warn=choice.forced)
     return y
 
 

@@ -10,7 +10,7 @@ import torch
 
 from overlap.chunkplan.region import shard_interval
 from overlap.errors import RuntimeContractError, UsageError
-from overlap.ops import a2a_gemm, gemm_a2a, gemm_ar, gemm_rs, last_plan
+from overlap.ops import a2a_gemm, ag_gemm_k, gemm_a2a, gemm_ar, gemm_rs, last_plan
 from overlap.sim import World
 
 HALF, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
@@ -311,6 +311,21 @@ def test_gemm_a2a(name):
         assert_near(case, y, piece(case, wanted, -1, rank), piece(case, allowed, -1, rank))
     said = last_plan("gemm_a2a")
     assert (said.backend, said.kind, said.shape) == ("copy_engine", "all_to_all", (*case.lead, case.columns))
+
+
+@pytest.mark.parametrize("name", [name for name, case in EXCHANGED.items() if "transport_dtype" not in case.options])
+@pytest.mark.parametrize("plan", ["all_gather_1d", "all_gather_1d_push"])
+def test_ag_gemm_k(name, plan):
+    case = EXCHANGED[name]
+    options = {key: value for key, value in case.options.items() if key != "heads"}
+
+    def call(group, rank, x, w, bias):
+        return ag_gemm_k(piece(case, x, -1, rank), w, bias=bias, group=group, plan=plan, **options)
+
+    for _, y, wanted, allowed in exchanged(case, call, seed=len(name)):
+        assert_near(case, y, wanted, allowed)
+    said = last_plan("ag_gemm_k")
+    assert (said.backend, said.kind, said.shape) == ("copy_engine", "gather", (*case.lead, case.depth))
 
 
 def test_what_is_exchanged_arrives_bit_for_bit():
