@@ -34,6 +34,7 @@ def check(
     produced: Iterable[str] = (),
     original: Artifact | None = None,
     flags: str = "ol_state",
+    nested: int = 0,
 ) -> list[Finding]:
     """Everything that breaks a rule in a compiled kernel, errors first.
 
@@ -43,6 +44,7 @@ def check(
         produced: parameters whose data leaves by communication, once it is counted.
         original: the kernel it was made from, compiled for the same target with the same arguments.
         flags: parameter that holds this rank's state words.
+        nested: loops that were put around the original's inner loop (1 where it is cut into parts).
     """
     kernel = _Kernel(ttir.parse(artifact.stages["ttir"]), frozenset(guarded), frozenset(produced), flags)
     found = [
@@ -54,7 +56,7 @@ def check(
     if artifact.target.nvidia:
         found += _machine_code(kernel, ptx.parse(artifact.assembly))
     if original is not None:
-        found += compare(artifact, original)
+        found += compare(artifact, original, nested)
     order = {"error": 0, "warning": 1, "note": 2}
     return sorted(dict.fromkeys(found), key=lambda f: (order[f.severity], f.line, f.rule))
 

@@ -103,7 +103,8 @@ def build_module(
         theirs = compile_kernel(_original_kernel(header, path), arguments, chosen, bound.options)
     guarded = {comm.param for comm in operator.comms if not comm.produced}
     produced = {comm.param for comm in operator.comms if comm.produced}
-    found = check(made, guarded=guarded, produced=produced, original=theirs, flags=operator.ours[1])
+    nested = len(operator.ranges)
+    found = check(made, guarded=guarded, produced=produced, original=theirs, flags=operator.ours[1], nested=nested)
     if theirs is None:
         found.append(Finding("same-stages", "note", 0, f"not compared with the original: {missing}"))
     written = made.save(Path(folder)) if folder is not None else []

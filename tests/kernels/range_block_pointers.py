@@ -18,7 +18,7 @@ def gemm_blocks(a_ptr, b_ptr, c_ptr, M, N, K, sam, sak, sbk, sbn, scm, scn, BM: 
     a_blocks = tl.make_block_ptr(a_ptr, (M, K), (sam, sak), (pid_m * BM, 0), (BM, BK), (1, 0))
     b_blocks = tl.make_block_ptr(b_ptr, (K, N), (sbk, sbn), (0, pid_n * BN), (BK, BN), (1, 0))
     acc = tl.zeros((BM, BN), dtype=tl.float32)
-    for _ in tl.range(0, K, BK, num_stages=2):
+    for _ in tl.range(0, K, BK, num_stages=3):
         a = tl.load(a_blocks, boundary_check=(0, 1), padding_option="zero")
         b = tl.load(b_blocks, boundary_check=(0, 1), padding_option="zero")
         acc = tl.dot(a, b, acc=acc)

@@ -3,7 +3,7 @@
 # overlap source: tests/kernels/range_block_pointers.py
 # overlap kernel: gemm_blocks
 # overlap host: matmul
-# overlap sha256: 25202e4121059dc27790bfcf50535eb16f618bfeaa03a00991b87c94e766c31b
+# overlap sha256: 51627201b7489af2162fa2cbaa0e97012f356839c15a80624bac9b7df354b676
 # overlap plan: all_gather_1d_push
 # overlap on: b[K]
 # overlap world: any
@@ -56,7 +56,7 @@ def gemm_blocks(a_ptr, b_ptr, c_ptr, M, N, K, sam, sak, sbk, sbn, scm, scn, BM: 
         ol_first = ol.after(ol.origin(ol_parts, ol_piece, 0), ol_part_seen)
         a_blocks = tl.advance(ol_a_blocks_start, (0, ol_first * BK))
         b_blocks = tl.advance(ol_b_blocks_start, (ol_first * BK, 0))
-        for _ in tl.range(ol_first * BK, (ol_first + ol.count(ol_parts, ol_piece, 0)) * BK, BK, num_stages=2):
+        for _ in tl.range(ol_first * BK, (ol_first + ol.count(ol_parts, ol_piece, 0)) * BK, BK, num_stages=3):
             a = tl.load(a_blocks, boundary_check=(0, 1), padding_option="zero")
             b = tl.load(b_blocks, boundary_check=(0, 1), padding_option="zero")
             acc = tl.dot(a, b, acc=acc)
