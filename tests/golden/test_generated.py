@@ -27,6 +27,16 @@ CASES = {
     "range_descriptors": ("templates/kernels/persistent_gemm.py", "all_gather_1d", "a[K]", {}, None),
     "range_twice": ("tests/kernels/range_twice.py", "all_gather_ring", "a[K]", {}, None),
     "range_block_pointers": ("tests/kernels/range_block_pointers.py", "all_gather_1d_push", "b[K]", {}, None),
+    "scatter_grouped": ("templates/kernels/grouped_gemm.py", "reduce_scatter_1d", "c[M]", {"split": "2"}, None),
+    "scatter_persistent_descriptors": ("templates/kernels/persistent_gemm.py", "reduce_scatter_1d", "c[M]", {}, None),
+    "scatter_gemm_2d": ("templates/kernels/gemm_2d.py", "reduce_scatter_1d", "c[M]", {}, 3),
+    "scatter_two_regions": ("tests/kernels/persistent_epilogue_tile.py", "reduce_scatter_1d", "c[M]", {}, None),
+    "scatter_split_k": ("tests/kernels/split_k.py", "reduce_scatter_1d", "c[M]", {}, None),
+    "all_reduce": ("templates/kernels/grouped_gemm.py", "all_reduce_two_shot", "c[]", {}, None),
+    "exchange_result": ("templates/kernels/grouped_gemm.py", "all_to_all_1d", "c[M:N]", {}, None),
+    "exchange_input": ("templates/kernels/grouped_gemm.py", "all_to_all_1d", "a[K:M]", {}, None),
+    "gather_and_scatter": ("templates/kernels/grouped_gemm.py", ("all_gather_1d", "reduce_scatter_1d"), ("a[M]", "c[M]"), {}, 4),
+    "two_exchanges": ("templates/kernels/persistent_gemm.py", ("all_to_all_1d",) * 2, ("a[K:M]", "c[M:N]"), {}, None),
 }
 
 

@@ -76,7 +76,8 @@ def _doc(context: Context) -> str:
         *returned,
         "everything else belongs to the rank" if passed else "everything passed belongs to the rank",
     ]
-    lines = _wrapped(f"`{host.name}` over the ranks of `group`: {', '.join(parts)}.")
+    between = "; " if returned else ", "
+    lines = _wrapped(f"`{host.name}` over the ranks of `group`: {between.join(parts)}.")
     if any(not on.reduces for on in context.ons):
         sizes = "`sizes` maps an axis to its global extent; uneven shards (they follow `torch.chunk`) need it."
     else:

@@ -1,5 +1,7 @@
 """Results whose chunks leave while the kernel runs: what a kernel must not do with them, by name and line."""
 
+# ruff: noqa: E501  (tables of edits, one a line)
+
 from __future__ import annotations
 
 import pytest
