@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from overlap.api import CompiledKernel
 from overlap.api.memory import reserve_operator
 from overlap.errors import UsageError
 
 from .gather_gemm import compiled_kernel
-from .gemm import ag_gemm_any, ag_gemm_tma
+from .gemm import ag_gemm_any, ag_gemm_tma, gemm_out_tma
+from .partials import compiled_partial
 from .products import rows_fit
+from .reduce_gemm import ONE_SHOT, TWO_SHOT
+
+
+@dataclass(frozen=True)
+class Form:
+    """How an operator compiles its kernels.
+
+    ``tma``: its kernel where TMA takes rows (`ag_gemm_any` is the other); ``along``: how ``M`` and, for inner dimensions,
+    ``B`` and others are said; ``width``: the axis of ``hidden``; ``plans``: those that run unless a call says otherwise.
+    """
+
+    make: Callable[[Any, str, str, int], CompiledKernel]
+    tma: Any
+    along: tuple[str, ...]
+    width: str
+    plans: tuple[str, ...]
+
+
+FORMS = {
+    "ag_gemm": Form(compiled_kernel, ag_gemm_tma, ("M", "B"), "K", ("all_gather_1d",)),
+    "ag_gemm_k": Form(compiled_kernel, ag_gemm_tma, ("K",), "K", ("all_gather_1d",)),
+    "gemm_rs": Form(compiled_partial, gemm_out_tma, ("M", "B", "N"), "N", ("reduce_scatter_1d",)),
+    "gemm_ar": Form(compiled_partial, gemm_out_tma, ("",), "N", (ONE_SHOT, TWO_SHOT)),
+    "a2a_gemm": Form(compiled_kernel, ag_gemm_tma, ("K:M", "K:B"), "K", ("all_to_all_1d",)),
+    "gemm_a2a": Form(compiled_partial, gemm_out_tma, ("M:N", "B:N"), "N", ("all_to_all_1d",)),
+}
 
 
 def reserve(
@@ -20,33 +50,42 @@ def reserve(
     max_tokens: int,
     hidden: int,
     dtype: torch.dtype = torch.bfloat16,
+    operator: str = "ag_gemm",
     inner_dims: bool = False,
-    plan: str = "all_gather_1d",
+    plan: str | None = None,
     split: int = 1,
 ) -> None:
-    """Makes the symmetric memory of `ag_gemm` on a group, for ``dtype``; collective.
+    """Makes the symmetric memory of an operator on a group, for ``dtype``; collective.
 
     Afterwards calls with this plan, split and dtype make none, ever: one that needs more is refused, both sizes named.
 
     Args:
-        group: as for `ag_gemm`.
-        max_tokens: the largest number of rows of the gathered x, all dimensions but the last multiplied.
-        hidden: the largest D.
-        inner_dims: also for gathers along inner dimensions, in batches of small matrices and of uneven shards, which
-            lie in memory of their own.
+        group: as for the operators.
+        max_tokens: the largest number of rows of the communicated tensor, all dimensions but the last multiplied.
+        hidden: its largest last dimension: of x where that is gathered or exchanged, of the result where that is.
+        dtype: of the communicated tensor as it travels.
+        operator: ``ag_gemm``, ``gemm_rs`` and so on.
+        inner_dims: also for calls along inner dimensions, in batches of small matrices and of uneven shards, and
+            `gemm_rs` along the last, which lie in memory of their own.
         plan, split: as the calls will say.
 
     Raises:
-        UsageError: sizes that are no positive integers.
+        UsageError: no such operator, or sizes that are no positive integers.
         RuntimeContractError: ranks that ask for different sizes, or less was reserved before.
     """
     for name, size in (("max_tokens", max_tokens), ("hidden", hidden)):
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise UsageError(f"{name}={size!r}", help=f"{name} is a positive integer")
-    kernels = (ag_gemm_tma, ag_gemm_any) if rows_fit(hidden, dtype) else (ag_gemm_any,)
-    for kernel in (ag_gemm_tma, ag_gemm_any):
-        for along in ("M", "B"):
-            wanted = kernel is kernels[0] and along == "M" or kernel in kernels and inner_dims
-            tokens, depth = (max_tokens, hidden) if wanted else (0, 0)
-            sizes = {"B": 1, "M": tokens, "K": depth} if along == "M" else {"B": tokens, "M": 1, "K": depth}
-            reserve_operator(compiled_kernel(kernel, along, plan, split).operator, group, sizes, dtype)
+    if operator not in FORMS:
+        raise UsageError(f"no operator {operator!r}", help=f"operators: {', '.join(FORMS)}")
+    form = FORMS[operator]
+    kernels = (form.tma, ag_gemm_any) if rows_fit(hidden, dtype) else (ag_gemm_any,)
+    for kernel in (form.tma, ag_gemm_any):
+        for along in form.along:
+            usual = kernel is kernels[0] and along == form.along[0]
+            wanted = usual or kernel in kernels and inner_dims
+            tokens, width = (max_tokens, hidden) if wanted else (0, 0)
+            rows = {"B": tokens, "M": 1} if "B" in along else {"B": 1, "M": tokens}
+            for chosen in form.plans if plan is None else (plan,):
+                compiled = form.make(kernel, along, chosen, split)
+                reserve_operator(compiled.operator, group, {**rows, form.width: width}, dtype)

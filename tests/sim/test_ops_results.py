@@ -10,7 +10,7 @@ import torch
 
 from overlap.chunkplan.region import shard_interval
 from overlap.errors import RuntimeContractError, UsageError
-from overlap.ops import a2a_gemm, ag_gemm_k, gemm_a2a, gemm_ar, gemm_rs, last_plan
+from overlap.ops import a2a_gemm, ag_gemm_k, gemm_a2a, gemm_ar, gemm_rs, last_plan, reserve
 from overlap.sim import World
 
 HALF, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
@@ -349,6 +349,65 @@ def test_what_is_exchanged_arrives_bit_for_bit():
     alone, exchanged = ranks(1), ranks(4)
     assert bool(alone[0].view(HALF).isnan().any()) and bool(alone[0].view(HALF).isinf().any())
     assert all(torch.equal(a, b) for a, b in zip(alone, exchanged, strict=True))
+
+
+CHAIN = {
+    "gemm_rs": (lambda x, held, w, **o: gemm_rs(x, w, **o), 24),
+    "gemm_ar": (lambda x, held, w, **o: gemm_ar(x, w, **o), 24),
+    "a2a_gemm": (lambda x, held, w, **o: a2a_gemm(held, w, **o), 16),
+    "gemm_a2a": (lambda x, held, w, **o: gemm_a2a(x, w, **o), 24),
+    "ag_gemm_k": (lambda x, held, w, **o: ag_gemm_k(held, w, **o), 16),
+}
+
+
+@pytest.mark.parametrize("name", CHAIN)
+def test_reserved_memory_is_enough_and_all_there_will_be(name):
+    call, hidden = CHAIN[name]
+    x, w = torch.randn(20, 16, dtype=HALF), torch.randn(16, 24, dtype=HALF)
+
+    def body(group):
+        runtime = group.overlap_runtime
+        held = x.chunk(2, 1)[runtime.rank].clone()
+        reserve(group, max_tokens=40, hidden=hidden, dtype=HALF, operator=name)
+        made = []
+        runtime.symmetric = lambda *words, **options: made.append(words)
+        results = [call(x, held, w, group=group), call(x[:7], held[:7], w, group=group)]
+        runtime.synchronize()
+        with pytest.raises(RuntimeContractError, match="reserved are"):
+            call(x.repeat(3, 1), held.repeat(3, 1), w, group=group)
+        return made, [y.isfinite().all() for y in results]
+
+    for made, finite in World(2).run(body):
+        assert not made and all(finite)
+
+
+def test_operators_chained_on_one_group():
+    """Each passes its result on to the next, several times over, with nothing but the group between them."""
+    generator = torch.Generator().manual_seed(0)
+    world, rows = 3, 12
+    x = torch.randn(rows, 24, generator=generator).to(BF16)
+    weights = [(torch.randn(24, 24, generator=generator) / 5).to(BF16) for _ in range(4)]
+
+    def body(group):
+        rank = group.overlap_runtime.rank
+        results = []
+        for _ in range(3):
+            y = gemm_a2a(x.chunk(world)[rank].clone(), weights[0], group=group)  # all rows, own columns
+            y = a2a_gemm(y, weights[1], group=group)  # own rows
+            y = gemm_a2a(y, weights[2], group=group)
+            results.append(gemm_rs(y, weights[3].chunk(world)[rank], group=group))
+            results.append(gemm_ar(y, weights[3].chunk(world)[rank], group=group))
+        group.overlap_runtime.synchronize()
+        return results
+
+    wanted = x.double()
+    for w in weights:
+        wanted = wanted @ w.double()
+    for rank, results in enumerate(World(world).run(body)):
+        for piece_of, whole in zip(results[::2], results[1::2], strict=True):
+            assert (whole.double() - wanted).norm() <= 2e-2 * wanted.norm()
+            assert (piece_of.double() - wanted.chunk(world)[rank]).norm() <= 2e-2 * wanted.norm()
+            assert torch.equal(piece_of, results[0]) and torch.equal(whole, results[1])
 
 
 def test_a_simulated_group_has_no_collectives():

@@ -1,0 +1,95 @@
+"""The fused kernels of operators whose result is communicated, and those around exchanges, for sm_90: every rule holds, the
+pipeline is the plain kernel's."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from overlap.build.artifact import compile_kernel, facts
+from overlap.build.findings import check
+from overlap.build.target import parse_target
+from overlap.ops.gather_gemm import compiled_kernel
+from overlap.ops.partials import compiled_partial, partial_arguments
+from overlap.ops.products import Product, product_arguments
+from overlap.ops.views import GatherView
+from overlap.runtime.resolve import resolve
+
+HOPPER = parse_target("sm_90")
+RUNTIME = SimpleNamespace(sm_count=132)
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch, tmp_path_factory):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "modules"))
+
+
+def meta(*shape, dtype=torch.bfloat16):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def build(kernel, operator, given):
+    """Artifacts of the fused kernel and of the plain one."""
+    made = []
+    for one, ours in ((operator.kernel, operator.ours), (kernel, ())):
+        bound = resolve(one, (), given, ours=ours, realization=operator.realization)
+        words = [torch.empty(64, dtype=dtype, device="meta") for dtype in (torch.int32, torch.int64, torch.int32)]
+        arguments = {**bound.arguments, **dict(zip(ours, words, strict=False))}
+        made.append(compile_kernel(bound.kernel, arguments, HOPPER, bound.options))
+    return made
+
+
+def check_build(fused, plain, operator, guarded=frozenset()):
+    found = check(fused, guarded=guarded, original=plain, flags=operator.ours[1])
+    assert [f for f in found if f.severity == "error"] == []
+    ours, theirs = facts(fused), facts(plain)
+    pipelines = [{b for b in found.buffers if b.depth > 1} for found in (ours, theirs)]
+    assert pipelines[0] == pipelines[1]
+    assert (ours.wgmma, ours.tma_loads, bool(ours.tma_stores)) == (
+        theirs.wgmma,
+        theirs.tma_loads,
+        bool(theirs.tma_stores),
+    )
+    assert ours.spill_bytes == 0
+    return ours
+
+
+@pytest.mark.parametrize(
+    ("along", "plan"),
+    [("M", "reduce_scatter_1d"), ("", "all_reduce_two_shot"), ("M:N", "all_to_all_1d")],
+)
+@pytest.mark.parametrize(
+    "case",
+    [
+        dict(rows=8192, columns=4096, depth=3584),
+        dict(rows=4096, columns=8192, depth=7168, batch=2, transposed=True, bias=True),
+        dict(rows=48, columns=512, depth=4096),
+        dict(rows=1000, columns=136, depth=95, bias=True),
+        dict(rows=4091, columns=257, depth=1001),
+    ],
+    ids=lambda case: "-".join(map(str, case.values())),
+)
+def test_results(case, along, plan):
+    rows, columns, depth, batch = case["rows"], case["columns"], case["depth"], case.get("batch", 1)
+    x = meta(batch, rows, depth)
+    w = meta(columns, depth).t() if case.get("transposed") else meta(depth, columns)
+    tma = columns % 8 == 0
+    kernel, _, given = partial_arguments(
+        x, w, meta(columns) if case.get("bias") else None, meta(batch, rows, columns), columns, tma, RUNTIME
+    )
+    operator = compiled_partial(kernel, along, plan, 1).operator
+    assert [write.axes for write in operator.writes] == [("M", "B", "N")]
+    ours = check_build(*build(kernel, operator, given), operator)
+    assert bool(ours.tma_stores) == bool(ours.tma_loads) == tma
+
+
+@pytest.mark.parametrize(("along", "plan"), [("K:M", "all_to_all_1d"), ("K", "all_gather_1d")])
+@pytest.mark.parametrize(("rows", "columns", "depth"), [(8192, 8192, 8192), (1000, 130, 96), (4091, 257, 1001)])
+def test_inputs_in_pieces_of_k(rows, columns, depth, along, plan):
+    view = GatherView((1, rows, depth), 1, rows, depth, along)
+    product = Product(meta(depth, columns), meta(1, rows, columns), None)
+    kernel, _, given = product_arguments(product, meta(1, rows, depth), view, RUNTIME)
+    operator = compiled_kernel(kernel, along, plan, 1).operator
+    check_build(*build(kernel, operator, given), operator, guarded={operator.tensor})
