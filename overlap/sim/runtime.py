@@ -231,6 +231,8 @@ class SimRuntime:
     def launch(self, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stream: Stream) -> None:
         self._step()
         self._world.enqueue_launch(stream, self.host, kernel, grid, args, kwargs)
+        if self._world.blocking:
+            self._wait_for(stream)
 
     def fill(self, tensor: Any, values: Any) -> None:
         """Writes ``values`` into ``tensor`` in the caller's stream, as a torch operation on a device would."""
@@ -256,8 +258,10 @@ class SimRuntime:
 
     def synchronize(self) -> None:
         """Blocks the host until the caller's stream is idle; it then knows all that the stream did."""
-        stream = self._main
         self._step()
+        self._wait_for(self._main)
+
+    def _wait_for(self, stream: Stream) -> None:
         stream.changed.wait(lambda: stream.idle, f"the {stream.name} of rank {self.rank}")
         self.host.see(stream.agent.clock)
 

@@ -52,6 +52,7 @@ class ModuleCheck:
         flattened: bool | None = None,
         mutate_steps: StepFilter | None = None,
         payload: bool = False,
+        blocking: bool = False,
     ) -> None:
         self.path = path
         self.world = world
@@ -60,6 +61,7 @@ class ModuleCheck:
         self.flattened = flattened
         self.mutate_steps = mutate_steps
         self.payload = payload
+        self.blocking = blocking
         try:
             with open(path, encoding="utf-8") as file:
                 header = read_header(file.read(), path)
@@ -99,7 +101,9 @@ class ModuleCheck:
 
     def run(self, seed: int, chooser: Chooser | None = None) -> OverlapError | None:
         """One simulation; the fault it found, if any."""
-        world = World(self.world, sms=self.sms, seed=seed, chooser=chooser, flattened=self.flattened)
+        world = World(
+            self.world, sms=self.sms, seed=seed, chooser=chooser, flattened=self.flattened, blocking=self.blocking
+        )
         try:
             with _step_filter(self.mutate_steps):
                 world.run(lambda group: self._rank(world, group))
@@ -196,6 +200,7 @@ def check_module(
     mutate_steps: StepFilter | None = None,
     flattened: bool | None = None,
     payload: bool = False,
+    blocking: bool = False,
 ) -> SimReport:
     """Runs a generated module on ``world`` simulated ranks once a seed and compares it with its original.
 
@@ -214,6 +219,7 @@ def check_module(
         flattened: order of waits in tile loops; see `World`.
         payload: inputs are bit patterns of every kind, and results that nothing was added to must be equal in every bit;
             for kernels that move values, such as a copy.
+        blocking: the host waits for every kernel, as with ``CUDA_LAUNCH_BLOCKING=1``.
 
     Raises:
         UsageError, SourceError: the file, its original, the world or the shape cannot be used.
@@ -230,6 +236,7 @@ def check_module(
         flattened=flattened,
         mutate_steps=mutate_steps,
         payload=payload,
+        blocking=blocking,
     )
     for seed in seeds:
         fault = check.run(seed)

@@ -42,6 +42,7 @@ class World:
             says ``flatten=True``, as on GPUs.
         late_tma_stores: whether TMA stores land only when waited for; None: as the installed Triton does.
         autotune_choice: which configuration of autotuned kernels runs.
+        blocking: whether the host waits for every kernel that it launches, as with ``CUDA_LAUNCH_BLOCKING=1``.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class World:
         flattened: bool | None = None,
         late_tma_stores: bool | None = None,
         autotune_choice: int = 0,
+        blocking: bool = False,
     ) -> None:
         self.size = world
         self.sms = sms
@@ -61,6 +63,7 @@ class World:
         self.flattened = flattened
         self.late_tma_stores = _stores_land_late() if late_tma_stores is None else late_tma_stores
         self.autotune_choice = autotune_choice
+        self.blocking = blocking
         self.generation = next(_generations)
         self.scheduler = Scheduler(chooser if chooser is not None else RandomChooser(seed))
         self.memory = Memory()

@@ -14,6 +14,7 @@ from test_proof_matrix import pairwise
 
 from overlap.annotate.source import SourceUnit
 from overlap.pipeline import Request, compile_source
+from overlap.schedule import steps as st
 from overlap.sim import check_module
 
 KERNELS = ("persistent_gemm", "grouped_gemm", "gemm_2d")
@@ -33,10 +34,10 @@ ROWS = (256, 1000, 130, 3)
 DTYPES = ("fp16", "bf16", "fp32")
 FACTORS = (KERNELS, WAYS, WORLDS, ROWS, DTYPES)
 SWEEP = os.environ.get("OVERLAP_SWEEP") == "1"
-SEEDS = range(20) if SWEEP else range(1)
 PAIRS = pairwise(FACTORS)
 REST = [case for case in itertools.product(*FACTORS) if case not in PAIRS] if SWEEP else []
-CASES = [(*case, SEEDS) for case in PAIRS] + [(*case, (seed,)) for seed, case in enumerate(REST)]
+CASES = [(*case, range(20) if SWEEP else (seed,)) for seed, case in enumerate(PAIRS)]
+CASES += [(*case, (seed,)) for seed, case in enumerate(REST)]
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +72,32 @@ def test_agrees_with_the_original(generated, kernel, way, world, rows, dtype, se
         launches=2,
     )
     assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: str(way[1]))
+@pytest.mark.parametrize("kernel", ["persistent_gemm"])
+def test_a_host_that_waits_for_every_kernel_gets_on(generated, kernel, way):
+    report = check_module(
+        generated(kernel, *way),
+        world=3,
+        shape={"M": 130, "N": 72, "K": 48},
+        seeds=[0, 1],
+        launches=2,
+        blocking=True,
+    )
+    assert report.ok, str(report)
+
+
+def test_a_host_that_waits_and_feeds_its_kernel_afterwards_is_stuck(generated):
+    """Copies enqueued behind the kernel that waits for them."""
+
+    def late(rank, steps):
+        kernel = next(s for s in steps if isinstance(s, st.Kernel))
+        rest = [s for s in steps if s is not kernel]
+        first = next(i for i, s in enumerate(rest) if isinstance(s, st.Copy))
+        return (*rest[:first], kernel, *rest[first:])
+
+    options = {"world": 3, "shape": {"M": 130, "N": 72, "K": 48}, "mutate_steps": late, "launches": 1}
+    path = generated("persistent_gemm", "all_gather_1d", "a[K]")
+    assert check_module(path, **options).ok
+    assert check_module(path, blocking=True, **options).faults[0].kind == "deadlock"
