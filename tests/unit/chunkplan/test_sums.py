@@ -187,6 +187,30 @@ def test_a_rank_counted_twice():
     assert "rank 1 is counted twice in c[1:2, 0:2] on rank 0" in refusal(also(plan, 1, part)).message
 
 
+def test_parts_that_overlap_in_some_rows():
+    lo, hi = rows(0, 5), rows(3, 8)
+    ops = ((), (P2P("push", 1, 0, lo, lo, reduce=SUM), P2P("push", 1, 0, hi, hi, reduce=SUM)))
+    plan = CommPlan("p", 2, (TensorSpec("c", (8, 2)),), ((rows(0, 8),),) * 2, ((rows(0, 8),), ()), ops)
+    message = refusal(plan).message
+    assert "rank 1 is counted twice in c[3:5, 0:2] on rank 0: by rank 1 operation 0 " in message
+    assert "and by rank 1 operation 1 " in message
+    verify_plan(with_op(plan, (1, 1), src=rows(5, 8), dst=rows(5, 8)))
+
+
+def test_what_nobody_sees_counts_for_nothing():
+    """Rank 0 gets the part of rank 1 twice, and then the right sum in place of it."""
+    whole = rows(0, 8)
+    add = P2P("push", 1, 0, whole, whole, reduce=SUM)
+    total = P2P("push", 1, 0, whole, whole, depends=((0, 0),))
+    ops = ((P2P("push", 0, 1, whole, whole, reduce=SUM),), (add, add, total))
+    plan = CommPlan("p", 2, (TensorSpec("c", (8, 2)),), ((whole,),) * 2, ((whole,),) * 2, ops)
+    verify_plan(plan)
+    assert judge_sums(plan) == frozenset()
+    assert "rank 1 is counted twice" in refusal(without_op(plan, (1, 2))).message
+    part = with_op(plan, (1, 2), src=rows(0, 5), dst=rows(0, 5))
+    assert "rank 1 is counted twice in c[5:8, 0:2] on rank 0" in refusal(part).message
+
+
 def test_a_sum_that_comes_back_counts_its_own_rank_twice():
     """Rank 1 sends rank 0 the sum that holds rank 0's part already."""
     whole = rows(0, 8)
