@@ -23,6 +23,7 @@ from overlap.schedule.steps import launch_steps
 from overlap.schedule.verify import flatten_safe, verify_schedule
 from overlap.schedule.verify_steps import verify_steps
 
+from .kinds import check_kind
 from .parts import plan_parts
 
 PROBED_WORLDS = (1, 2, 3, 4)
@@ -98,6 +99,7 @@ def plan_for(
         path=text.path,
     )
     verify_plan(plan)
+    check_kind(plan, on)
     if on.reduces:
         verify_contributions(plan, on.tensor)
     return plan
