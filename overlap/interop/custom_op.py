@@ -17,6 +17,7 @@ def define(
     implementation: Callable[..., Any],
     fake: Callable[..., Any],
     *,
+    mutates: tuple[str, ...] = (),
     setup_context: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
@@ -26,9 +27,10 @@ def define(
         name: ``namespace::operator``.
         implementation: annotated with the types that `torch.library.custom_op` reads its schema from.
         fake: the same parameters; gives results of the right shapes without data.
+        mutates: parameters that it writes to.
         setup_context, backward: as `torch.library.register_autograd` takes them.
     """
-    operator = torch.library.custom_op(name, implementation, mutates_args=())
+    operator = torch.library.custom_op(name, implementation, mutates_args=mutates)
     operator.register_fake(fake)
     if backward is not None:
         operator.register_autograd(backward, setup_context=setup_context)

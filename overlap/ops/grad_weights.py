@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeAlias
 
 import torch
 
 from overlap.errors import UsageError
+from overlap.interop import define, tracing
 
 Accumulate: TypeAlias = "bool | torch.Tensor | Sequence[torch.Tensor | None]"
 """What a caller says of main_grad: no, yes (that of the parameter), or the tensors themselves."""
@@ -146,6 +148,34 @@ def _accumulate(into: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
         if into.dtype == a.dtype:
             into.addmm_(a.t(), b)
         elif a.is_cuda and into.dtype == torch.float32 and a.dtype.itemsize == 2:
-            torch.addmm(into, a.t(), b, out_dtype=torch.float32, out=into)
+            add = _ADD if tracing(None, (into, a, b)) else _add_product
+            add(into, a, b)
         else:
             into.addmm_(a.t().to(into.dtype), b.to(into.dtype))
+
+
+def _add_product(into: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """``into += a.t() @ b`` for an fp32 ``into`` and 16-bit ``a`` and ``b`` on a GPU."""
+    if _adds_in_one_product(a.device, a.dtype):
+        torch.addmm(into, a.t(), b, out_dtype=torch.float32, out=into)
+    else:
+        into.add_(torch.mm(a.t(), b, out_dtype=torch.float32))
+
+
+@cache
+def _adds_in_one_product(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this torch adds a product of 16-bit matrices to an fp32 one; until 2.9 it refuses."""
+    total, one = torch.ones(8, 8, device=device), torch.ones(8, 8, device=device, dtype=dtype)
+    try:
+        torch.addmm(total, one, one, out_dtype=torch.float32, out=total)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _add_nothing(into: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """The fake: results are written into the argument."""
+
+
+# Tracers take no addmm with out_dtype.
+_ADD = define("overlap::add_product", _add_product, _add_nothing, mutates=("into",))

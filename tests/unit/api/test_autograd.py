@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from overlap.errors import UsageError
 from overlap.ops import ag_gemm, gemm_rs
@@ -45,8 +47,8 @@ def test_on_one_to_four_ranks(outputs, check):
 
 def test_one_device_without_a_group():
     """The gradients of linear layers, recorded around the direct call."""
-    x = torch.randn(2, 5, 6, dtype=torch.float64, requires_grad=True)
-    w, bias = torch.randn(7, 6, dtype=torch.float64), torch.randn(7, dtype=torch.float64)
+    x = torch.randn(2, 2, 3, dtype=torch.float64, requires_grad=True)
+    w, bias = torch.randn(2, 3, dtype=torch.float64), torch.randn(2, dtype=torch.float64)
     for operator, node in ((ag_gemm, "AgGemmBackward"), (gemm_rs, "GemmRsBackward")):
         y = operator(x, w.t(), bias=bias)
         assert y.grad_fn.name() == node
@@ -89,6 +91,18 @@ def test_a_main_grad_is_summed_before_it_is_rounded():
         plain = weight_gradient(a, dy, weight, None)
         assert plain.dtype == torch.bfloat16 and plain.stride() == weight.stride()
         torch.testing.assert_close(plain.double(), wanted - start.double(), rtol=2**-8, atol=1e-4)
+
+
+def test_sixteen_bit_products_on_a_gpu_are_one_operator_to_a_tracer():
+    def add(a, dy, into):
+        weight_gradient(a, dy, a, MainGrad(into))
+        return into
+
+    with FakeTensorMode():
+        a, dy = (torch.empty(30, n, device="cuda", dtype=torch.bfloat16) for n in (16, 8))
+        into = torch.zeros(16, 8, device="cuda")
+        graph = make_fx(add)(a, dy, into).graph
+    assert "overlap.add_product.default" in [str(node.target) for node in graph.nodes]
 
 
 def test_the_main_grad_of_a_view():
