@@ -113,10 +113,13 @@ def entry_kernel(
             tl.atomic_xchg(state + _COUNTER, 0, sem="relaxed", scope="gpu")
             tl.store(state + _INSTANCE, instance)
             if COUNTERS:
+                # As every write of a word that someone waits for; there are few.
+                tl.debug_barrier()
                 for begin in range(0, counters, _LANES):
                     lanes = begin + tl.arange(0, _LANES)
                     words = state + (first_counter + lanes) * _SLOT_WORDS
-                    tl.store(words, tl.zeros((_LANES,), tl.int64), mask=lanes < counters)
+                    zeros = tl.zeros((_LANES,), tl.int64)
+                    tl.atomic_xchg(words, zeros, mask=lanes < counters, sem="release", scope="sys")
             tl.debug_barrier()
             tl.atomic_xchg(state + _EPOCH, last + 1, sem="release", scope="sys")
             if READY:

@@ -159,13 +159,15 @@ def test_a_module_whose_original_is_gone_is_still_checked(generated, tmp_path):
     assert any("the original gone.py is not there" in finding.text for finding in result.findings)
 
 
-@pytest.mark.parametrize(("dims", "wide"), [(0, False), (1, False), (2, False), (4, True)])
-def test_the_entry_kernel_obeys_the_rules(dims, wide):
-    """It stages the shard, publishes the epoch and raises `ready` at every peer."""
+@pytest.mark.parametrize(
+    ("dims", "wide", "counters"), [(0, False, True), (1, False, False), (2, False, True), (4, True, False)]
+)
+def test_the_entry_kernel_obeys_the_rules(dims, wide, counters):
+    """It stages the shard, resets counters, publishes the epoch and raises `ready` at every peer."""
     tensors = dict(src=meta(1000, 96), dst=meta(1000, 96), state=state(), peers=meta(4, dtype=torch.int64))
-    sizes = dict(rank=1, world=4, programs=8, instance=0, n0=1, n1=1, n2=1000, n3=96)
+    sizes = dict(rank=1, world=4, programs=8, instance=0, first_counter=76, counters=3, n0=1, n1=1, n2=1000, n3=96)
     strides = {name: 96 for name in ("s0", "s1", "s2", "d0", "d1", "d2")} | {"s3": 1, "d3": 1}
-    constants = dict(DIMS=dims, WIDE=wide, WAIT_DONE=True, READY=True, BLOCK=1024)
+    constants = dict(DIMS=dims, WIDE=wide, WAIT_DONE=True, PUBLISH=True, READY=True, COUNTERS=counters, BLOCK=1024)
     arguments = tensors | sizes | strides | constants
     made = compile_kernel(entry.entry_kernel, arguments, parse_target("sm_90"))
     assert check(made, guarded=[], flags="state") == []

@@ -1,0 +1,51 @@
+"""The sum kernel: one access a word, every flag acquired before what it guards is read."""
+
+import re
+
+import pytest
+import torch
+import triton.language as tl
+
+from overlap.build import check, compile_kernel, parse_target
+from overlap.runtime.reduce import sum_kernel
+
+from .support import meta, state
+
+
+def built(*, dims=2, vec=8, dtype=torch.bfloat16, out=torch.bfloat16, summands=3, wide=False, target="sm_90"):
+    tensors = dict(
+        data=meta(4096, dtype=dtype), out=meta(4096, dtype=out), table=meta(64, dtype=torch.int64), state=state()
+    )
+    sizes = dict(pieces=2, programs=264, DIMS=dims, WIDE=wide, VEC=vec, SUMMANDS=summands, BLOCK=4096 // vec)
+    return compile_kernel(
+        sum_kernel, tensors | sizes | dict(ACCUMULATOR=tl.float32), parse_target(target), {"num_warps": 8}
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out", "vec"),
+    [
+        (torch.bfloat16, torch.bfloat16, 8),
+        (torch.float16, torch.float32, 8),
+        (torch.float32, torch.bfloat16, 4),
+        (torch.float8_e4m3fn, torch.bfloat16, 16),
+    ],
+)
+@pytest.mark.parametrize("dims", [1, 2, 4])
+def test_words_are_loaded_by_one_access(dtype, out, vec, dims):
+    ptx = built(dtype=dtype, out=out, vec=vec, dims=dims, wide=dims == 4).assembly
+    assert re.search(r"ld\.global\.v4\.b32", ptx)
+    # All that is read otherwise are the table's words, the state's and the record's.
+    assert not re.search(r"ld\.global\.(v\d\.)?b(8|16)\b", ptx)
+
+
+def test_what_is_not_aligned_is_read_element_by_element():
+    ptx = built(vec=1).assembly
+    assert re.search(r"ld\.global\.b16", ptx) and not re.search(r"ld\.global\.v", ptx)
+
+
+@pytest.mark.parametrize("vec", [1, 8])
+def test_it_obeys_the_rules(vec):
+    made = built(vec=vec)
+    assert check(made, guarded=["data"], flags="state") == []
+    assert "sys.acquire" in made.assembly
