@@ -192,7 +192,7 @@ def _implied(op: OpId, waited: Sequence[OpId], order: HappensBefore | None) -> b
 
 
 def _check_counters(schedule: RankSchedule, graph: DependenceGraph) -> None:
-    """A counter for each chunk that is sent as tiles make it, counted to its target by exactly the tiles that do."""
+    """A counter for each chunk that is sent as tiles make it; exactly the tiles that do count into it, once each."""
     where = f"rank {schedule.rank}"
     for slot, made in enumerate(graph.made):
         if slot >= len(schedule.counters):
@@ -204,16 +204,18 @@ def _check_counters(schedule: RankSchedule, graph: DependenceGraph) -> None:
                 f"{', '.join(map(_op, counter.ops)) or 'nobody'}, it should count {made.chunk} for "
                 f"{', '.join(map(_op, made.ops))}"
             )
+        if counter.target != made.target:
+            raise ScheduleError(
+                f"{where}: counter {slot} of {made.chunk} waits for {counter.target} tiles, {made.target} make parts of it"
+            )
     if len(schedule.counters) > len(graph.made):
         raise ScheduleError(f"{where}: {len(schedule.counters)} counters for {len(graph.made)} chunks that tiles make")
-    counted = [0] * len(graph.made)
     for i, run in enumerate(schedule.runs):
         for raised in run.raises:
-            if not 0 <= raised.slot < len(counted):
+            if not 0 <= raised.slot < len(graph.made):
                 raise ScheduleError(f"{where} run {i} counts into counter {raised.slot}, which does not exist")
             if raised.count != 1:
                 raise ScheduleError(f"{where} run {i} counts a tile {raised.count} times into counter {raised.slot}")
-            counted[raised.slot] += run.tiles
         slots = [raised.slot for raised in run.raises]
         for slot, made in enumerate(graph.made):
             writing = _tiles_writing(made.tiles, run)
@@ -222,12 +224,6 @@ def _check_counters(schedule: RankSchedule, graph: DependenceGraph) -> None:
                     f"{where} run {i} counts its {run.tiles} tiles {slots.count(slot)} times into the counter of "
                     f"{made.chunk}, which {writing or 'none'} of them make parts of"
                 )
-    for counter, made, count in zip(schedule.counters, graph.made, counted, strict=True):
-        if not counter.target == made.target == count:
-            raise ScheduleError(
-                f"{where}: counter {counter.slot} of {counter.chunk} waits for {counter.target} tiles, "
-                f"{count} count into it and {made.target} make parts of the chunk"
-            )
 
 
 def _tiles_writing(sets: Sequence[TileSet], run: Run) -> int:

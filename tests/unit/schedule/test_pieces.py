@@ -134,6 +134,20 @@ def test_a_sum_that_is_sent_on_and_kept_is_one_piece():
     ]
 
 
+def test_the_part_of_a_result_that_is_sent_on_is_added_once():
+    """Rank 1 gets rows 0:4 from rank 0, sends rows 0:2 of the sum on and ends with all: rows 2:4 are added beside."""
+    low, whole = chunk_of((4, 2), 0, 0, 2, "c"), whole_of((4, 2))
+    ops = [[P2P("push", 0, 1, whole, whole, reduce=SUM)], [P2P("push", 1, 2, low, low, ((0, 0),), reduce=SUM)], []]
+    plan = reduced("part", 3, (4, 2), [(), (whole,), ()], ops)
+    check(plan, complete=False)
+    ((kept,),) = pieces(plan, 1, "c")[0].values()
+    assert [(p.chunk.box.lo[0], p.chunk.box.hi[0], p.keep) for p in pieces(plan, 1, "c")[1]] == [
+        (0, 2, True),
+        (2, 4, False),
+    ]
+    assert kept in pieces(plan, 1, "c")[1]
+
+
 def test_a_hop_of_a_ring_is_kept_and_not_in_the_result():
     """What rank 1 of 3 sends on in the second step is no part of what it ends with."""
     sums, result = pieces(ring_scatter((6, 2), 0, 3), 1, "c")

@@ -364,6 +364,19 @@ def test_stages_put_what_sums_wait_for_ahead_of_them():
     assert outcomes(plan, steps, produced=("c",)) == {"ok"}
 
 
+def test_a_partial_that_leaves_behind_a_sum_in_a_lane_of_its_own():
+    """Rank 0 sends its partial of the other half again, in channel 2, when it has sent a sum in channel 1."""
+    plan = two_shot((4, 1), 0, 2)
+    again = dataclasses.replace(plan.ops[0][0], depends=((0, 1),), channel=2, reduce=None)
+    plan = dataclasses.replace(plan, ops=((*plan.ops[0], again), plan.ops[1]))
+    steps = all_steps(plan)
+    assert [step for step in steps[0] if getattr(step, "lane", None) == 2] == [
+        Fork(2), Await(2, (0, 1), 1), Hold(2, (0, 2)), Copy(2, (0, 2)), Raise(2, (0, 2)), Join(2),
+    ]  # fmt: skip
+    verify_steps(steps, plan, ("c",), blocking=True)
+    assert outcomes(plan, steps, produced=("c",)) == {"ok"}
+
+
 A, B = (rank[0] for rank in pieces((4, 2), 0, 2, 1))
 C, D = (rank[0] for rank in pieces((4, 2), 0, 2, 1, "c"))
 

@@ -177,7 +177,7 @@ def with_counter(schedule: RankSchedule, number: int, **changes) -> RankSchedule
         (lambda s: with_counter(s, 0, slot=1), r"counter 0 \(slot 1\)"),
         (lambda s: with_counter(s, 0, ops=((1, 0), (1, 1))), "for rank 1 operation 0, rank 1 operation 1, it should"),
         (lambda s: with_counter(s, 0, ops=()), "for nobody, it should count"),
-        (lambda s: with_counter(s, 1, target=1), "counter 1 of .* waits for 1 tiles, 2 count into it and 2 make parts"),
+        (lambda s: with_counter(s, 1, target=1), "counter 1 of .* waits for 1 tiles, 2 make parts of it"),
         (lambda s: with_counter(s, 1, target=3), "counter 1 of .* waits for 3 tiles"),
         (lambda s: with_run(s, 0, raises=()), r"run 0 counts its 1 tiles 0 times .* c\[66:99, 0:64\], which 1 of them"),
         (lambda s: with_run(s, 0, raises=(CountIn(0), CountIn(0))), "run 0 counts its 1 tiles 2 times"),
