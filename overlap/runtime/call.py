@@ -39,6 +39,8 @@ class Call(HostCall):
         self.sizes = check_sizes(operator, sizes)
         self.out = out
         self.instance: Instance | None = None
+        self.came = False
+        """Whether this call has come to where its instance is looked up, and on a first call made by all ranks."""
         self.inputs: dict[str, Given] = {}
         self.shards: dict[str, torch.Tensor] = {}
         """The communicated inputs as they were passed."""
@@ -124,7 +126,7 @@ class Call(HostCall):
         try:
             yield
         except Exception as error:
-            if self.instance is None and last is None:
+            if not self.came and last is None:
                 runtime.agree(first_call(self.operator), error)
             raise
         assert self.instance is not None
@@ -138,6 +140,7 @@ class Call(HostCall):
             return
         comms = self.operator.comms
         tensors = tuple(self._made(comm, bound) if comm.produced else self.inputs[comm.tensor] for comm in comms)
+        self.came = True
         self.instance = instance = instance_for(self.operator, self.runtime, tensors)
         with instance.opening():
             given = dict(self.shards)

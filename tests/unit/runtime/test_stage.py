@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from overlap.runtime.stage import DIMS, as_words, staging
+from overlap.runtime.stage import DIMS, as_words, filling, staging
 
 
 def carried_out(src, dst):
@@ -68,3 +68,29 @@ def test_words_are_narrow_where_an_address_is_odd():
 def test_an_empty_shard_stages_nothing():
     copy = staging(torch.zeros(0, 8), torch.zeros(0, 8))
     assert (copy.dims, copy.words) == (0, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn])
+@pytest.mark.parametrize("count", [0, 1, 7, 64])
+def test_filling_writes_every_element_of_a_dense_tensor(dtype, count):
+    whole = torch.full((count + 2,), 1.0).to(dtype)
+    target = whole[:count]
+    zero, copy = filling(target, lambda values, bits: torch.tensor(values, dtype=torch.int64))
+    if not count:
+        assert copy.dims == 0
+        return
+    assert (copy.dims, copy.src_strides, copy.dst_strides) == (1, (0,) * 4, (0, 0, 0, 1))
+    assert copy.words * copy.dtype.itemsize == count * dtype.itemsize
+    words = target.view(torch.uint8).view(copy.dtype)
+    for i in range(copy.words):
+        words[i] = zero[0]
+    assert target.float().eq(0).all() and whole[count:].float().eq(1).all()
+
+
+def test_filling_needs_whole_words_that_begin_on_a_boundary():
+    whole = torch.ones(64, dtype=torch.bfloat16)
+    kinds = [
+        filling(whole[a:b], lambda values, bits: torch.tensor(values, dtype=torch.int64))[1].dtype
+        for a, b in ((0, 64), (0, 63), (1, 61))
+    ]
+    assert kinds == [torch.int64, torch.bfloat16, torch.bfloat16]
