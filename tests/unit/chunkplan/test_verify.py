@@ -239,6 +239,10 @@ def test_reductions_into_one_box_commute():
     beside = with_op(plan, (2, 0), reduce=None)
     assert "c[0:8, 0:2] on rank 0 is written twice, by rank 1 operation 0" in refusal(beside).message
     assert "make the later of the two depend on the other" in refusal(beside).help
+    partly = with_op(beside, (1, 0), src=rows(0, 4, "c"), dst=rows(0, 4, "c"))
+    assert (
+        "c[0:4, 0:2] on rank 0 is written twice, by rank 1 operation 0" in refusal(without_op(partly, (3, 0))).message
+    )
 
 
 def test_a_tensor_has_one_known_reduction():
