@@ -1,7 +1,7 @@
 """Whose parts make up a sum: the value of every chunk of a reduced tensor, as the set of ranks that it counts.
 
 At the start a rank's value is its own part. A move carries the value that its source has when it starts, a reduction
-adds it to what is there. Sets are bit masks (bit r: the part of rank r), kept by boxes and never by element.
+adds it to what is there. Values are kept by boxes and never by element.
 """
 
 from __future__ import annotations
@@ -12,23 +12,10 @@ from overlap.errors import PlanError
 
 from .memory import Place, PlaceId, adds
 from .order import HappensBefore, collective_groups, name_op
+from .parts import Folded, Parts, Twice, disjoint, initial, put, ranks_of, together
 from .plan import P2P, Chunk, Collective, CommPlan, OpId
 from .reduction import REDUCTIONS
-from .region import Box, overlap_of, uncovered
-
-Parts = list[tuple[Box, int]]
-"""Disjoint boxes, each with the ranks it counts."""
-
-
-Twice = tuple[int, OpId]
-"""The ranks that an operation counts once more."""
-
-Folded = list[tuple[Box, int, Twice | None]]
-"""Parts on the way, with what was counted twice and not replaced since."""
-
-
-def ranks_of(mask: int) -> list[int]:
-    return [rank for rank in range(mask.bit_length()) if mask >> rank & 1]
+from .region import Box, uncovered
 
 
 class Contributions:
@@ -92,16 +79,16 @@ class Contributions:
             if seen:
                 groups.setdefault(place.boxes[j].intersect(box), []).extend(seen)
         if not groups:
-            return _initial(box, own, at[0])
+            return initial(box, own, at[0])
         if len(groups) == 1 and box in groups:
             return self._folded(at, box, own, self._in_order(groups[box]))
         parts: Parts = []
-        for boxes, writers in _together(groups):
+        for boxes, writers in together(groups):
             behind = self._in_order(writers)
-            for alone in _disjoint(boxes):
+            for alone in disjoint(boxes):
                 parts += self._folded(at, alone, own, behind)
         for rest in uncovered(sorted(groups, key=lambda other: other.lo), box):
-            parts += _initial(rest, own, at[0])
+            parts += initial(rest, own, at[0])
         return parts
 
     def _in_order(self, ops: Iterable[OpId]) -> tuple[OpId, ...]:
@@ -112,12 +99,12 @@ class Contributions:
         known = self._known.get((at, box, writers))
         if known is not None:
             return known
-        folded: Folded = [(part, mask, None) for part, mask in _initial(box, own, at[0])]
+        folded: Folded = [(part, mask, None) for part, mask in initial(box, own, at[0])]
         for writer in writers:
             op = self.plan.op(writer)
             once = op.reduce is not None and REDUCTIONS[op.reduce.op].idempotent
             for part, mask in self.brought.get(writer, []):
-                folded = _put(folded, part, mask, adds(op), writer, once)
+                folded = put(folded, part, mask, adds(op), writer, once)
         for part, _, twice in folded:
             if twice is not None:
                 raise self._twice(at, part, twice, writers)
@@ -168,7 +155,7 @@ class Contributions:
             folded: Folded = [] if op.dst.box.empty else [(op.dst.box, 0, None)]
             for giver, values in given:
                 for box, mask in values:
-                    folded = _put(folded, box, mask, sums, giver)
+                    folded = put(folded, box, mask, sums, giver)
             for box, _, twice in folded:
                 if twice is not None:
                     raise PlanError(
@@ -297,68 +284,3 @@ class Contributions:
                     return writer, reader
             waiting += [(writer, source) for writer in before]
         return None
-
-
-# Boxes with masks
-
-
-def _initial(box: Box, own: Iterable[Box], rank: int) -> Parts:
-    """A rank's own part where it holds one, nothing elsewhere."""
-    parts: Parts = []
-    left = [box]
-    for held in own:
-        if held.contains(box):
-            return [(box, 1 << rank)]
-    for held in own:
-        parts += [(piece.intersect(held), 1 << rank) for piece in left if piece.overlaps(held)]
-        left = [rest for piece in left for rest in piece.subtract(held)]
-    return parts + [(piece, 0) for piece in left]
-
-
-def _put(parts: Folded, box: Box, mask: int, adding: bool, op: OpId, once: bool = False) -> Folded:
-    """``parts`` with ``mask`` added to, or in place of, what is in ``box``; with ``once`` nothing counts twice."""
-    found: Folded = []
-    for part, counted, twice in parts:
-        if part != box and not part.overlaps(box):
-            found.append((part, counted, twice))
-            continue
-        if part == box:
-            shared = box
-        else:
-            shared = part.intersect(box)
-            found += [(rest, counted, twice) for rest in part.subtract(box)]
-        if not adding:
-            found.append((shared, mask, None))
-        elif counted & mask and not once:
-            found.append((shared, counted | mask, twice or (counted & mask, op)))
-        else:
-            found.append((shared, counted | mask, twice))
-    return found
-
-
-def _together(groups: dict[Box, list[OpId]]) -> list[tuple[list[Box], list[OpId]]]:
-    """Boxes that share elements, directly or through others, with all their operations."""
-    boxes = list(groups)
-    root = list(range(len(boxes)))
-
-    def find(i: int) -> int:
-        while root[i] != i:
-            root[i] = root[root[i]]
-            i = root[i]
-        return i
-
-    for i, j, _ in overlap_of(boxes):
-        root[find(i)] = find(j)
-    found: dict[int, tuple[list[Box], list[OpId]]] = {}
-    for i, box in enumerate(boxes):
-        members, writers = found.setdefault(find(i), ([], []))
-        members.append(box)
-        writers.extend(groups[box])
-    return list(found.values())
-
-
-def _disjoint(boxes: Sequence[Box]) -> list[Box]:
-    found: list[Box] = []
-    for box in boxes:
-        found += uncovered(found, box)
-    return found
