@@ -36,7 +36,16 @@ def prints() -> dict[str, str]:
     first = next(i for i, line in enumerate(lines) if "The run that holds" in line)
     last = next(i for i, line in enumerate(lines) if ".after(" in line)
     operator = next(i for i, line in enumerate(lines) if line.startswith("OL_OPERATOR"))
+    inside = compile_source(
+        Request(SourceUnit.from_file("templates/kernels/grouped_gemm.py"), plan="all_gather_1d", on="a[K]")
+    )
+    walked = {title.split()[0]: text for title, text in explain(inside, world=4, sizes=sizes | {"K": 200}, rank=1)}
+    loop = inside.module.text.splitlines()
+    head = next(i for i, line in enumerate(loop) if "in the order in which they arrive" in line)
+    tail = next(i for i, line in enumerate(loop) if line.startswith("    c_ptrs ="))
     return {
+        "range-loop": "\n".join(loop[head:tail]),
+        "parts": walked["parts"].rstrip("\n"),
         "model": made["kernel"],
         "plan": "\n".join(made["plan"].splitlines()[:9]) + "\n  ...",
         "template": find_template("all_gather_1d")[1].rstrip("\n"),
