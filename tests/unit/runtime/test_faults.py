@@ -10,6 +10,10 @@ from overlap.chunkplan.library import find_template
 from overlap.chunkplan.plan import TensorSpec
 from overlap.errors import DeadlineError, RuntimeContractError
 from overlap.runtime.faults import FaultRecord, deadline_error, waited_for
+from overlap.runtime.operator import Comm
+from overlap.runtime.part import part_layout
+from overlap.runtime.sums import addition
+from overlap.schedule.pieces import pieces
 from overlap.schedule.sync import assign_slots
 from overlap.schedule.table import SLOT_WORDS, done_base, flag_base, state_words
 
@@ -69,3 +73,22 @@ def test_the_error_names_rank_operation_values_and_plan_line(memory, instance):
     text = error.render()
     assert "rank 1: `matmul` waited 30 s for a[" in text and "wanted launch 7, seen 6" in text
     assert text.startswith("<plan of matmul>:") and "release" in text
+
+
+def test_a_wait_of_the_sum_names_the_summand_it_waited_for(memory):
+    """It polls the flags that tiles of a gather would poll, in the same words."""
+    _, text = find_template("reduce_scatter_1d")
+    plan = build_plan(
+        text, world=WORLD, tensor=TensorSpec("c", (9, 4)), dim=0, direction="push", path="<plan of matmul>"
+    )
+    slots = tuple(assign_slots(plan, r) for r in range(WORLD))
+    (piece,) = pieces(plan, RANK, "c")[1]
+    layout = part_layout(
+        plan, Comm("c", "c_ptr", "reduce_scatter", True, ("M", "N"), "M", 0, None, None, ""), RANK, (0, 1)
+    )
+    added = addition(piece, layout, slots[RANK], WORLD, piece.chunk.box, (4, 1))
+    instance = SimpleNamespace(plan=plan, slots=slots)
+    said = [waited_for(memory, BASES[RANK] + 8 * flag, instance)[0] for _, flag in added.summands if flag >= 0]
+    assert len(said) == 2
+    for text, source in zip(said, (0, 2), strict=True):
+        assert text.startswith(f"c[3:6, 0:4] from rank {source} (flag ") and f"rank {source} operation" in text
