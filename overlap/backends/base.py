@@ -17,7 +17,8 @@ class Backend:
     """One way to move a chunk.
 
     ``default_direction``: what ``all_gather_1d`` becomes. ``ordered``: flags of one channel are raised in list order, so a
-    later flag implies an earlier one. ``writer`` names the row of `memory_rules.WRITERS` its flags obey.
+    later flag implies an earlier one. ``writer`` names the row of `memory_rules.WRITERS` its flags obey. ``inline``: the
+    program that makes a tile stores it where it goes; only what kernels make can be moved so.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Backend:
     reduce: bool
     comm_sms: bool
     writer: str
+    inline: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from overlap.errors import UsageError
 
 from .base import Backend
 from .copy_engine import COPY_ENGINE
+from .ldst_inline import LDST_INLINE
 
-backends: dict[str, Backend] = {b.name: b for b in (COPY_ENGINE,)}
+backends: dict[str, Backend] = {b.name: b for b in (COPY_ENGINE, LDST_INLINE)}
 
 
 def backend(name: str) -> Backend:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from overlap.annotate.model import Access, Axis, DispatchRegion, ProgramModel, RangeLoop
 from overlap.annotate.on import OnSpec
 from overlap.annotate.ranged import ranged_loops
+from overlap.backends import backend
 from overlap.backends.base import Realization
 from overlap.errors import CodegenError, UnsupportedError
 
@@ -130,8 +131,13 @@ class Context:
     @property
     def ours(self) -> tuple[str, ...]:
         """The parameters that the kernel is given."""
-        added = ("table", "state", "parts") if self.ranged else ("table", "state")
+        added = ("table", "state", *(["parts"] if self.ranged else []), *(["slots"] if self.pushing else []))
         return tuple(self.names.local(name) for name in added)
+
+    @property
+    def pushing(self) -> bool:
+        """Whether programs store tiles of a communicated result where they go."""
+        return bool(self.produced) and backend(self.realization.backend).inline
 
     @property
     def produced(self) -> tuple[OnSpec, ...]:

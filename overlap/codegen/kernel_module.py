@@ -14,12 +14,24 @@ from overlap.backends.base import Realization
 from .context import Context, Names, PlanText
 from .emit import GeneratedModule, check_python
 from .module_io import Header
-from .passes import dispatch, imports, kernel_signature, operator, produce, range_loop, tile_map, unflatten, unused
+from .passes import (
+    dispatch,
+    imports,
+    kernel_signature,
+    operator,
+    produce,
+    push,
+    range_loop,
+    tile_map,
+    unflatten,
+    unused,
+)
 from .passes.extract import extract
 
 PASSES = (
     ("imports", imports.run),
     ("produce", produce.run),
+    ("push", push.run),
     ("unflatten", unflatten.run),
     ("kernel_signature", kernel_signature.run),
     ("dispatch", dispatch.run),

@@ -25,6 +25,7 @@ _R_FIRST: tl.constexpr = tl.constexpr(_layout.R_FIRST)
 _R_WAIT_BEGIN: tl.constexpr = tl.constexpr(_layout.R_WAIT_BEGIN)
 _R_WAIT_END: tl.constexpr = tl.constexpr(_layout.R_WAIT_END)
 _R_AXIS: tl.constexpr = tl.constexpr(_layout.R_AXIS)
+_R_WAY: tl.constexpr = tl.constexpr(_layout.R_WAY)
 _H_COUNTER_BASE: tl.constexpr = tl.constexpr(_layout.H_COUNTER_BASE)
 _R_RAISE_BEGIN: tl.constexpr = tl.constexpr(_layout.R_RAISE_BEGIN)
 _R_RAISE_END: tl.constexpr = tl.constexpr(_layout.R_RAISE_END)
@@ -211,6 +212,45 @@ def produced_async(table, run, state):
         pack=1,
     )
     _count_in(table, run, state)
+
+
+@triton.jit
+def ways(table, run):
+    """In how many places the tiles of the run are stored: one, but on the edges of chunks."""
+    return tl.load(table + run + _RUN_WORDS + _R_WAY) - tl.load(table + run + _R_WAY)
+
+
+@triton.jit
+def shift(table, run, way, slots):
+    """Elements (int64) from the result's own memory to the ``way``-th place where the run's tiles are stored.
+
+    Places are chosen so that 16 elements and whole vectors of 16 bytes stay aligned.
+    """
+    return tl.multiple_of(tl.load(slots + tl.load(table + run + _R_WAY) + way), 16)
+
+
+@triton.jit
+def pushed(table, run, state, slots):
+    """Counts a tile into the chunks it is part of, after all stores of this program; a chunk's last tile raises its flag.
+
+    Every lane acquires what the counter's earlier tiles released, so that the flag that the last one raises stands for all
+    their stores. ``slots`` begins with the addresses of all ranks' state words.
+    """
+    tl.debug_barrier()
+    begin = tl.load(table + run + _R_RAISE_BEGIN)
+    end = tl.load(table + run + _R_RAISE_END)
+    entries = begin + tl.arange(0, _MAX_RAISES) * _RAISE_WORDS
+    inside = entries < end
+    counters = state + tl.load(table + _H_COUNTER_BASE) + tl.load(table + entries, mask=inside, other=0) * _SLOT_WORDS
+    target = tl.load(table + entries + 1, mask=inside, other=0)
+    peer = tl.load(table + entries + 2, mask=inside, other=0)
+    slot = tl.load(table + entries + 3, mask=inside, other=0)
+    one = tl.full((_MAX_RAISES,), 1, tl.int64)
+    before = tl.atomic_add(counters, one, mask=inside, sem="acq_rel", scope="sys")
+    last = inside & (before == target - 1)
+    there = tl.load(slots + peer, mask=last, other=0).to(tl.pointer_type(tl.int64))
+    flags = there + tl.load(table + _H_FLAG_BASE) + slot * _SLOT_WORDS
+    tl.atomic_xchg(flags, one * now(state), mask=last, sem="release", scope="sys")
 
 
 @triton.jit

@@ -50,6 +50,17 @@ WORDS = {
             "as `produced`, for tiles stored by TMA, and in loops that are flattened",
             nvidia=True,
         ),
+        Word("ways", ("table", "run"), "in how many places the tiles of the run are stored"),
+        Word(
+            "shift",
+            ("table", "run", "way", "slots"),
+            "from the result's own memory to such a place, in elements (int64)",
+        ),
+        Word(
+            "pushed",
+            ("table", "run", "state", "slots"),
+            "the tile's stores are done: counts it in, and the last tile of a chunk raises its flag where it went",
+        ),
         Word("notify", ("flag", "value"), "all stores of the program, then a release of `value` at system scope"),
     )
 }

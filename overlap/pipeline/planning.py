@@ -17,7 +17,9 @@ from overlap.chunkplan.region import Box
 from overlap.chunkplan.verify import verify_contributions, verify_plan
 from overlap.chunkplan.window import kernel_window
 from overlap.codegen import PlanText
+from overlap.errors import UnsupportedError
 from overlap.schedule.model import AxisTiles, RankSchedule, TensorRead, TensorWrite
+from overlap.schedule.pushes import pushes
 from overlap.schedule.runs import schedule_all
 from overlap.schedule.steps import launch_steps
 from overlap.schedule.verify import flatten_safe, verify_schedule
@@ -105,6 +107,21 @@ def plan_for(
     return plan
 
 
+def check_backend(ons: Sequence[OnSpec], realization: Realization) -> None:
+    """Refuses a backend that cannot move these tensors.
+
+    Raises:
+        UnsupportedError: names the tensor and the nearest backend that can.
+    """
+    chosen = find_backend(realization.backend)
+    for on in ons:
+        if chosen.inline and not on.produced:
+            raise UnsupportedError(
+                f"{on}: {chosen.name} stores what a kernel makes, and `{on.tensor}` is an input",
+                help="--backend copy_engine",
+            )
+
+
 def plan_launch(
     program: ProgramModel,
     ons: Sequence[OnSpec],
@@ -140,7 +157,10 @@ def plan_launch(
     schedules = schedule_all(plan, reads, axes, writes=writes, windows=windows, ordered=ordered)
     verify_schedule(schedules, plan, reads, axes, writes=writes, windows=windows, ordered=ordered)
     produced = tuple(on.tensor for on in ons if on.produced)
-    steps = [launch_steps(plan, rank, produced=produced) for rank in range(world)]
+    stores = find_backend(realization.backend).inline
+    steps = [launch_steps(plan, rank, produced=produced, stores=stores) for rank in range(world)]
+    for rank, schedule in enumerate(schedules) if stores else ():
+        pushes(schedule, plan, writes, windows[rank][produced[0]])
     verify_steps(steps, plan, produced=produced)
     parts = plan_parts(program, ons, plan, sizes, block_of, ordered=ordered)
     return Planned(plan, reads, writes, windows, axes, schedules, flatten_safe(schedules, plan, writes), parts)

@@ -19,6 +19,7 @@ from overlap.annotate import describe as describe_model
 from overlap.annotate.model import Axis, ProgramModel
 from overlap.annotate.on import OnSpec
 from overlap.annotate.source import SourceUnit
+from overlap.backends import backend as find_backend
 from overlap.backends.base import Realization
 from overlap.chunkplan.describe import describe as describe_plan
 from overlap.chunkplan.library import find_template
@@ -26,7 +27,7 @@ from overlap.codegen import GeneratedModule, PlanText, generate, generate_kernel
 from overlap.errors import HostEntryError, OverlapError, SourceSpan, UnsupportedError, UsageError
 from overlap.schedule.describe import describe as describe_schedule
 
-from .planning import Planned, plan_launch, probe
+from .planning import Planned, check_backend, plan_launch, probe
 from .request import Request, check_command, need_sizes, realize, regenerate_command, source_path
 
 
@@ -134,7 +135,8 @@ def _communicated(
             path, text = find_template(name)
             plans.append(PlanText(name, text, path))
         dump("plan", "\n".join(plan.text for plan in plans))
-        safe = probe(program, ons, plans, realization, request.world)
+        check_backend(ons, realization)
+        safe = probe(program, ons, plans, realization, request.world) and not find_backend(realization.backend).inline
     except OverlapError as error:
         raise error.at(where) from None
     return ons, tuple(plans), safe or not _flattens(request.unit, program)

@@ -21,6 +21,7 @@ from overlap.chunkplan.plan import CommPlan, OpId
 from overlap.chunkplan.verify import verify_contributions, verify_plan
 from overlap.errors import RuntimeContractError
 from overlap.schedule.model import AxisTiles, Counter, RankSchedule, TensorRead, TensorWrite
+from overlap.schedule.pushes import pushes
 from overlap.schedule.runs import schedule_rank
 from overlap.schedule.steps import Entry, Step, launch_steps
 from overlap.schedule.sync import assign_slots
@@ -32,6 +33,7 @@ from .operator import Operator
 from .part import Given, Part
 from .protocol import Runtime
 from .resolve import Bound
+from .slots import slot_words
 from .workspace import Memory, Need, need_of, plan_for, workspace_of
 
 
@@ -39,13 +41,14 @@ from .workspace import Memory, Need, need_of, plan_for, workspace_of
 class LaunchTable:
     """The schedule of this rank for the block sizes and sizes of a launch, and its device table.
 
-    ``counters``: by the operation that a counter holds back.
+    ``counters``: by the operation that a counter holds back. ``slots``: where tiles are stored, if in other ranks' memory.
     """
 
     schedule: RankSchedule
     words: Any
     tiles: int
     counters: dict[OpId, Counter]
+    slots: Any = None
 
 
 class Instance:
@@ -66,7 +69,7 @@ class Instance:
                 verify_contributions(self.plan, comm.tensor)
         happens = happens_before(self.plan)
         self.parts: dict[str, Part] = {
-            comm.tensor: Part(comm, self.plan, runtime, g, happens)
+            comm.tensor: Part(comm, self.plan, runtime, g, happens, operator.stores)
             for comm, g in zip(operator.comms, given, strict=True)
         }
         """By the tensor's name, in the order of the operator's ``comms``."""
@@ -74,12 +77,13 @@ class Instance:
         self.shape = self.part.shape
         produced = [comm.tensor for comm in operator.comms if comm.produced]
         self.slots: tuple[dict[OpId, int], ...] = tuple(assign_slots(self.plan, r) for r in range(runtime.world))
-        self.steps: tuple[Step, ...] = launch_steps(self.plan, runtime.rank, produced=produced)
+        self.steps: tuple[Step, ...] = launch_steps(self.plan, runtime.rank, produced=produced, stores=operator.stores)
         self.entry = next(step for step in self.steps if isinstance(step, Entry))
-        self.need: Need = need_of(self.plan, produced, [part.size for part in self.parts.values()])
+        self.need: Need = need_of(self.plan, produced, [part.size for part in self.parts.values()], operator.stores)
         self.workspace = workspace_of(operator, runtime, tuple(g.dtype for g in given))
         shapes = [part.shape for part in self.parts.values()]
         memory = self.workspace.fit(self.need, shapes[0] if len(shapes) == 1 else tuple(shapes))
+        self._writes = tuple(TensorWrite(w.tensor, w.axes) for w in operator.writes)
         self.number = self.workspace.add(self)
         self.met = False
         self.warmed: set[Any] = set()
@@ -125,9 +129,13 @@ class Instance:
             schedule = self._schedules.get(key)
             if schedule is None:
                 schedule = self._schedules[key] = self._schedule(sizes, constants)
-            words = self.workspace.table(to_words(schedule, self.memory.room.flags))
+            pushed, slots = None, None
+            if self.operator.stores:
+                pushed = pushes(schedule, self.plan, self._writes, self.part.window)
+                slots = self.workspace.table(slot_words(self, pushed), bits=64)
+            words = self.workspace.table(to_words(schedule, self.memory.room.flags, pushed))
             counters = {op: counter for counter in schedule.counters for op in counter.ops}
-            found = LaunchTable(schedule, words, sum(run.tiles for run in schedule.runs), counters)
+            found = LaunchTable(schedule, words, sum(run.tiles for run in schedule.runs), counters, slots)
             self._tables[key] = found
         return found
 
@@ -154,7 +162,7 @@ class Instance:
             tuple(TensorRead(r.tensor, r.axes, r.wraps) for r in operator.reads),
             tuple(axes),
             self.runtime.rank,
-            writes=tuple(TensorWrite(w.tensor, w.axes) for w in operator.writes),
+            writes=self._writes,
             windows={name: part.window for name, part in self.parts.items()},
             ordered=self.ordered,
             tile_map=tile_map,

@@ -83,6 +83,8 @@ def launch(
     runtime = instance.runtime
     table = instance.table(bound)
     ours = {operator.ours[0]: table.words, operator.ours[1]: instance.state, **range_arguments(instance, bound)}
+    if operator.stores:
+        ours[operator.ours[-1]] = table.slots
     arguments = {**bound.arguments, **ours, **bound.options}
     steps = instance.steps if STEP_FILTER is None else STEP_FILTER(runtime.rank, instance.steps)
     opening = _opening(instance, given, next((s for s in steps if isinstance(s, st.Entry)), instance.entry))

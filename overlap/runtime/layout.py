@@ -11,7 +11,7 @@ operations share one, so nothing that lands waits for anything else to be read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -20,6 +20,10 @@ from overlap.chunkplan.plan import P2P, CommPlan, OpId
 from overlap.chunkplan.region import Box, bounding
 from overlap.errors import UnsupportedError
 
+NOTHING: Mapping[OpId, Box] = {}
+MARGIN = 256
+"""Rows beside a chunk that tiles on its edge may write as well, into its slot: blocks are no larger."""
+ALIGNED_ROWS = 16
 ALIGNMENT = 128
 """In elements: bulk copies and TMA descriptors want 16 bytes, one-byte elements want most."""
 
@@ -114,24 +118,43 @@ def output_layout(
     window: Box,
     order: tuple[int, ...],
     kept: Iterable[tuple[tuple[OpId, ...], Box]] = (),
+    stored: Mapping[OpId, Box] = NOTHING,
 ) -> RankLayout:
     """Memory of an output on ``rank``.
 
     Args:
         kept: sums that this rank sends on: the operations that take each, and its box.
+        stored: operations whose slot here takes tiles as the kernel of their source stores them, with the window of
+            that kernel: such a slot has the strides of the kernel's result, and room for what tiles on its edge write.
     """
     partial = Region(f"partial {tensor}", 0, window, order)
     end = _aligned(partial.end)
     rows = tuple(range(window.ndim))
     slots: dict[OpId, Region] = {}
     for op_id, op in landings(plan, tensor, rank):
-        slots[op_id] = Region(f"slot of rank {op.src_rank}'s part of {op.dst}", end, op.dst.box, rows)
+        name = f"slot of rank {op.src_rank}'s part of {op.dst}"
+        if op_id in stored:
+            slots[op_id] = Region(name, end, _with_margin(op.dst.box, stored[op_id], order[0]), order)
+        else:
+            slots[op_id] = Region(name, end, op.dst.box, rows)
         end = _aligned(slots[op_id].end)
     sums: dict[tuple[OpId, ...], Region] = {}
     for ops, box in kept:
         sums[ops] = Region(f"kept sum of {tensor}{box}", end, box, rows)
         end = _aligned(sums[ops].end)
     return RankLayout(partial, None, slots, sums)
+
+
+def _with_margin(box: Box, window: Box, outermost: int) -> Box:
+    """The rows of ``window`` that tiles touching ``box`` may write, along the dimension outermost in memory.
+
+    It begins a multiple of `ALIGNED_ROWS` rows into the window, so that vectors keep their alignment.
+    """
+    lo, hi = list(window.lo), list(window.hi)
+    before = max(0, box.lo[outermost] - MARGIN - window.lo[outermost])
+    lo[outermost] = window.lo[outermost] + before // ALIGNED_ROWS * ALIGNED_ROWS
+    hi[outermost] = min(window.hi[outermost], box.hi[outermost] + MARGIN)
+    return Box(tuple(lo), tuple(hi))
 
 
 def landings(plan: CommPlan, tensor: str, rank: int) -> Iterator[tuple[OpId, P2P]]:

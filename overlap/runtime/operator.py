@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+from overlap.backends import backend
 from overlap.backends.base import Realization
 from overlap.errors import SourceSpan
 
@@ -136,7 +137,7 @@ class Operator:
         descriptors: kernel parameters read through TMA descriptors, with the original's line.
         world: the world the module is pinned to, or None.
         ranges: the axis whose loop waits for chunks, if one does.
-        ours: names of the parameters added to the kernel: table, state and, with ``ranges``, the loop's parts.
+        ours: names of the parameters added to the kernel: table, state, parts of the loop (``ranges``), slots (`stores`).
         extents: axis to the kernel parameter that holds its extent (kernels launched directly).
         layout: stride of every dimension of the (first) communicated tensor, as text over kernel parameters (None: unknown).
         layouts: the same of further ones, by tensor.
@@ -207,6 +208,11 @@ class Operator:
     def dim(self) -> int:
         """Dimension of that tensor that is sharded."""
         return self.comms[0].dim
+
+    @cached_property
+    def stores(self) -> bool:
+        """Whether programs store tiles of a result where they go; the last of ``ours`` then says where."""
+        return backend(self.realization.backend).inline and any(comm.produced for comm in self.comms)
 
     def call(self, arguments: dict[str, Any], *, group: Any, sizes: dict[str, int] | None, out: Any) -> Any:
         """Runs the operator on this rank's arguments.

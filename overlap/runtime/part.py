@@ -11,7 +11,8 @@ from overlap.chunkplan.plan import P2P, CommPlan, OpId
 from overlap.chunkplan.region import Box, bounding
 from overlap.chunkplan.window import kernel_window
 from overlap.errors import PlanError
-from overlap.schedule.pieces import pieces
+from overlap.schedule.pieces import Values, pieces
+from overlap.schedule.pushes import stored_ops
 
 from .layout import RankLayout, Region, destination_region, input_layout, output_layout, source_region
 from .operator import Comm
@@ -31,14 +32,16 @@ class Given(NamedTuple):
 
 
 class Part:
-    """One communicated tensor of an instance. ``order`` is settled.
+    """One communicated tensor of an instance. ``order`` is settled; ``stores``: tiles are stored where they go.
 
     Raises:
         PlanError: the plan gives ranks other pieces than `torch.chunk`.
         UnsupportedError: the plan moves what no memory here takes.
     """
 
-    def __init__(self, comm: Comm, plan: CommPlan, runtime: Runtime, given: Given, happens: HappensBefore) -> None:
+    def __init__(
+        self, comm: Comm, plan: CommPlan, runtime: Runtime, given: Given, happens: HappensBefore, stores: bool = False
+    ) -> None:
         self.comm = comm
         self.plan = plan
         self.shape = given.shape
@@ -46,7 +49,7 @@ class Part:
         self.order = given.order or tuple(range(len(given.shape)))
         self._runtime = runtime
         self.layouts: tuple[RankLayout, ...] = tuple(
-            part_layout(plan, comm, rank, self.order, happens) for rank in range(runtime.world)
+            part_layout(plan, comm, rank, self.order, happens, stores) for rank in range(runtime.world)
         )
         self.size = max(layout.size for layout in self.layouts)
         """Elements of symmetric memory."""
@@ -56,6 +59,8 @@ class Part:
         """What the kernel of this rank sees or makes."""
         self._check(plan, runtime.rank)
         self.data: Any = None
+        self.tensor: Any = None
+        """What the kernel of this rank gets for the tensor: gathered, or to be filled."""
 
     def _check(self, plan: CommPlan, rank: int) -> None:
         seen = piece(self.shape, self.comm.seen, self._runtime.world, rank)
@@ -73,6 +78,7 @@ class Part:
     def bind(self, data: torch.Tensor) -> None:
         """Takes symmetric memory, `size` elements or more."""
         self.data = data
+        self.tensor = self.view(self.layout.window)
 
     def view(self, region: Region, rank: int | None = None, box: Box | None = None) -> torch.Tensor:
         """``box`` (all) of a region of this rank's layout or, with ``rank``, of that rank's, in the user's dimension order."""
@@ -84,11 +90,6 @@ class Part:
     def layout(self) -> RankLayout:
         """This rank's."""
         return self.layouts[self._runtime.rank]
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        """What the kernel of this rank gets for the tensor: gathered, or to be filled."""
-        return self.view(self.layout.window)
 
     def source(self, op_id: OpId) -> torch.Tensor:
         """What an operation reads, on the rank where that lies."""
@@ -107,12 +108,23 @@ class Part:
 
 
 def part_layout(
-    plan: CommPlan, comm: Comm, rank: int, order: tuple[int, ...], happens: HappensBefore | None = None
+    plan: CommPlan,
+    comm: Comm,
+    rank: int,
+    order: tuple[int, ...],
+    happens: HappensBefore | None = None,
+    stores: bool = False,
 ) -> RankLayout:
-    """A rank's memory of a communicated tensor."""
+    """A rank's memory of a communicated tensor. ``stores``: kernels store tiles into each other's slots."""
     window = kernel_window(plan, comm.tensor, comm.kind, comm.produced, rank)
     if not comm.produced:
         return input_layout(plan, comm.tensor, rank, window, order)
     sums, _ = pieces(plan, rank, comm.tensor, happens)
     kept = [(ops, bounding([p.chunk.box for p in parts]) or parts[0].chunk.box) for ops, parts in sums.items()]
-    return output_layout(plan, comm.tensor, rank, window, order, kept)
+    stored: dict[OpId, Box] = {}
+    if stores:
+        values = Values(plan, happens)
+        for source in range(plan.world):
+            made = kernel_window(plan, comm.tensor, comm.kind, comm.produced, source)
+            stored |= dict.fromkeys(stored_ops(plan, source, comm.tensor, values), made)
+    return output_layout(plan, comm.tensor, rank, window, order, kept, stored)

@@ -230,12 +230,19 @@ def plan_for(operator: Operator, world: int, shapes: Sequence[tuple[int, ...]]) 
     return merge_plans(plans)
 
 
-def need_of(plan: CommPlan, produced: Sequence[str], sizes: Sequence[int]) -> Need:
-    """What a plan takes of memory, with ``sizes`` elements of each communicated tensor; the same on every rank."""
+def need_of(plan: CommPlan, produced: Sequence[str], sizes: Sequence[int], stores: bool = False) -> Need:
+    """What a plan takes of memory, with ``sizes`` elements of each communicated tensor; the same on every rank.
+
+    Args:
+        stores: tiles are stored where they go, and counted once for every operation instead of once a chunk.
+    """
     ranks = range(plan.world)
     flags = max((len(assign_slots(plan, r)) for r in ranks), default=0)
     happens = happens_before(plan) if produced else None
-    counters = max((len(partial_sources(plan, r, produced, happens)) for r in ranks), default=0) if produced else 0
+    counters = 0
+    for rank in ranks if produced else ():
+        sources = partial_sources(plan, rank, produced, happens)
+        counters = max(counters, sum(len(ops) for _, ops in sources) if stores else len(sources))
     return Need(tuple(sizes), flags, counters)
 
 
@@ -279,11 +286,14 @@ def reserve(
             )
     happens = happens_before(plan)
     sizes = [
-        max(part_layout(plan, comm, r, tuple(range(len(shape))), happens).size for r in range(runtime.world))
+        max(
+            part_layout(plan, comm, r, tuple(range(len(shape))), happens, operator.stores).size
+            for r in range(runtime.world)
+        )
         for comm, shape in zip(comms, shapes, strict=True)
     ]
     what = shapes[0] if len(shapes) == 1 else shapes
-    workspace.reserve(need_of(plan, [c.tensor for c in comms if c.produced], sizes), what)
+    workspace.reserve(need_of(plan, [c.tensor for c in comms if c.produced], sizes, operator.stores), what)
     return workspace
 
 

@@ -97,7 +97,10 @@ class Raise:
 
 @dataclass(frozen=True)
 class Kernel:
-    """The user's kernel, on the main stream."""
+    """The user's kernel, on the main stream. ``stores``: operations that it carries out itself, storing tiles into slots
+    of other ranks and raising the flags behind the last."""
+
+    stores: tuple[OpId, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -129,12 +132,13 @@ Step = Entry | Fork | Await | Hold | Copy | Raise | Kernel | Sum | Credit | Join
 
 
 def launch_steps(
-    plan: CommPlan, rank: int, *, produced: Collection[str] = (), kernel_first: bool = False
+    plan: CommPlan, rank: int, *, produced: Collection[str] = (), stores: bool = False, kernel_first: bool = False
 ) -> tuple[Step, ...]:
     """The steps of ``rank`` for one launch of ``plan`` by copy engine.
 
     Args:
         produced: tensors of the plan that the kernel writes.
+        stores: what the kernel makes it sends itself, by plain stores; what is summed first goes by copy engine still.
         kernel_first: enqueues the kernel before the copies that feed it, faster where the host is slow, wrong under
             ``CUDA_LAUNCH_BLOCKING=1``.
 
@@ -150,7 +154,8 @@ def launch_steps(
     feeding = [i for i, op in enumerate(own) if op.src.tensor not in produced]
     lanes = sorted({own[i].channel for i in feeding})
     behind: dict[int, set[OpId]] = {lane: set() for lane in lanes}
-    made = _Producing(plan, rank, produced) if produced else None
+    made = _Producing(plan, rank, produced, stores) if produced else None
+    kernel = Kernel(made.stored if made is not None else ())
 
     copies: list[Step] = []
     for index in feeding:
@@ -159,7 +164,7 @@ def launch_steps(
     steps += [Fork(lane) for lane in lanes]
     if made is not None:
         steps += made.forks()
-    steps += [Kernel(), *copies] if kernel_first else [*copies, Kernel()]
+    steps += [kernel, *copies] if kernel_first else [*copies, kernel]
     if made is not None:
         steps += made.steps()
         lanes = sorted({*lanes, *made.behind})
@@ -198,7 +203,7 @@ def stages(produced: Collection[str], values: Values) -> dict[OpId, int]:
 class _Producing:
     """The steps of a rank behind its kernel: what leaves it, and the sums of what comes in."""
 
-    def __init__(self, plan: CommPlan, rank: int, produced: Collection[str]) -> None:
+    def __init__(self, plan: CommPlan, rank: int, produced: Collection[str], stores: bool) -> None:
         values = Values(plan)
         stage = stages(produced, values)
         self._plan = plan
@@ -208,6 +213,17 @@ class _Producing:
             if op.src.tensor in produced:
                 self._stages.setdefault(stage[rank, index], []).append((rank, index))
         self.partial = {op: chunk for chunk, ops in partial_sources(plan, rank, produced, values) for op in ops}
+        # An empty chunk has no tile that could raise its flag.
+        self.stored = tuple(sorted(op for op, chunk in self.partial.items() if not chunk.box.empty)) if stores else ()
+        for op in self.stored:
+            if plan.op(op).depends:
+                raise UnsupportedError(
+                    f"plan {plan.name}, {name_op(plan, op)} depends on another, and tiles that store it would wait for that",
+                    where=plan.where(op),
+                    help="copy_engine carries this plan out",
+                )
+        kept = {stage: [op for op in ops if op not in self.stored] for stage, ops in self._stages.items()}
+        self._stages = {stage: ops for stage, ops in kept.items() if ops}
         self._pieces = {tensor: pieces(plan, rank, tensor, values) for tensor in produced}
         self._waited: set[OpId] = set()
         """What the main stream's sums have seen landed."""

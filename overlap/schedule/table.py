@@ -15,6 +15,7 @@ from __future__ import annotations
 from overlap.errors import ScheduleError
 
 from .model import RankSchedule
+from .pushes import Pushes
 
 VERSION = 2
 
@@ -22,7 +23,8 @@ HEADER_WORDS = 8
 H_VERSION, H_RUNS, H_RUN_BASE, H_COORD_BASE, H_FLAG_BASE, H_AXES, H_TILES, H_COUNTER_BASE = range(8)
 
 RUN_WORDS = 16
-R_FIRST, R_UNIT, R_WAIT_BEGIN, R_WAIT_END, R_RAISE_BEGIN, R_RAISE_END, R_PEER = range(7)
+R_FIRST, R_UNIT, R_WAIT_BEGIN, R_WAIT_END, R_RAISE_BEGIN, R_RAISE_END, R_PEER, R_WAY = range(8)
+"""R_WAY: where the tiles of the run are stored, the first of the entries of the table of ways (`overlap.schedule.pushes`)."""
 R_AXIS = 8
 """From here two words an axis: origin, count. At most `MAX_AXES`."""
 
@@ -58,17 +60,19 @@ def state_words(world: int, flags: int, counters: int = 0) -> int:
     return (counter_base(world, flags) + counters) * SLOT_WORDS
 
 
-def to_words(schedule: RankSchedule, flags: int = 0) -> list[int]:
+def to_words(schedule: RankSchedule, flags: int = 0, pushes: Pushes | None = None) -> list[int]:
     """The schedule as int32 words.
 
     Args:
         flags: flags that the state tensor has room for, used or not; counters stand behind them.
+        pushes: where tiles are stored, if the kernel stores them into other ranks' slots.
 
     Raises:
         ScheduleError: more than `MAX_AXES` axes or `MAX_RAISES` counters of one run, or a value outside int32.
     """
     axes = len(schedule.axes)
-    most = max((len(run.raises) for run in schedule.runs), default=0)
+    raises = [_raises(schedule, i, pushes) for i in range(len(schedule.runs))]
+    most = max(map(len, raises), default=0)
     if most > MAX_RAISES:
         raise ScheduleError(
             f"a tile makes parts of {most} chunks; {MAX_RAISES} can be counted",
@@ -81,8 +85,8 @@ def to_words(schedule: RankSchedule, flags: int = 0) -> list[int]:
     flag_words = run_base + (len(runs) + 1) * RUN_WORDS
     pairs: list[int] = []
     records: list[int] = []
-    targets = {counter.slot: counter.target for counter in schedule.counters}
-    for run in runs:
+    way = schedule.world
+    for i, run in enumerate(runs):
         record = [0] * RUN_WORDS
         record[R_FIRST] = run.first
         record[R_UNIT] = run.unit
@@ -90,16 +94,19 @@ def to_words(schedule: RankSchedule, flags: int = 0) -> list[int]:
         for wait in run.waits:
             pairs += [wait.slot, wait.count]
         record[R_WAIT_END] = record[R_RAISE_BEGIN] = flag_words + len(pairs)
-        for raised in run.raises:
-            pairs += [raised.slot, targets[raised.slot], -1, -1]
+        for entry in raises[i]:
+            pairs += entry
         record[R_RAISE_END] = flag_words + len(pairs)
         record[R_PEER] = run.peer
+        record[R_WAY] = way
+        way += len(pushes.ways[i]) if pushes is not None else 0
         for axis in range(axes):
             record[R_AXIS + 2 * axis] = run.origin[axis]
             record[R_AXIS + 2 * axis + 1] = run.counts[axis]
         records += record
     sentinel = [0] * RUN_WORDS
     sentinel[R_FIRST] = SENTINEL
+    sentinel[R_WAY] = way
     coordinates = [c for tile in schedule.coordinates or () for c in tile]
     header = [0] * HEADER_WORDS
     header[H_VERSION] = VERSION
@@ -114,3 +121,11 @@ def to_words(schedule: RankSchedule, flags: int = 0) -> list[int]:
     if any(not -(2**31) <= w < 2**31 for w in words):
         raise ScheduleError("a value of the schedule does not fit 32 bits: the kernel has too many tiles")
     return words
+
+
+def _raises(schedule: RankSchedule, run: int, pushes: Pushes | None) -> list[tuple[int, int, int, int]]:
+    """What a tile of a run counts into: counter slot, target, and the rank and flag slot that the last tile tells."""
+    if pushes is not None:
+        return [(tell.counter, tell.target, tell.peer, tell.flag) for tell in pushes.tells[run]]
+    targets = {counter.slot: counter.target for counter in schedule.counters}
+    return [(raised.slot, targets[raised.slot], -1, -1) for raised in schedule.runs[run].raises]

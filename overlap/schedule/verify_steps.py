@@ -113,7 +113,16 @@ def _check_copies(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
     copied: dict[OpId, int] = {}
     raised: set[OpId] = set()
     for step in steps:
-        if isinstance(step, Sum):
+        if isinstance(step, Kernel):
+            for op_id in step.stores:
+                op = _find(plan, op_id, rank)
+                if op_id[0] != rank or op_id in copied or op.depends:
+                    raise ScheduleError(
+                        f"rank {rank}: the kernel stores {_op(op_id)}, which is not its own, is stored twice or waits"
+                    )
+                copied[op_id] = MAIN
+                raised.add(op_id)
+        elif isinstance(step, Sum):
             summed |= {op_id for piece in step.pieces for op_id in piece.summands if op_id is not None}
         elif isinstance(step, Fork):
             behind.setdefault(step.lane, set()).update(summed)
@@ -138,7 +147,7 @@ def _check_copies(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
                     raise ScheduleError(
                         f"rank {rank}: lane {step.lane} copies {_op(step.op)} without awaiting {_op(dep)}"
                     )
-            later = [i for _, i in copied if plan.ops[rank][i].channel == step.lane and i > step.op[1]]
+            later = [i for (_, i), lane in copied.items() if lane == step.lane and i > step.op[1]]
             if later:
                 raise ScheduleError(
                     f"rank {rank}: lane {step.lane} copies {_op(step.op)} behind {_op((rank, later[0]))}"
@@ -199,9 +208,11 @@ def _check_progress(steps: Sequence[Sequence[Step]], plan: CommPlan, produced: C
     `verify.verify_schedule`.
     """
     Node = tuple[int, int]
-    raisers: dict[OpId, Node] = {
-        step.op: (rank, i) for rank, own in enumerate(steps) for i, step in enumerate(own) if isinstance(step, Raise)
-    }
+    raisers: dict[OpId, Node] = {}
+    for rank, own in enumerate(steps):
+        for i, step in enumerate(own):
+            raised = (step.op,) if isinstance(step, Raise) else step.stores if isinstance(step, Kernel) else ()
+            raisers.update(dict.fromkeys(raised, (rank, i)))
     before: dict[Node, list[Node]] = {}
     for rank, own in enumerate(steps):
         tails: dict[int, list[Node]] = {}

@@ -45,6 +45,11 @@ def check_holds(steps: Sequence[Step], rank: int, made: Produced) -> None:
     for step in steps:
         if isinstance(step, Kernel):
             kernel = True
+            for op in step.stores:
+                if op not in made.partial or made.partial[op].box.empty:
+                    raise ScheduleError(
+                        f"rank {rank}: the kernel stores {_op(op)}, which sends nothing that its tiles make"
+                    )
         elif isinstance(step, Hold):
             chunk = made.partial.get(step.op)
             if chunk is None:

@@ -152,7 +152,8 @@ class KernelMemory:
             else:
                 self._progress(fibre)
             modifies = bool((after != old).any())
-            self._synchronise(fibre, buffer, offsets, dtype, sem, scope, modifies=modifies)
+            lanes = np.arange(ptrs.size)[picked] if ptrs.size > 1 else None
+            self._synchronise(fibre, buffer, offsets, dtype, sem, scope, modifies=modifies, lanes=lanes)
             if modifies and op == "add" and dtype == np.int64 and buffer.copies is not None:
                 for offset, value in zip(offsets.tolist(), after.tolist(), strict=True):
                     buffer.word(offset).count(value)
@@ -194,16 +195,18 @@ class KernelMemory:
         scope: str,
         *,
         modifies: bool,
+        lanes: np.ndarray | None = None,
     ) -> None:
         """Clock edges and shadow of an atomic.
 
-        A single word makes edges both ways. Of a tensor-shaped atomic every int64 word in symmetric memory, a counter
-        or a flag, is released as by its own thread; other tensor-shaped atomics move data and make no edges.
+        A single word makes edges both ways. Of a tensor-shaped atomic (``lanes``) every int64 word in symmetric memory, a
+        counter or a flag, is acquired and released as by its own thread: what a lane learns, only that lane's later
+        releases pass on. Other tensor-shaped atomics move data and make no edges.
         """
         agent, shadow = fibre.agent, self._shadow
         where = where_in_kernel(fibre)
         publishes = modifies and sem in ("release", "acq_rel")
-        if len(offsets) == 1:
+        if lanes is None:
             word = buffer.word(int(offsets[0]))
             if sem in ("acquire", "acq_rel"):
                 word.acquire(agent, scope)
@@ -216,10 +219,13 @@ class KernelMemory:
             if modifies:
                 word.last = (agent, sem, scope)
         elif modifies and dtype == np.int64 and buffer.copies is not None:
-            for offset in np.unique(offsets).tolist():
+            for lane, offset in zip(lanes.tolist(), offsets.tolist(), strict=True):
                 word = buffer.word(offset)
+                learned = agent.lanes.setdefault(lane, {})
+                if sem in ("acquire", "acq_rel"):
+                    word.acquire_into(learned, agent.rank, scope)
                 if publishes:
-                    word.release(agent, scope)
+                    word.release(agent, scope, learned)
                 word.last = (agent, sem, scope)
             if publishes:
                 agent.releases.add(agent.step)

@@ -35,6 +35,7 @@ class Agent:
         "known_async",
         "releases",
         "hint",
+        "lanes",
     )
 
     def __init__(self, name: str, rank: int, kind: str, clock: Clock | None = None) -> None:
@@ -50,6 +51,8 @@ class Agent:
         self.known_async: set[int] = {1}
         self.releases: set[int] = set()
         self.hint = ""
+        self.lanes: dict[int, Clock] = {}
+        """What single threads have acquired by tensor-shaped atomics, by lane."""
 
     def tick(self) -> None:
         """Ends the current step: what was done in it is covered by releases from now on."""
@@ -107,8 +110,11 @@ class SyncWord:
                 return
         agent.see(self.system)
 
-    def release(self, agent: Agent, scope: str, *, replace: bool = False) -> None:
-        """Publishes ``agent``'s clock. A read-modify-write adds to earlier releases, a plain write replaces them."""
+    def release(self, agent: Agent, scope: str, learned: Clock | None = None, *, replace: bool = False) -> None:
+        """Publishes ``agent``'s clock, and what its one thread has ``learned`` besides.
+
+        A read-modify-write adds to earlier releases, a plain write replaces them.
+        """
         if scope == "cta":
             return
         if replace:
@@ -117,9 +123,17 @@ class SyncWord:
         if scope == "sys":
             targets.append(self.system)
         for target in targets:
-            for key, step in agent.clock.items():
-                if target.get(key, 0) < step:
-                    target[key] = step
+            for clock in (agent.clock, learned or {}):
+                for key, step in clock.items():
+                    if target.get(key, 0) < step:
+                        target[key] = step
+
+    def acquire_into(self, learned: Clock, rank: int, scope: str) -> None:
+        """As `acquire`, by one thread of a program of ``rank``."""
+        for clock in (self.device.get(rank, {}) if scope != "cta" else {}, self.system if scope == "sys" else {}):
+            for key, step in clock.items():
+                if learned.get(key, 0) < step:
+                    learned[key] = step
 
     def acquire(self, agent: Agent, scope: str) -> None:
         """``agent`` learns what was released at a scope that includes it."""

@@ -91,7 +91,7 @@ def operator_lines(context: Context) -> list[str]:
         lines.append("    ranges=(")
         lines.append(f"        {rt}.RangeAxis({repr_(loop.axis)}, extent={repr_(extent)}, block={repr_(loop.block)}),")
         lines.append("    ),")
-    if names.prefix != "ol" or context.ranged:
+    if names.prefix != "ol" or len(context.ours) > 2:
         field("ours", _tuple(context.ours))
     lines.append(")")
     return lines

@@ -36,8 +36,8 @@ from .dispatch import ASYNC_KINDS
 def run(module: cst.Module, context: Context) -> cst.Module:
     if not context.produced:
         return module
-    wrapper = MetadataWrapper(module, unsafe_skip_copy=True)
-    positions = wrapper.resolve(PositionProvider)
+    # Found again by identity: the module is not copied.
+    positions = MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider)
     kernel = find_function(module, context.program.kernel.name)
     shift = context.program.kernel.span.line - positions[kernel].start.line
     store = last_store(context.program, [on.param for on in context.produced])
@@ -69,14 +69,17 @@ def run(module: cst.Module, context: Context) -> cst.Module:
         for a in context.program.kernel.accesses
         if a.tensor == on.param and a.mode != "read"
     )
-    word = "produced_async" if asynchronous else "produced"
     names = context.names
-    arguments = ", ".join((names.local("table"), names.local("run", region.index), names.local("state")))
-    (counted,) = statements(f"{names.language}.{word}({arguments})\n")
+    arguments = [names.local("table"), names.local("run", region.index), names.local("state")]
     tensors = " and ".join(on.tensor for on in context.produced)
-    counted = counted.with_changes(
-        leading_lines=[comment(f"Count the tile into the chunks of {tensors} that it is part of.")]
-    )
+    said = f"Count the tile into the chunks of {tensors} that it is part of"
+    if context.pushing:
+        word, said = "pushed", f"{said}; the last of a chunk tells the rank that gets it."
+        arguments.append(names.local("slots"))
+    else:
+        word, said = "produced_async" if asynchronous else "produced", f"{said}."
+    (counted,) = statements(f"{names.language}.{word}({', '.join(arguments)})\n")
+    counted = counted.with_changes(leading_lines=[comment(said)])
     changed = search.block.with_changes(body=[*body[: at + 1], counted, *body[at + 1 :]])
     return replaced(module, search.block, changed)
 

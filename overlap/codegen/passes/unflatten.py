@@ -1,7 +1,8 @@
 """Takes ``flatten=True`` from the tile loop, where in flattened order ranks would wait for each other for ever.
 
 In a flattened loop the wait of a program's next tile stands before the count of its last one. Kernels whose order
-is safe either way pass through.
+is safe either way pass through. So does not a kernel that stores each tile in a loop over its places: Triton flattens a
+tile loop over one inner loop.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ NOTE = (
     "Not flattened: a tile's wait would come before the count of the tile before it, and ranks would wait in a circle."
 )
 
+PUSHING = "Not flattened: the loop over the places of a tile stands behind the inner one."
+
 
 def run(module: cst.Module, context: Context) -> cst.Module:
     if context.flatten:
         return module
     kernel = find_function(module, context.program.kernel.name)
-    change = _Unflatten()
+    change = _Unflatten(PUSHING if context.pushing else NOTE)
     changed = kernel.visit(change)
     if not change.done:
         raise CodegenError(f"no flattened tile loop in `{context.program.kernel.name}`")
@@ -33,8 +36,9 @@ def run(module: cst.Module, context: Context) -> cst.Module:
 class _Unflatten(cst.CSTTransformer):
     """Loops that hold a dispatch region and ask to be flattened no longer do."""
 
-    def __init__(self) -> None:
+    def __init__(self, note: str) -> None:
         super().__init__()
+        self.note = note
         self.done = 0
 
     def leave_For(self, original_node: cst.For, updated_node: cst.For) -> cst.For:
@@ -48,7 +52,7 @@ class _Unflatten(cst.CSTTransformer):
         if kept and argument is call.args[-1]:
             kept[-1] = kept[-1].with_changes(comma=argument.comma)
         return updated_node.with_changes(
-            iter=call.with_changes(args=kept), leading_lines=[*updated_node.leading_lines, comment(NOTE)]
+            iter=call.with_changes(args=kept), leading_lines=[*updated_node.leading_lines, comment(self.note)]
         )
 
 
