@@ -198,3 +198,20 @@ def test_departure_goes_before_arrival():
     schedules = check_all(plan, axes, reads=reads_a())
     told = [(run.origin[0], run.peer, [raised.slot for raised in run.raises]) for run in schedules[1].runs]
     assert told == [(4, 2, [0]), (0, 0, [1]), (2, -1, [])]
+
+
+@pytest.mark.parametrize("world", (1, 2, 3, 5))
+def test_a_kernel_between_two_exchanges(world):
+    """a[K, M] sharded along K comes in, c[M, N] goes out sharded along N; each rank's kernel works on its part of M."""
+    for m, n in ((0, 4), (3, 5), (40, 7)):
+        plan = both(exchange((6, m), world, tensor="a"), exchange((m, n), world), channel=1)
+        windows = [
+            {"a": next(chunk.box for chunk in plan.after[rank] if chunk.tensor == "a"), **own}
+            for rank, own in enumerate(windows_of(plan))
+        ]
+        axes = [gemm_axes(*own["c"].shape, 8, 2) for own in windows]
+        reads = (TensorRead("a", (None, "M"), (False, False)),)
+        schedules = check_all(plan, axes, reads=reads, windows=windows)
+        for schedule in schedules:
+            # Every tile needs all of K: all runs wait for the same flags, whatever leaves first.
+            assert len({run.waits for run in schedule.runs}) <= 1
