@@ -65,7 +65,8 @@ def test_the_entry_of_a_rank_whose_peer_never_comes_names_its_ready_word():
             zeros = {f"{letter}{i}": 0 for letter in "nsd" for i in range(4)}
             arguments = {
                 "src": state, "dst": state, "state": state, "peers": peers, "rank": 0, "world": 2, "programs": 1,
-                "instance": 4, **zeros, "DIMS": 0, "WIDE": False, "WAIT_DONE": True, "READY": True, "BLOCK": 64,
+                "instance": 4, "first_counter": 0, "counters": 0, **zeros, "DIMS": 0, "WIDE": False, "WAIT_DONE": True,
+                "PUBLISH": True, "READY": True, "COUNTERS": False, "BLOCK": 64,
             }  # fmt: skip
             runtime.launch(entry_kernel, (1, 1, 1), (), arguments, runtime.main_stream())
             runtime.synchronize()

@@ -4,12 +4,15 @@ The reference run of each mutation is `test_the_module_as_compiled_passes`.
 """
 
 import dataclasses
+import math
 
 import pytest
-from test_mutations import changed, check, without
+import triton.language as tl
+from test_mutations import SHAPE, changed, check, without
 from test_mutations import faults as faults_of
 
 from overlap.schedule import steps as st
+from overlap.sim import ModuleCheck
 
 SEEDS = range(3)
 PRODUCED = (
@@ -258,3 +261,18 @@ def test_names_of_slots_and_partials_in_reports(made):
     assert "'s part of c[" in report
     report = str(check(made(), mutate_steps=without(st.Hold)))
     assert "partial c[" in report and " on rank " in report
+
+
+@pytest.mark.parametrize("accumulator", ["fp32", "bf16"])
+def test_partials_are_added_in_fp32_and_rounded_once(made, monkeypatch, accumulator):
+    """Within half a unit in the last place of the exact sum of what was sent; sums in bf16 are not."""
+    from overlap.runtime import sums
+
+    if accumulator == "bf16":
+        monkeypatch.setitem(sums.ACCUMULATORS, "fp32", tl.bfloat16)
+    for on, plan in (("c[M]", "reduce_scatter_1d"), ("c[]", "all_reduce_one_shot")):
+        run = ModuleCheck(str(made(on, plan=plan)), world=5, shape=SHAPE, dtype="bf16", launches=1)
+        assert run.run(0) is None
+        largest = max(float(result.values.abs().max()) for ranks in run.wanted for (result,) in ranks)
+        half = 2.0 ** (math.floor(math.log2(largest)) - 8)
+        assert (run.report.largest_difference <= half) == (accumulator == "fp32")
