@@ -141,7 +141,11 @@ def write(path: Path, record: dict[str, Any]) -> None:
     if tuple(record) != KEYS:
         raise ValueError(f"a record has the keys {KEYS}, not {tuple(record)}")
     for row in record["rows"]:
-        if tuple(row) not in (ROW_KEYS, (*ROW_KEYS, "how")) or row["op"] not in OPS or row["contender"] not in CONTENDERS:
+        if (
+            tuple(row) not in (ROW_KEYS, (*ROW_KEYS, "how"))
+            or row["op"] not in OPS
+            or row["contender"] not in CONTENDERS
+        ):
             raise ValueError(f"not a row of a result file: {row}")
     head = [f'  "{key}": {json.dumps(record[key])}' for key in KEYS[:-1]]
     rows = ",\n".join("    " + json.dumps(row) for row in record["rows"])

@@ -16,11 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import driver
 import record
 from common import DTYPES, Contender, Session, Unavailable, Watchdog, build, check, graph_of, measure
-
-MODULES = {"ag_gemm": "ag_gemm"}
-"""The benchmark whose problem, shapes and contender ``ours`` are used, by operator."""
 
 
 def way(text: str) -> dict[str, Any]:
@@ -55,7 +53,12 @@ def ours_in_graph(bench: Any, problem: Any, built: dict[str, Contender], how: di
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--op", choices=sorted(MODULES), required=True)
+    parser.add_argument(
+        "--op",
+        choices=record.OPS,
+        required=True,
+        help="the benchmark whose problem, shapes and contender ``ours`` are used",
+    )
     parser.add_argument("--way", action="append", type=way, required=True, metavar="KEY=VALUE[,...]", dest="ways")
     parser.add_argument("--shapes", nargs="+", metavar="M,N,K", help="default: those of the operator's benchmark")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
@@ -63,7 +66,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="result file; default: bench/results/ways, by operator and GPUs")
     parser.add_argument("--commit", help="the commit measured, where there is no git")
     options = parser.parse_args()
-    bench = importlib.import_module(MODULES[options.op])
+    bench = importlib.import_module(options.op)
     session = Session("cuda")
     default = record.default_path(options.op, session.name, session.world)
     path = options.out or default.parent / "ways" / default.name
@@ -71,8 +74,11 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     clocks = [record.clocks("start")]
     wrong: list[str] = []
-    for m, n, k in map(bench.shape, options.shapes or bench.SHAPES):
-        session.say(f"{m},{n},{k}")
+    for m, n, k in map(driver.shape, options.shapes or bench.SHAPES):
+        why = driver.indivisible(bench, (m, n, k), session.world)
+        session.say(f"{m},{n},{k}" + (f" left out: {why}" if why else ""))
+        if why:
+            continue
         problem = bench.Problem(session, m, n, k, DTYPES[options.dtype])
         builders = {shown(how): partial(ours_in_graph, bench, problem, how=how) for how in options.ways}
         built = build(session, watchdog, builders)

@@ -23,11 +23,14 @@ ROWS = [
 ]
 
 
+OPS = ("ag_gemm", "ag_gemm_k", "gemm_rs", "gemm_ar", "a2a_gemm", "gemm_a2a")
+
+
 @pytest.fixture
 def bench(repo, monkeypatch):
     """The benchmarks' modules, as their scripts import them."""
     monkeypatch.syspath_prepend(str(repo / "bench"))
-    for name in ("common", "record", "table", "ag_gemm"):
+    for name in ("common", "record", "table", "driver", *OPS):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return __import__
 
@@ -209,7 +212,7 @@ def start(repo, *words: str, ranks: int = 2, **environment: str) -> subprocess.C
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *words]
     env = {**os.environ, "PYTHONPATH": str(repo), "OMP_NUM_THREADS": "1", **environment}
     env = {name: value for name, value in env.items() if name not in ("RANK", "TORCHELASTIC_RESTART_COUNT")}
-    return subprocess.run(command, capture_output=True, text=True, cwd=repo, env=env, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, cwd=repo, env=env, timeout=300, check=False)
 
 
 def test_ag_gemm_rehearsed_on_two_cpu_ranks(repo, tmp_path):
@@ -228,6 +231,47 @@ def test_ag_gemm_rehearsed_on_two_cpu_ranks(repo, tmp_path):
     assert "ours runs serial: no peer copies for tensors on cpu" in done.stdout
     assert "7,4,4 left out: M and N must be multiples of 2 here" in done.stdout
     assert os.listdir(tmp_path) == ["ag.json"]
+
+
+EVERY_OPERATOR = """
+import importlib, sys
+sys.path.insert(0, {bench!r})
+import common, driver, torch
+
+session = common.Session("cpu")
+watchdog = common.Watchdog(lambda step, why: None)
+for op in {ops!r}:
+    module = importlib.import_module(op)
+    problem = module.Problem(session, 6, 4, 8, torch.float32)
+    wanted = list(module.contenders(problem, {{}}))
+    times, wrong = driver.run_shape(module, problem, watchdog, {{"split": 1}}, wanted, (), rounds=1)
+    session.say(f"{{op}}: {{sorted(times)}}, wrong {{wrong}}, {{driver.indivisible(module, (3, 3, 3), 2)}}")
+session.close()
+"""
+
+
+def test_every_operator_rehearsed_on_two_cpu_ranks(repo, tmp_path):
+    script = tmp_path / "every.py"
+    script.write_text(EVERY_OPERATOR.format(bench=str(repo / "bench"), ops=OPS))
+    done = start(repo, str(script))
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = [line for line in done.stdout.splitlines() if ": [" in line]
+    assert [line.split(":")[0] for line in told] == list(OPS)
+    assert all("['gemm', 'nccl', 'ours', 'serial'], wrong [], " in line for line in told), told
+    assert all("of 2 here" in line for line in told)
+    assert done.stdout.count("ours runs serial: no peer copies for tensors on cpu") == len(OPS)
+
+
+def test_every_benchmark_has_what_the_driver_and_the_ways_need(bench):
+    driver, record = bench("driver"), bench("record")
+    assert set(OPS) == set(record.OPS)
+    for op in OPS:
+        module = bench(op)
+        sizes = [driver.shape(text) for text in module.SHAPES]
+        assert module.OP == op and len(set(sizes)) == len(sizes)
+        assert any(m <= 64 for m, _, _ in sizes) or "a2a" in op, "decode rows"
+        assert all(not driver.indivisible(module, size, 4) for size in sizes)
+        assert issubclass(module.Problem, driver.BaseProblem) and callable(module.ours)
 
 
 HANGING = """
