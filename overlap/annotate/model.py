@@ -119,6 +119,7 @@ class RangeLoop:
 
     ``block`` is the parameter that holds the block size; ``number`` says which ``for`` of the kernel it is, in source
     order; ``elements``: the loop's variable counts elements, not blocks. ``bounds`` are the names its bounds use.
+    ``end_line`` is the last line of its body.
     ``refusal`` is what keeps its blocks from being taken in another order (None: nothing does).
     """
 
@@ -129,6 +130,7 @@ class RangeLoop:
     advances: tuple[Advance, ...]
     span: SourceSpan
     bounds: tuple[str, ...] = ()
+    end_line: int = 0
     refusal: Refusal | None = None
 
 

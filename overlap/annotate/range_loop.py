@@ -60,6 +60,7 @@ def read_range_loops(
                     advances=checker.advances,
                     span=unit.span(node.lineno, node.col_offset + 1, 3),
                     bounds=tuple(sorted({name.id for name in names_of(node.iter)})),
+                    end_line=node.end_lineno or node.lineno,
                     refusal=refusal,
                 )
             )

@@ -55,7 +55,23 @@ def check_ranged(kernel: KernelModel, param: str, dim: int, axis: str, on: str, 
             )
         if loop.refusal is not None:
             raise UnsupportedError(f"{on}: {loop.refusal.message}", where=loop.refusal.span, help=loop.refusal.help)
+        _check_stores(kernel, loop, on)
     check_one_block(loops, on)
+
+
+def _check_stores(kernel: KernelModel, loop: RangeLoop, on: str) -> None:
+    """A place that several iterations write would keep what the last one wrote, whichever that is."""
+    for access in kernel.accesses:
+        inside = loop.span.line < access.span.line <= loop.end_line
+        own = any(taken is not None and taken.loop == loop.number for taken in access.loops)
+        replaces = access.mode == "write" or access.operation in ("atomic_xchg", "atomic_cas")
+        if inside and replaces and not own:
+            raise UnsupportedError(
+                f"{on}: this store to `{access.tensor}` stands in the loop over {loop.axis}, and which block writes last "
+                "depends on the order in which they arrive",
+                where=access.span,
+                help=f"store behind the loop, or at block k of {loop.axis}",
+            )
 
 
 def check_one_block(loops: Sequence[RangeLoop], on: str) -> None:

@@ -104,6 +104,15 @@ def test_rows_are_gathered_for_tiles_and_depth_for_the_loop(generated):
     assert report.ok, str(report)
 
 
+@pytest.mark.parametrize("on,plans", [("c[M]", "reduce_scatter_1d"), ("c[]", "all_reduce_two_shot")])
+def test_gathered_in_the_loop_and_summed_behind_it(repo, tmp_path, on, plans):
+    unit = SourceUnit.from_file(repo / template("grouped_gemm"))
+    path = tmp_path / "out.py"
+    path.write_text(compile_source(Request(unit, plan=["all_gather_1d", plans], on=["a[K]", on])).module.text)
+    report = check_module(str(path), world=3, shape={"M": 66, "N": 40, "K": 100}, dtype="fp16", seeds=[0], launches=2)
+    assert report.ok, str(report)
+
+
 @pytest.mark.parametrize("world", [1, 3])
 def test_an_axis_of_no_elements(generated, world):
     for axis in ("M", "N", "K"):

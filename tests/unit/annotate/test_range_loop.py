@@ -192,6 +192,22 @@ def test_loads_that_are_no_block_of_the_loop_are_refused(model, name):
     assert "for k in range(0, tl.cdiv(K, B" in refusal.value.help
 
 
+@pytest.mark.parametrize("call", ["tl.store(c_ptr + rm, b_sum)", "tl.atomic_xchg(c_ptr + rm, b_sum)"])
+def test_a_store_that_every_block_repeats_is_refused(model, call):
+    program = model((DOT, DOT + f"        b_sum = tl.sum(a, axis=1)\n        {call}\n"))
+    with pytest.raises(UnsupportedError, match="this store to `c_ptr` stands in the loop over K") as refusal:
+        parse_ons(["a[K]"], program)
+    assert refusal.value.where.text.strip() == call and "behind the loop" in refusal.value.help
+
+
+@pytest.mark.parametrize(
+    "call", ["tl.store(a_ptr + rm[:, None] * sam + (k * BK + rk)[None, :] * sak, a)", "tl.atomic_add(c_ptr + rm, 1.0)"]
+)
+def test_stores_in_any_order(model, call):
+    program = model((DOT, DOT + f"        {call}\n"))
+    parse_ons(["b[K]"], program)
+
+
 def test_a_load_in_a_helper_is_refused(model, grouped):
     helper = "@triton.jit\ndef fetch(p):\n    return tl.load(p)\n\n\n@triton.jit\ndef gemm("
     program = model(("@triton.jit\ndef gemm(", helper), (LOAD_A, "        a = fetch(pa)\n"))
