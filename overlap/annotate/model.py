@@ -118,9 +118,9 @@ class RangeLoop:
     """An in-tile loop over all blocks of a range axis: ``range(0, tl.cdiv(K, BLOCK_K))`` or ``range(0, K, BLOCK_K)``.
 
     ``block`` is the parameter that holds the block size; ``number`` says which ``for`` of the kernel it is, in source
-    order; ``elements``: the loop's variable counts elements, not blocks. ``bounds`` are the names its bounds use.
-    ``end_line`` is the last line of its body.
-    ``refusal`` is what keeps its blocks from being taken in another order (None: nothing does).
+    order; ``elements``: the loop's variable counts elements, not blocks. ``bounds`` are the names its bounds use,
+    ``end_line`` is the last line of its body. ``refusal`` is what keeps its blocks from being taken in another order
+    (None: nothing does).
     """
 
     axis: str
