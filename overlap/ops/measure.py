@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,38 +12,90 @@ import torch
 from overlap.api import LastPlan
 from overlap.api.groups import resolve_group
 from overlap.api.measure import exposed_ms
-from overlap.runtime.protocol import runtime_of
+from overlap.errors import UsageError
+from overlap.runtime.protocol import Runtime, runtime_of
 
+from .arguments import check_dim
+from .exchange_gemm import a2a_gemm, gemm_a2a
 from .gather_gemm import ag_gemm
+from .gather_k_gemm import ag_gemm_k
+from .partials import out_by_tma, partial_arguments
 from .products import Product, launch_product
 from .record import last_plan, remember
-from .views import gather_view
+from .reduce_gemm import gemm_ar
+from .scatter_gemm import gemm_rs
+from .views import GatherView, gather_view
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "ag_gemm": ag_gemm,
+    "ag_gemm_k": ag_gemm_k,
+    "gemm_rs": gemm_rs,
+    "gemm_ar": gemm_ar,
+    "a2a_gemm": a2a_gemm,
+    "gemm_a2a": gemm_a2a,
+}
 
 
 def measure(
-    x: torch.Tensor, w: torch.Tensor | Sequence[torch.Tensor], *, iterations: int = 20, **options: Any
+    x: torch.Tensor,
+    w: torch.Tensor | Sequence[torch.Tensor],
+    *,
+    operator: str = "ag_gemm",
+    iterations: int = 20,
+    **options: Any,
 ) -> LastPlan:
-    """Calls `ag_gemm` repeatedly and measures the communication that its products do not hide; collective.
+    """Calls an operator repeatedly and measures the communication that its products do not hide; collective.
 
     Args:
-        x, w, options: as for `ag_gemm`.
+        x, w, options: as for the operator.
+        operator: its name.
         iterations: calls that are timed; the median counts.
 
     Returns:
-        `last_plan` with ``exposed_ms``: the call's time less that of the same kernels on the gathered x.
+        `last_plan` with ``exposed_ms``: the call's time less that of the same kernels with nothing communicated.
+
+    Raises:
+        UsageError: no such operator.
     """
+    if operator not in OPERATORS:
+        raise UsageError(f"no operator {operator!r}", help=f"operators: {', '.join(OPERATORS)}")
     plain = {key: value for key, value in options.items() if key != "return_gathered"}
-    _, whole = ag_gemm(x, w, **plain, return_gathered=True)
-    said = last_plan()
+    call = OPERATORS[operator]
+    call(x, w, **plain)
+    said = last_plan(operator)
     assert said is not None
     if said.backend == "serial":
         return said
-    group = resolve_group(options.get("group"))
-    view = gather_view(x, options.get("gather_dim", 0), options.get("gather_size"), said.world, said.rank)
-    gathered, runtime = whole.view(view.batch, view.rows, view.depth), runtime_of(group)
-    weights = [w] if isinstance(w, torch.Tensor) else list(w)
-    bias = options.get("bias")
+    runtime = runtime_of(resolve_group(options.get("group")))
+    if isinstance(w, torch.Tensor) and operator in ("gemm_rs", "gemm_ar", "gemm_a2a"):
+        alone = _partial(x, w, said, runtime)
+    else:
+        weights = [w] if isinstance(w, torch.Tensor) else list(w)
+        alone = _products(_gathered(x, operator, options, said), weights, options.get("bias"), x, runtime)
+    exposed = exposed_ms(lambda: call(x, w, **plain), alone, iterations)
+    said = replace(said, exposed_ms=exposed)
+    remember(said)
+    return said
+
+
+def _gathered(x: torch.Tensor, operator: str, options: dict[str, Any], said: LastPlan) -> GatherView:
+    """What the kernels of an operator read once it is there."""
+    if operator == "ag_gemm":
+        return gather_view(x, options.get("gather_dim", 0), options.get("gather_size"), said.world, said.rank)
+    rows = math.prod(x.shape[:-1])
+    depth = said.shape[-1]
+    if operator == "a2a_gemm":
+        dim = check_dim(x, options.get("scatter_dim", 0), "scatter_dim", last=False)
+        rows = rows // x.shape[dim] * -(-x.shape[dim] // said.world)
+    return GatherView((rows, depth), 1, rows, depth, "M")
+
+
+def _products(
+    view: GatherView, weights: Sequence[torch.Tensor], bias: Any, x: torch.Tensor, runtime: Runtime
+) -> Callable[[], None]:
+    """The products on a tensor that is there."""
     biases = list(bias) if isinstance(bias, (list, tuple)) else [bias] * len(weights)
+    gathered = torch.randn(view.batch, view.rows, view.depth, device=x.device).to(x.dtype)
     products = [
         Product(each, torch.empty(view.batch, view.rows, each.shape[1], dtype=x.dtype, device=x.device), b)
         for each, b in zip(weights, biases, strict=True)
@@ -52,7 +105,18 @@ def measure(
         for product in products:
             launch_product(product, gathered, view, runtime)
 
-    exposed = exposed_ms(lambda: ag_gemm(x, w, **plain), alone, iterations)
-    said = replace(said, exposed_ms=exposed)
-    remember(said)
-    return said
+    return alone
+
+
+def _partial(x: torch.Tensor, w: torch.Tensor, said: LastPlan, runtime: Runtime) -> Callable[[], None]:
+    """The product whose result would be communicated, in ordinary memory."""
+    rows, columns = math.prod(x.shape[:-1]), w.shape[1]
+    moved = getattr(torch, said.dtype.removeprefix("torch."))
+    c = torch.empty(1, rows, columns, dtype=moved, device=x.device)
+    tma = out_by_tma(x.dtype, moved, 1, rows, columns)
+    kernel, grid, arguments = partial_arguments(x.reshape(1, rows, x.shape[-1]), w, None, c, columns, tma, runtime)
+
+    def alone() -> None:
+        runtime.launch(kernel, (*grid, 1, 1), (), arguments, runtime.main_stream())
+
+    return alone

@@ -10,7 +10,7 @@ import torch
 
 from overlap.chunkplan.region import shard_interval
 from overlap.errors import RuntimeContractError, UsageError
-from overlap.ops import a2a_gemm, ag_gemm_k, gemm_a2a, gemm_ar, gemm_rs, last_plan, reserve
+from overlap.ops import a2a_gemm, ag_gemm_k, gemm_a2a, gemm_ar, gemm_rs, last_plan, measure, reserve
 from overlap.sim import World
 
 HALF, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
@@ -379,6 +379,30 @@ def test_reserved_memory_is_enough_and_all_there_will_be(name):
 
     for made, finite in World(2).run(body):
         assert not made and all(finite)
+
+
+@pytest.mark.parametrize("name", CHAIN)
+def test_exposed_time_is_measured_on_request(name, monkeypatch):
+    """Both sides of the measurement run; the clock is not simulated."""
+    x, w = torch.randn(20, 16, dtype=HALF), torch.randn(16, 24, dtype=HALF)
+    timed = []
+
+    def clock(run, iterations):
+        run()
+        timed.append(run.__name__)
+        return 2.5 if run.__name__ == "alone" else 3.0
+
+    monkeypatch.setattr("overlap.api.measure.median_ms", clock)
+
+    def body(group):
+        held = x.chunk(2, 1)[group.overlap_runtime.rank].clone()
+        said = measure(held if name in ("a2a_gemm", "ag_gemm_k") else x, w, operator=name, group=group)
+        group.overlap_runtime.synchronize()
+        return said
+
+    for said in World(2).run(body):
+        assert (said.operator, said.exposed_ms, said.backend) == (name, 0.5, "copy_engine")
+    assert timed.count("alone") == 2 and len(timed) == 4
 
 
 def test_operators_chained_on_one_group():
