@@ -17,6 +17,7 @@ import torch
 
 from overlap.errors import UsageError
 
+from .autocast import without_autocast
 from .grad_pair import Half, Maybe, Needs, ag_gemm_gradients, gemm_rs_gradients
 from .grad_weights import MainGrad
 
@@ -108,6 +109,7 @@ def keep_for_ag_gemm(
     ctx.half, ctx.needs, ctx.main_grads, ctx.gathered = half, needs, main_grads, gathered is not None
 
 
+@without_autocast
 def ag_gemm_backward(ctx: Any, grads: Sequence[Maybe]) -> tuple[Maybe, list[Maybe], list[Maybe]]:
     x, gathered, *weights = ctx.saved_tensors
     dys, of_gathered = (grads[:-1], grads[-1]) if ctx.gathered else (grads, None)
@@ -124,6 +126,7 @@ def keep_for_gemm_rs(
     ctx.half, ctx.needs, ctx.main_grads = half, needs, main_grads
 
 
+@without_autocast
 def gemm_rs_backward(ctx: Any, dy: Maybe) -> tuple[Maybe, Maybe, Maybe]:
     if dy is None:
         return None, None, None

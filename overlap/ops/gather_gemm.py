@@ -26,6 +26,7 @@ from overlap.interop import define, group_name, tracing
 from overlap.runtime.instance import Instance
 from overlap.runtime.protocol import runtime_of
 
+from .autocast import without_autocast
 from .autograd import AgGemm, ag_gemm_backward, keep_for_ag_gemm, recorded
 from .grad_pair import Half
 from .grad_weights import Accumulate, MainGrad, main_grads_of
@@ -134,6 +135,7 @@ def check_arguments(x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Se
             raise UsageError(f"bias {i} has shape {tuple(b.shape)}, its weight {tuple(w.shape)}", help="bias is [N]")
 
 
+@without_autocast
 def run(
     x: torch.Tensor,
     weights: Sequence[torch.Tensor],

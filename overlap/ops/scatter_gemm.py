@@ -22,6 +22,7 @@ from overlap.api.groups import group_by_name, no_group, resolve_group
 from overlap.interop import define, group_name, tracing
 
 from .arguments import check_dim, check_product, choose_way, dtype_reason, multiply, ranks, result, result_dtypes
+from .autocast import without_autocast
 from .autograd import GemmRs, gemm_rs_backward, keep_for_gemm_rs, recorded
 from .grad_pair import Half
 from .grad_weights import Accumulate, MainGrad, main_grads_of
@@ -87,6 +88,7 @@ def gemm_rs(
     return GemmRs.apply(call, Half(dim, (*x.shape[:-1], w.shape[1])[dim], group, backend), main_grads, x, w, bias)
 
 
+@without_autocast
 def run(
     x: torch.Tensor,
     w: torch.Tensor,

@@ -164,3 +164,17 @@ def test_no_gradient_no_node():
     with torch.no_grad():
         assert ag_gemm(x, w).grad_fn is None
     assert gemm_rs(x.detach(), w, accumulate_main_grad=True).grad_fn is None
+
+
+@pytest.mark.parametrize("operator", [ag_gemm, gemm_rs])
+def test_autocast_changes_nothing(operator):
+    """Forward and backward keep to the operands' dtype."""
+    found = []
+    for enabled in (False, True):
+        torch.manual_seed(0)
+        x, w, bias = _leaves(torch.randn(5, 6), torch.randn(7, 6), torch.randn(7))
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            y = operator(x, w.t(), bias=bias)
+            y.square().sum().backward()
+        found.append([y, x.grad, w.grad, bias.grad])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
