@@ -215,15 +215,16 @@ class _Producing:
         self.partial = {op: chunk for chunk, ops in partial_sources(plan, rank, produced, values) for op in ops}
         # An empty chunk has no tile that could raise its flag.
         self.stored = tuple(sorted(op for op, chunk in self.partial.items() if not chunk.box.empty)) if stores else ()
-        for op in self.stored:
-            if plan.op(op).depends:
+        for op_id in self.stored:
+            if plan.op(op_id).depends:
                 raise UnsupportedError(
-                    f"plan {plan.name}, {name_op(plan, op)} depends on another, and tiles that store it would wait for that",
-                    where=plan.where(op),
+                    f"plan {plan.name}, {name_op(plan, op_id)} depends on another, and tiles that store it would wait for "
+                    "that",
+                    where=plan.where(op_id),
                     help="copy_engine carries this plan out",
                 )
-        kept = {stage: [op for op in ops if op not in self.stored] for stage, ops in self._stages.items()}
-        self._stages = {stage: ops for stage, ops in kept.items() if ops}
+        copied = {n: [op_id for op_id in ops if op_id not in self.stored] for n, ops in self._stages.items()}
+        self._stages = {n: ops for n, ops in copied.items() if ops}
         self._pieces = {tensor: pieces(plan, rank, tensor, values) for tensor in produced}
         self._waited: set[OpId] = set()
         """What the main stream's sums have seen landed."""
