@@ -169,7 +169,7 @@ class Launch:
             stream.see({key: step for key, step in agent.clock.items() if key not in mine})
         for agent in self.ended:
             agent.retired = (stream, stream.step)
-            agent.clock, agent.fenced, agent.known, agent.known_async = {}, {}, set(), set()
+            agent.clock, agent.fenced, agent.known, agent.known_async, agent.lanes = {}, {}, set(), set(), {}
 
 
 def launch_operation(

@@ -16,7 +16,7 @@ from typing import Any
 
 WAIT_WORDS = frozenset({"wait", "poll"})
 STORE_WORDS = frozenset(
-    {"store", "notify", "produced", "produced_async", "atomic_xchg", "atomic_store", "scatter", "raise_flag"}
+    {"store", "notify", "produced", "produced_async", "pushed", "atomic_xchg", "atomic_store", "scatter", "raise_flag"}
 )
 
 
