@@ -230,13 +230,8 @@ def shift(table, run, way, slots):
 
 
 @triton.jit
-def pushed(table, run, state, slots):
-    """Counts a tile into the chunks it is part of, after all stores of this program; a chunk's last tile raises its flag.
-
-    Every lane acquires what the counter's earlier tiles released, so that the flag that the last one raises stands for all
-    their stores. ``slots`` begins with the addresses of all ranks' state words.
-    """
-    tl.debug_barrier()
+def _push_in(table, run, state, slots):
+    """Adds one to every counter of the run, and raises the flags behind those that it fills."""
     begin = tl.load(table + run + _R_RAISE_BEGIN)
     end = tl.load(table + run + _R_RAISE_END)
     entries = begin + tl.arange(0, _MAX_RAISES) * _RAISE_WORDS
@@ -251,6 +246,17 @@ def pushed(table, run, state, slots):
     there = tl.load(slots + peer, mask=last, other=0).to(tl.pointer_type(tl.int64))
     flags = there + tl.load(table + _H_FLAG_BASE) + slot * _SLOT_WORDS
     tl.atomic_xchg(flags, one * now(state), mask=last, sem="release", scope="sys")
+
+
+@triton.jit
+def pushed(table, run, state, slots):
+    """Counts a tile into the chunks it is part of, after all stores of this program; a chunk's last tile raises its flag.
+
+    Every lane acquires what the counter's earlier tiles released, so that the flag that the last one raises stands for all
+    their stores. ``slots`` begins with the addresses of all ranks' state words.
+    """
+    tl.debug_barrier()
+    _push_in(table, run, state, slots)
 
 
 @triton.jit

@@ -67,9 +67,7 @@ def _check(part: Part, op_id: OpId, boxes: tuple[Box, ...]) -> None:
     room = part.layouts[op.dst_rank].slots[op_id].box
     for box in boxes:
         if not room.contains(box):
-            outermost = part.order[0]
             raise UnsupportedError(
-                f"tiles of {box.shape[outermost]} rows of `{part.comm.tensor}` on the edge of a chunk; slots have a margin "
-                f"of {MARGIN}",
+                f"tiles on the edge of {op.dst} write more than {MARGIN} rows outside of it, and slots have that margin",
                 help='smaller blocks, or backend="copy_engine"',
             )
