@@ -118,6 +118,12 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()
 
 
+def refuse_gradient(operator: str, operands: Sequence[torch.Tensor | None]) -> None:
+    """Raises UsageError where a gradient is wanted of a call that nothing records."""
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands):
+        raise UsageError(f"{operator} has no gradient", help="call it under torch.no_grad(), or on detached tensors")
+
+
 def choose_way(group: Any, x: torch.Tensor, moved_bytes: int, asked: str | None, reasons: Sequence[str]) -> Choice:
     """Fused or serial.
 

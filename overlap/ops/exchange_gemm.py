@@ -24,7 +24,17 @@ from overlap.errors import RuntimeContractError, UsageError
 from overlap.interop import define, group_name, traced
 from overlap.runtime.protocol import runtime_of
 
-from .arguments import check_dim, check_product, choose_way, dtype_reason, multiply, ranks, result, result_dtypes
+from .arguments import (
+    check_dim,
+    check_product,
+    choose_way,
+    dtype_reason,
+    multiply,
+    ranks,
+    refuse_gradient,
+    result,
+    result_dtypes,
+)
 from .gather_gemm import compiled_kernel
 from .partials import launch_partial, out_by_tma
 from .products import Product, by_tma, product_arguments
@@ -75,6 +85,7 @@ def a2a_gemm(
     dim = check_dim(x, scatter_dim, "scatter_dim", last=False)
     if out is None and not no_group(group) and traced(group, [x, w, bias]):
         return _SCATTER(x, w, bias, dim, heads, group_name(group), out_dtype, backend, plan, split)
+    refuse_gradient("a2a_gemm", [x, w, bias])
     group = None if no_group(group) else resolve_group(group)
     return run_a2a_gemm(x, w, bias, dim, heads, group, out, out_dtype, backend, plan, split)
 
@@ -119,6 +130,7 @@ def gemm_a2a(
     if out is None and not no_group(group) and traced(group, [x, w, bias]):
         name = group_name(group)
         return _GATHER(x, w, bias, dim, gather_size, heads, name, out_dtype, transport_dtype, backend, plan, split)
+    refuse_gradient("gemm_a2a", [x, w, bias])
     group = None if no_group(group) else resolve_group(group)
     return run_gemm_a2a(
         x, w, bias, dim, gather_size, heads, group, out, out_dtype, transport_dtype, backend, plan, split

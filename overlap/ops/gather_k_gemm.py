@@ -21,7 +21,7 @@ from overlap.api.serial import gather
 from overlap.interop import define, group_name, traced
 from overlap.runtime.protocol import runtime_of
 
-from .arguments import check_product, choose_way, dtype_reason, multiply, ranks, result, result_dtypes
+from .arguments import check_product, choose_way, dtype_reason, multiply, ranks, refuse_gradient, result, result_dtypes
 from .exchange_gemm import check_piece
 from .gather_gemm import compiled_kernel
 from .products import Product, product_arguments
@@ -62,6 +62,7 @@ def ag_gemm_k(
     check_product(x, w, bias, sharded_depth=True)
     if out is None and not no_group(group) and traced(group, [x, w, bias]):
         return _OPERATOR(x, w, bias, group_name(group), out_dtype, backend, plan, split)
+    refuse_gradient("ag_gemm_k", [x, w, bias])
     group = None if no_group(group) else resolve_group(group)
     return run(x, w, bias, group, out, out_dtype, backend, plan, split)
 

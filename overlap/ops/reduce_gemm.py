@@ -22,7 +22,7 @@ from overlap.api.fallback import check_backend
 from overlap.api.groups import group_by_name, no_group, resolve_group
 from overlap.interop import define, group_name, traced
 
-from .arguments import check_product, choose_way, dtype_reason, multiply, ranks, result, result_dtypes
+from .arguments import check_product, choose_way, dtype_reason, multiply, ranks, refuse_gradient, result, result_dtypes
 from .partials import launch_partial, out_by_tma
 from .record import remember, serial_plan
 from .views import whole_view
@@ -69,6 +69,7 @@ def gemm_ar(
     if out is None and not no_group(group) and traced(group, [x, w, bias]):
         name = group_name(group)
         return _OPERATOR(x, w, bias, name, out_dtype, transport_dtype, deterministic, backend, plan, split)
+    refuse_gradient("gemm_ar", [x, w, bias])
     group = None if no_group(group) else resolve_group(group)
     return run(x, w, bias, group, out, out_dtype, transport_dtype, deterministic, backend, plan, split)
 

@@ -198,6 +198,18 @@ def test_schemas_and_fakes_agree_with_the_operators(fake_group, name):
     torch.library.opcheck(getattr(torch.ops.overlap, name).default, arguments[name])
 
 
+@pytest.mark.parametrize("name", ["gemm_ar", "a2a_gemm", "gemm_a2a", "ag_gemm_k"])
+def test_a_gradient_is_refused_not_wrong(fake_group, name):
+    call, shape = CALLS[name]
+    y = call(X, PIECE, W.clone().requires_grad_(), fake_group)
+    with pytest.raises(RuntimeError, match="no autograd formula"):
+        y.sum().backward()
+    operator = {"gemm_ar": gemm_ar, "a2a_gemm": a2a_gemm, "gemm_a2a": gemm_a2a, "ag_gemm_k": ag_gemm_k}[name]
+    held = PIECE if name in ("a2a_gemm", "ag_gemm_k") else X
+    with pytest.raises(UsageError, match=f"{name} has no gradient"):
+        operator(held, W.clone().requires_grad_(), out=torch.empty(24, 3), group=fake_group)
+
+
 def test_without_process_groups_there_is_one_rank():
     for call in (gemm_rs, gemm_ar, a2a_gemm, gemm_a2a, ag_gemm_k):
         torch.testing.assert_close(call(X, W, bias=W[0]), X @ W + W[0])
@@ -210,7 +222,7 @@ def test_results_go_where_the_caller_says():
     for call in (gemm_rs, gemm_ar, a2a_gemm, gemm_a2a, ag_gemm_k):
         out = torch.full((6, 12), float("nan"), dtype=torch.float64)
         assert call(X, W, out=out) is out
-        torch.testing.assert_close(out, (X @ W).double())
+        torch.testing.assert_close(out, X.double() @ W.double())
 
 
 def test_why_serial_ran_is_said_once(fake_group, caplog, monkeypatch):
