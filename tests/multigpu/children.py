@@ -82,7 +82,7 @@ class Scenario:
         # Triton reads a kernel's source when it compiles it: the folder stays until the process ends.
         self.folder = tempfile.TemporaryDirectory(prefix="overlap_child_")
         self.modules = {}
-        self.on = {plan: next(on for known, on in WAYS.values() if known == plan) for plan in plans}
+        self.on = {plan: next(on for known, on, *_ in WAYS.values() if known == plan) for plan in plans}
         for plan, on in self.on.items():
             path = Path(self.folder.name) / f"{plan}.py"
             path.write_text(compile_source(Request(source, plan=plan, on=on)).module.text)

@@ -126,10 +126,10 @@ def generated(tmp_path_factory, repo):
     folder = tmp_path_factory.mktemp("generated")
     made: dict = {}
 
-    def make(source: str, plan: str, on: str):
-        key = (source, plan, on)
+    def make(source: str, plan: str, on: str, backend: str | None = None):
+        key = (source, plan, on, backend)
         if key not in made:
-            request = Request(SourceUnit.from_file(str(repo / source)), plan=plan, on=on)
+            request = Request(SourceUnit.from_file(str(repo / source)), plan=plan, on=on, backend=backend)
             path = folder / f"module_{len(made)}.py"
             path.write_text(compile_source(request).module.text)
             made[key] = load_module(str(path))

@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from overlap.runtime.cuda import runtime_for_group
 from overlap.runtime.workspace import check, release, reserve, workspaces
-from tests.support.ranks import TEMPLATES, WAYS, Product, delay, template
+from tests.support.ranks import TEMPLATES, WAYS, Product, delay, takes, template
 
 from .conftest import WORLD
 
@@ -14,11 +14,9 @@ SHAPES = [(512, 256, 128), (1000, 136, 96), (4091, 264, 1000), (130, 136, 96), (
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize(("name", "way"), [(name, way) for name in TEMPLATES for way in WAYS if takes(name, way)])
 def test_every_template_way_shape_and_dtype(generated, group, name, way):
-    plan, on = WAYS[way]
-    module = generated(template(name), plan, on)
+    on, module = WAYS[way][1], generated(template(name), *WAYS[way])
     for dtype in DTYPES:
         for shape in SHAPES:
             for seed in range(2):
@@ -36,8 +34,7 @@ def test_columns_are_strided_chunks(generated, group, name):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_thousand_launches_with_new_data_and_delays(generated, group, way):
-    plan, on = WAYS[way]
-    module = generated(template("grouped_gemm"), plan, on)
+    on, module = WAYS[way][1], generated(template("grouped_gemm"), *WAYS[way])
     product = Product(group, 515, 136, 96, torch.float16, on=on)
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
     for seed in range(1000):
@@ -50,8 +47,7 @@ def test_a_thousand_launches_with_new_data_and_delays(generated, group, way):
 @pytest.mark.parametrize("way", [way for way in WAYS if way not in ("gather, ring", "scatter columns")])
 def test_launches_alternating_over_two_streams(generated, group, way):
     """Nothing but the runtime orders one call behind the other."""
-    plan, on = WAYS[way]
-    module = generated(template("grouped_gemm"), plan, on)
+    on, module = WAYS[way][1], generated(template("grouped_gemm"), *WAYS[way])
     product = Product(group, 515, 136, 96, torch.float16, on=on)
     product.check(module, 0)
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
@@ -66,8 +62,7 @@ def test_launches_alternating_over_two_streams(generated, group, way):
 
 @pytest.mark.parametrize("way", ["gather, pull", "scatter", "exchange before"])
 def test_inputs_freed_and_reused_right_after_the_call(generated, group, way):
-    plan, on = WAYS[way]
-    module = generated(template("grouped_gemm"), plan, on)
+    on, module = WAYS[way][1], generated(template("grouped_gemm"), *WAYS[way])
     product = Product(group, 2048, 136, 512, torch.float16, on=on)
     reused = 0
     for seed in range(20):
@@ -114,8 +109,7 @@ def test_shapes_that_differ_every_call_share_memory(generated, group, plan):
 
 @pytest.mark.parametrize("way", ["gather, pull", "scatter", "reduce, two shots", "exchange before", "exchange after"])
 def test_growing_shapes_and_a_release_in_between(generated, group, way):
-    plan, on = WAYS[way]
-    module = generated(template("grouped_gemm"), plan, on)
+    on, module = WAYS[way][1], generated(template("grouped_gemm"), *WAYS[way])
     for round_ in range(2):
         for m in (1, 64, 700, 3, 2000):
             Product(group, m, 136, 96, torch.float16, on=on).check(module, m + round_)
@@ -126,8 +120,7 @@ def test_growing_shapes_and_a_release_in_between(generated, group, way):
 @pytest.mark.parametrize("way", ["gather, pull", "scatter", "reduce, one shot"])
 def test_two_sub_groups_of_a_2x2_mesh_at_once(generated, process_group, way):
     """Rows and columns of the mesh: a global rank used for a rank of the group would read another group's memory."""
-    plan, on = WAYS[way]
-    module = generated(template("grouped_gemm"), plan, on)
+    on, module = WAYS[way][1], generated(template("grouped_gemm"), *WAYS[way])
     groups = {}
     for name, sets in (("rows", [[0, 1], [2, 3]]), ("columns", [[0, 2], [1, 3]])):
         for ranks in sets:

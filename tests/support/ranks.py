@@ -25,8 +25,18 @@ WAYS = {
     "reduce, two shots": ("all_reduce_two_shot", "c[]"),
     "exchange before": ("all_to_all_1d", "a[K:M]"),
     "exchange after": ("all_to_all_1d", "c[M:N]"),
+    "scatter, stored": ("reduce_scatter_1d", "c[M]", "ldst_inline"),
+    "reduce, stored": ("all_reduce_two_shot", "c[]", "ldst_inline"),
+    "exchange after, stored": ("all_to_all_1d", "c[M:N]", "ldst_inline"),
 }
-"""Plan and communicated tensor, by what they do together."""
+"""Plan, communicated tensor and, where it is not the copy engine, backend, by what they do together."""
+BY_POINTERS = ("grouped_gemm", "gemm_2d")
+"""Templates whose tiles can be stored by plain stores."""
+
+
+def takes(name: str, way: str) -> bool:
+    """Whether a template can be compiled for a way."""
+    return name in BY_POINTERS or len(WAYS[way]) == 2
 
 
 def template(name: str) -> str:
