@@ -125,6 +125,16 @@ def test_every_loop_that_reads_the_tensor_is_cut_and_no_other():
     assert text.count("ol.wait(ol_parts, ol_piece, ") == text.count("ol.wait(ol_parts, ol_piece_1, ") == 1
 
 
+def test_each_loop_waits_for_what_it_reads_as_it_reads_it():
+    """One loop reads a by TMA, the other a and b by pointers."""
+    lines = LOOP.splitlines(keepends=True)
+    descriptor = "    d = tl.make_tensor_descriptor(a, [M, K], [K, 1], [BM, BK])\n"
+    first = f"{descriptor}{lines[0]}        x = d.load([i * BM, k])\n        acc += tl.sum(x, axis=1)[:, None]\n"
+    text = after(text=SOURCE.replace(LOOP, first + LOOP), on=["a[K]", "b[K]"])
+    assert "# The chunks of a along K, in the order" in text and "# The chunks of a and b along K, in the order" in text
+    assert "ol_first = ol.after_async(ol.origin(" in text and "ol_first_1 = ol.after(ol.origin(" in text
+
+
 def test_two_tensors_share_the_loop():
     text = after(on=["a[K]", "b[K]"])
     assert "# The chunks of a and b along K, in the order in which they arrive.\n" in text
