@@ -148,7 +148,11 @@ def _declared(
 
 
 def _accesses(
-    unit: SourceUnit, context: AccessContext, raws: Sequence[RawAccess], axes: Sequence[Axis], loops: Sequence[RangeLoop]
+    unit: SourceUnit,
+    context: AccessContext,
+    raws: Sequence[RawAccess],
+    axes: Sequence[Axis],
+    loops: Sequence[RangeLoop],
 ) -> tuple[Access, ...]:
     accesses: list[Access] = []
     by_line = {loop.span.line: loop for loop in loops}
