@@ -73,7 +73,7 @@ def choose(group: Any, tensor: torch.Tensor, gathered_bytes: int, asked: str | N
     import torch.distributed as dist
 
     if dist.get_world_size(group) == 1:
-        return Choice("serial", "one rank has nothing to gather")
+        return Choice("serial", "one rank has nothing to communicate")
     limit = settings.get("serial_below_bytes")
     if gathered_bytes < limit:
         return Choice("serial", f"{gathered_bytes} bytes are below serial_below_bytes={limit}")

@@ -55,7 +55,7 @@ def test_one_rank_has_nothing_to_gather(reachable):
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
     try:
-        assert choose(dist.group.WORLD, torch.empty(1), 10**9, None).why_serial == "one rank has nothing to gather"
+        assert choose(dist.group.WORLD, torch.empty(1), 10**9, None).why_serial == "one rank has nothing to communicate"
     finally:
         dist.destroy_process_group()
     assert choose(None, torch.empty(1), 10**9, None).why_serial == "no process group, so one rank"
