@@ -35,7 +35,13 @@ CASES = {
     "all_reduce": ("templates/kernels/grouped_gemm.py", "all_reduce_two_shot", "c[]", {}, None),
     "exchange_result": ("templates/kernels/grouped_gemm.py", "all_to_all_1d", "c[M:N]", {}, None),
     "exchange_input": ("templates/kernels/grouped_gemm.py", "all_to_all_1d", "a[K:M]", {}, None),
-    "gather_and_scatter": ("templates/kernels/grouped_gemm.py", ("all_gather_1d", "reduce_scatter_1d"), ("a[M]", "c[M]"), {}, 4),
+    "gather_and_scatter": (
+        "templates/kernels/grouped_gemm.py",
+        ("all_gather_1d", "reduce_scatter_1d"),
+        ("a[M]", "c[M]"),
+        {},
+        4,
+    ),
     "two_exchanges": ("templates/kernels/persistent_gemm.py", ("all_to_all_1d",) * 2, ("a[K:M]", "c[M:N]"), {}, None),
 }
 

@@ -27,7 +27,6 @@ def matmul_kernel(
     # @overlap.tile_id
     pid = tl.program_id(0)
     # @overlap.axis_count M block=BLOCK_M
-    num_pid_m = tl.cdiv(M, BLOCK_M)
     # @overlap.axis_count N block=BLOCK_N
     num_pid_n = tl.cdiv(N, BLOCK_N)
     # @overlap.axis_count K block=BLOCK_SPLIT

@@ -3,7 +3,7 @@
 # overlap source: tests/kernels/split_k.py
 # overlap kernel: matmul_kernel
 # overlap host: matmul
-# overlap sha256: 5333c5a4f21bbcd83562ed44073d6bfadc130bc674707f9cea0615d775ee684b
+# overlap sha256: f1f4b059231af7910d3f6a54f3420e016cb5c4278e4b3b75fc23a816aa14f953
 # overlap plan: reduce_scatter_1d
 # overlap on: c[M]
 # overlap world: any
@@ -46,7 +46,6 @@ def matmul_kernel(
     # @overlap.tile_id
     pid = tl.program_id(0)
     # @overlap.axis_count M block=BLOCK_M
-    num_pid_m = tl.cdiv(M, BLOCK_M)  # noqa: F841
     # @overlap.axis_count N block=BLOCK_N
     num_pid_n = tl.cdiv(N, BLOCK_N)  # noqa: F841
     # @overlap.axis_count K block=BLOCK_SPLIT
@@ -85,7 +84,7 @@ def matmul_kernel(
     ol.produced(ol_table, ol_run, ol_state)
 
 
-def ol_tile_map(ol_pid, ol_num_pid_m, ol_num_pid_n, ol_num_parts):
+def ol_tile_map(ol_pid, ol_count_m, ol_num_pid_n, ol_num_parts):
     """Position in a run to tile coordinates, as in the kernel; evaluated on the host to prove it a bijection."""
     part = ol_pid % ol_num_parts
     pid_n = (ol_pid // ol_num_parts) % ol_num_pid_n
@@ -142,7 +141,7 @@ OL_OPERATOR = ol_rt.Operator(
     kernel=matmul_kernel,
     body=ol_body_matmul,
     tile_map=ol_tile_map,
-    source=ol_rt.Source("tests/kernels/split_k.py", host_line=59, kernel_line=9),
+    source=ol_rt.Source("tests/kernels/split_k.py", host_line=58, kernel_line=9),
     plan=OL_PLAN,
     on="c[M]",
     realization=ol_rt.Realization(backend="copy_engine"),
