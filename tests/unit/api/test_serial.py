@@ -8,7 +8,12 @@ from pathlib import Path
 
 def test_three_ranks_over_gloo(repo, tmp_path):
     script = Path(__file__).with_name("serial_ranks.py")
-    env = {**os.environ, "PYTHONPATH": str(repo), "OMP_NUM_THREADS": "1"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(repo),
+        "OMP_NUM_THREADS": "1",
+        "OVERLAP_CACHE_DIR": str(tmp_path / "cache"),
+    }
     ranks = [
         subprocess.Popen(
             [sys.executable, str(script), str(rank), "3", str(tmp_path / "store")],
