@@ -22,7 +22,7 @@ from overlap.errors import SourceError, UsageError
 from overlap.runtime.resolve import parameters_of, python_function
 
 from .compiled import CompiledKernel, KernelSource
-from .fallback import check_backend
+from .fallback import STORING, check_backend
 
 _KEYS = ("split", "comm_sms", "num_warps", "num_stages")
 
@@ -64,7 +64,7 @@ def compile(
     options.update({key: str(value) for key, value in keys.items()})
     if not isinstance(plan, str) or not isinstance(on, str):
         plan, on = tuple(plans), tuple(ons)
-    return KernelCompiler(plan, on, world, check_backend(backend), options)
+    return KernelCompiler(plan, on, world, check_backend(backend, STORING), options)
 
 
 class KernelCompiler:

@@ -20,6 +20,8 @@ from overlap import settings
 from overlap.errors import UsageError
 
 BACKENDS = ("copy_engine", "serial")
+STORING = ("copy_engine", "ldst_inline", "serial")
+"""Where what is communicated is a result."""
 
 
 @dataclass(frozen=True)
@@ -31,19 +33,27 @@ class Choice:
     forced: bool = False
 
 
-def check_backend(name: str | None) -> str | None:
+def check_backend(name: str | None, known: tuple[str, ...] = BACKENDS) -> str | None:
     """A backend that a caller may ask for, or None.
 
+    Args:
+        known: those there are.
+
     Raises:
-        UsageError: there is none of that name; the nearest is named.
+        UsageError: it is none of them; the nearest is named.
     """
-    if name is None or name in BACKENDS:
+    if name is None or name in known:
         return name
+    if name in STORING:
+        raise UsageError(
+            f"{name} stores what a kernel makes, and here an input is communicated",
+            help=f"backends: {', '.join(known)}",
+        )
     from difflib import get_close_matches
 
-    near = get_close_matches(name, BACKENDS, 1)
+    near = get_close_matches(name, known, 1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    raise UsageError(f"unknown backend {name!r}", help=f"{hint}backends: {', '.join(BACKENDS)}")
+    raise UsageError(f"unknown backend {name!r}", help=f"{hint}backends: {', '.join(known)}")
 
 
 def choose(group: Any, tensor: torch.Tensor, gathered_bytes: int, asked: str | None) -> Choice:
@@ -58,7 +68,7 @@ def choose(group: Any, tensor: torch.Tensor, gathered_bytes: int, asked: str | N
     if hasattr(group, "overlap_runtime"):
         if asked == "serial":
             raise UsageError("a simulated group has no collectives to run serially", help='backend="copy_engine"')
-        return Choice("copy_engine")
+        return Choice(asked or "copy_engine")
     if asked == "serial":
         return Choice("serial", "asked for")
     if group is None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from overlap.api.collectives import all_to_all
-from overlap.api.fallback import check_backend
+from overlap.api.fallback import STORING, check_backend
 from overlap.api.groups import group_by_name, no_group, resolve_group
 from overlap.chunkplan.region import shard_interval
 from overlap.errors import RuntimeContractError, UsageError
@@ -236,7 +236,7 @@ def run_gemm_a2a(
         return y
     reasons = (dtype_reason(x.dtype, made, moved), "" if view.possible else UNEVEN)
     moved_bytes = math.prod(whole) * moved.itemsize // world
-    choice = choose_way(group, x, moved_bytes, check_backend(backend), reasons)
+    choice = choose_way(group, x, moved_bytes, check_backend(backend, STORING), reasons)
     if choice.backend == "serial":
         own = multiply(x.flatten(0, -2), w, bias, moved)
         all_to_all(group, own.view(*x.shape[:-1], columns), dim, x.dim() - 1, y)

@@ -17,9 +17,10 @@ from overlap.runtime.protocol import Runtime, runtime_of
 
 from .blocks import choose_blocks
 from .gemm import ag_gemm_any, gemm_out_tma
+from .gemm_stored import gemm_out_stored
 from .products import FEWEST_ROWS, descriptor, rows_fit, weight_by
 
-C_OF = {"gemm_out_tma": "c_desc", "ag_gemm_any": "c_ptr"}
+C_OF = {"gemm_out_tma": "c_desc", "gemm_out_stored": "c_ptr", "ag_gemm_any": "c_ptr"}
 """The communicated parameter, by kernel."""
 
 
@@ -50,6 +51,7 @@ def partial_arguments(
     columns: int,
     tma: bool,
     runtime: Runtime,
+    stored: bool = False,
 ) -> tuple[Any, Any, dict[str, Any]]:
     """Kernel, grid and arguments of ``x @ w + bias``.
 
@@ -57,6 +59,7 @@ def partial_arguments(
         x: [batch, rows, K], any strides.
         c: the result [batch, rows, columns] or, for a fused launch, this rank's part of it.
         tma: as `out_by_tma` says.
+        stored: tiles leave by plain stores.
     """
     batch, m, k = x.shape
     blocks = choose_blocks(
@@ -93,17 +96,26 @@ def partial_arguments(
     programs = max(1, min(runtime.sm_count, tiles))
     arguments = {
         "a_desc": a_desc, "b_desc": b_desc,
-        "c_desc": descriptor(c.transpose(0, 1), [m, batch, columns], [columns, m * columns, 1], [blocks.m, 1, blocks.n]),
         "a_ptr": x if a_desc is None else None, "b_ptr": w if b_desc is None else None,
         "NUM_PROGRAMS": programs, "A_BY": a_by, "B_BY": b_by, **shared,
     }  # fmt: skip
+    if stored:
+        strides = {"stride_cb": m * columns, "stride_cm": columns, "stride_cn": 1}
+        return gemm_out_stored, (programs,), {**arguments, "c_ptr": c.transpose(0, 1), **strides}
+    arguments["c_desc"] = descriptor(
+        c.transpose(0, 1), [m, batch, columns], [columns, m * columns, 1], [blocks.m, 1, blocks.n]
+    )
     return gemm_out_tma, (programs,), arguments
 
 
-@cache
-def compiled_partial(kernel: Any, along: str, plan: str, split: int) -> CompiledKernel:
+def compiled_partial(kernel: Any, along: str, plan: str, split: int, backend: str = "copy_engine") -> CompiledKernel:
     """A GEMM kernel whose C is communicated: ``M`` and such reduce-scatter, nothing all-reduces, ``M:N`` exchanges."""
-    return compile(plan=plan, on=f"{C_OF[kernel.fn.__name__]}[{along}]", split=split)(kernel)
+    return _compiled(kernel, along, plan, split, backend)
+
+
+@cache
+def _compiled(kernel: Any, along: str, plan: str, split: int, backend: str) -> CompiledKernel:
+    return compile(plan=plan, on=f"{C_OF[kernel.fn.__name__]}[{along}]", split=split, backend=backend)(kernel)
 
 
 def launch_partial(
@@ -122,6 +134,7 @@ def launch_partial(
     split: int,
 ) -> LastPlan:
     """One fused launch: ``part``, this rank's part of the communicated result [batch, rows, columns], is filled."""
-    kernel, grid, arguments = partial_arguments(x, w, bias, part, columns, tma, runtime_of(group))
-    compiled = compiled_partial(kernel, along, plan, split)
+    stored = backend == "ldst_inline"
+    kernel, grid, arguments = partial_arguments(x, w, bias, part, columns, tma, runtime_of(group), stored)
+    compiled = compiled_partial(kernel, along, plan, split, backend)
     return compiled.launch(grid, (), arguments, group=group, backend=backend, transport=moved)

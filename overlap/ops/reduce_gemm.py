@@ -18,7 +18,7 @@ import torch
 
 from overlap import settings
 from overlap.api.collectives import all_reduce
-from overlap.api.fallback import check_backend
+from overlap.api.fallback import STORING, check_backend
 from overlap.api.groups import group_by_name, no_group, resolve_group
 from overlap.interop import define, group_name, traced
 
@@ -56,8 +56,9 @@ def gemm_ar(
         transport_dtype: of the partial results and, in two steps, the sums that travel; by default the result's.
         deterministic: the same bits in every run and on every rank. The fused kernels always add in one order; this
             makes serial do so.
-        backend: ``copy_engine`` (fused) or ``serial`` (torch's product, then a collective); by default fused, and
-            serial where that is impossible or slower, which `last_plan` and the log say.
+        backend: ``copy_engine`` (fused), ``ldst_inline`` (fused, tiles are stored where they go) or ``serial`` (torch's
+            product, then a collective); by default fused by copy engine, and serial where that is impossible or
+            slower, which `last_plan` and the log say.
         plan: the plan template; by default ``all_reduce_one_shot`` for results smaller than the setting
             ``one_shot_below_bytes``, else ``all_reduce_two_shot``.
         split: chunks that a transfer is cut into.
@@ -95,7 +96,7 @@ def run(
     if 0 in view.whole:
         return y
     moved_bytes = view.rows * view.columns * moved.itemsize
-    choice = choose_way(group, x, moved_bytes, check_backend(backend), [dtype_reason(x.dtype, made, moved)])
+    choice = choose_way(group, x, moved_bytes, check_backend(backend, STORING), [dtype_reason(x.dtype, made, moved)])
     added = bias if rank == 0 else None
     if choice.backend == "serial":
         # Summed in place where that is possible.

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 
 from overlap.api import CompiledKernel
+from overlap.api.fallback import BACKENDS, STORING, check_backend
 from overlap.api.memory import reserve_operator
 from overlap.errors import UsageError
 
 from .gather_gemm import compiled_kernel
 from .gemm import ag_gemm_any, ag_gemm_tma, gemm_out_tma
+from .gemm_stored import gemm_out_stored
 from .partials import compiled_partial
 from .products import rows_fit
 from .reduce_gemm import ONE_SHOT, TWO_SHOT
@@ -27,7 +29,7 @@ class Form:
     ``B`` and others are said; ``width``: the axis of ``hidden``; ``plans``: those that run unless a call says otherwise.
     """
 
-    make: Callable[[Any, str, str, int], CompiledKernel]
+    make: Callable[..., CompiledKernel]
     tma: Any
     along: tuple[str, ...]
     width: str
@@ -54,6 +56,7 @@ def reserve(
     inner_dims: bool = False,
     plan: str | None = None,
     split: int = 1,
+    backend: str = "copy_engine",
 ) -> None:
     """Makes the symmetric memory of an operator on a group, for ``dtype``; collective.
 
@@ -67,10 +70,10 @@ def reserve(
         operator: ``ag_gemm``, ``gemm_rs`` and so on.
         inner_dims: also for calls along inner dimensions, in batches of small matrices and of uneven shards, and
             `gemm_rs` along the last, which lie in memory of their own.
-        plan, split: as the calls will say.
+        plan, split, backend: as the calls will say.
 
     Raises:
-        UsageError: no such operator, or sizes that are no positive integers.
+        UsageError: no such operator or backend, or sizes that are no positive integers.
         RuntimeContractError: ranks that ask for different sizes, or less was reserved before.
     """
     for name, size in (("max_tokens", max_tokens), ("hidden", hidden)):
@@ -79,13 +82,16 @@ def reserve(
     if operator not in FORMS:
         raise UsageError(f"no operator {operator!r}", help=f"operators: {', '.join(FORMS)}")
     form = FORMS[operator]
-    kernels = (form.tma, ag_gemm_any) if rows_fit(hidden, dtype) else (ag_gemm_any,)
-    for kernel in (form.tma, ag_gemm_any):
+    made = form.tma is gemm_out_tma
+    stored = check_backend(backend, STORING if made else BACKENDS) == "ldst_inline"
+    tma, how = (gemm_out_stored, (backend,)) if stored else (form.tma, ())
+    kernels = (tma, ag_gemm_any) if rows_fit(hidden, dtype) else (ag_gemm_any,)
+    for kernel in (tma, ag_gemm_any):
         for along in form.along:
             usual = kernel is kernels[0] and along == form.along[0]
             wanted = usual or kernel in kernels and inner_dims
             tokens, width = (max_tokens, hidden) if wanted else (0, 0)
             rows = {"B": tokens, "M": 1} if "B" in along else {"B": 1, "M": tokens}
             for chosen in form.plans if plan is None else (plan,):
-                compiled = form.make(kernel, along, chosen, split)
+                compiled = form.make(kernel, along, chosen, split, *how)
                 reserve_operator(compiled.operator, group, {**rows, form.width: width}, dtype)

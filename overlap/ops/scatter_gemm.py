@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from overlap.api.collectives import reduce_scatter
-from overlap.api.fallback import check_backend
+from overlap.api.fallback import STORING, check_backend
 from overlap.api.groups import group_by_name, no_group, resolve_group
 from overlap.interop import define, group_name, tracing
 
@@ -59,8 +59,9 @@ def gemm_rs(
         out_dtype: of the result; by default ``out``'s, else x's.
         transport_dtype: of the partial results that travel; by default the result's.
         deterministic: the same bits in every run. The fused kernel always adds in one order; this makes serial do so.
-        backend: ``copy_engine`` (fused) or ``serial`` (torch's product, then a collective); by default fused, and
-            serial where that is impossible or slower, which `last_plan` and the log say.
+        backend: ``copy_engine`` (fused), ``ldst_inline`` (fused, tiles are stored where they go) or ``serial`` (torch's
+            product, then a collective); by default fused by copy engine, and serial where that is impossible or
+            slower, which `last_plan` and the log say.
         plan: the plan template that moves the partial results.
         split: chunks a piece is cut into.
         accumulate_main_grad: add the gradient of the weight to its parameter's ``main_grad`` in place, in that one's
@@ -111,7 +112,7 @@ def run(
     if 0 in view.whole:
         return y
     reasons = (dtype_reason(x.dtype, made, moved), uneven(view))
-    choice = choose_way(group, x, math.prod(view.whole) * moved.itemsize, check_backend(backend), reasons)
+    choice = choose_way(group, x, math.prod(view.whole) * moved.itemsize, check_backend(backend, STORING), reasons)
     added = bias if rank == 0 else None
     if choice.backend == "serial":
         summand = multiply(x.flatten(0, -2), w, added, moved).view(view.whole)

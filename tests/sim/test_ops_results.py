@@ -142,18 +142,36 @@ def assert_near(case: Case, y: torch.Tensor, wanted: torch.Tensor, allowed: torc
     assert bool(((y.double() - wanted).abs() <= allowed).all())  # NaN fails too
 
 
-@pytest.mark.parametrize("name", SCATTERED)
-def test_gemm_rs(name):
+STORED = (
+    "even rows by TMA",
+    "ragged rows, bias",
+    "columns TMA cannot take",
+    "fp32",
+    "inner dimension, batched",
+    "columns",
+    "fewer rows than ranks",
+    "one rank",
+    "a wide transport",
+    "chunks of a piece",
+)
+"""Cases of the second way out, `ldst_inline`."""
+BACKENDS_OF = [(name, "copy_engine") for name in SCATTERED] + [(name, "ldst_inline") for name in STORED]
+
+
+@pytest.mark.parametrize(("name", "backend"), BACKENDS_OF)
+def test_gemm_rs(name, backend):
     case = SCATTERED[name]
-    for ys, wanted, allowed in summed(
-        case, lambda x, w, **options: gemm_rs(x, w, scatter_dim=case.dim, **options), seed=len(name)
-    ):
+
+    def operator(x, w, **options):
+        return gemm_rs(x, w, scatter_dim=case.dim, backend=backend, **options)
+
+    for ys, wanted, allowed in summed(case, operator, seed=len(name)):
         for rank, y in enumerate(ys):
             low, high = shard_interval(wanted.shape[case.dim], case.world, rank)
             pieces = (t.narrow(case.dim, low, high - low) for t in (wanted, allowed))
             assert_near(case, y, *pieces)
     said = last_plan("gemm_rs")
-    assert (said.backend, said.kind, said.world) == ("copy_engine", "reduce_scatter", case.world)
+    assert (said.backend, said.kind, said.world) == (backend, "reduce_scatter", case.world)
     assert said.shape == (*case.lead, case.columns) and said.dtype == str(case.moved)
 
 
