@@ -108,6 +108,7 @@ def test_every_shape(group, dtype, operator):
         {"transport_dtype": torch.float32},
         {"transport_dtype": torch.bfloat16, "out_dtype": torch.float32},
         {"split": 2},
+        {"backend": "ldst_inline"},
         {"backend": "serial", "deterministic": True},
     ],
     ids=str,
