@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 import overlap.language as ol
-from overlap.runtime import launch as launch_layer
+from overlap.runtime.part import Part
 from overlap.schedule import steps as st
 from overlap.sim import check_module
 
@@ -226,13 +226,9 @@ def test_a_cycle_between_the_ranks_lanes(compiled):
 
 
 def test_a_chunk_that_ends_one_row_early(compiled, monkeypatch):
-    whole = launch_layer._view
-
-    def short(tensor, chunk):
-        view = whole(tensor, chunk)
-        return view[:-1]
-
-    monkeypatch.setattr(launch_layer, "_view", short)
+    for end in ("source", "destination"):
+        whole = getattr(Part, end)
+        monkeypatch.setattr(Part, end, lambda part, op, whole=whole: whole(part, op)[:-1])
     for kind in faults(compiled()):
         assert kind in ("unwritten", "race")
 
@@ -243,10 +239,12 @@ def test_a_chunk_edge_rounded_down_to_a_block(compiled, monkeypatch):
 
     whole = instance.to_words
 
-    def fewer(schedule):
+    def fewer(schedule, *room):
         *others, last = schedule.runs
         assert last.waits != others[0].waits
-        return whole(dataclasses.replace(schedule, runs=(*others, dataclasses.replace(last, waits=others[0].waits))))
+        return whole(
+            dataclasses.replace(schedule, runs=(*others, dataclasses.replace(last, waits=others[0].waits))), *room
+        )
 
     monkeypatch.setattr(instance, "to_words", fewer)
     assert faults(compiled()) == ["race"] * len(SEEDS)
