@@ -147,7 +147,7 @@ def facts(artifact: Artifact) -> Facts:
         spill_bytes=spills,
         num_warps=artifact.num_warps,
         num_ctas=artifact.num_ctas,
-        buffers=pipelined_buffers(artifact.stages["ttgir"]),
+        buffers=pipelined_buffers(artifact.stages["ttgir"], artifact.num_stages + 1),
         matrix_instructions=len(_MATRIX.findall(text)),
         wgmma=text.count("wgmma.mma_async"),
         tma_loads=len(_TMA_LOAD.findall(text)),
@@ -156,16 +156,17 @@ def facts(artifact: Artifact) -> Facts:
     )
 
 
-def pipelined_buffers(ttgir: str) -> tuple[Buffer, ...]:
+def pipelined_buffers(ttgir: str, deepest: int | None = None) -> tuple[Buffer, ...]:
     """Uninitialised shared allocations with a leading stage dimension, deepest first.
 
     An operand is at least two-dimensional, so its buffer has three dimensions; barriers (``Nx1xi64``) and the
-    staging tile of an epilogue, which has no stage dimension, are left out.
+    staging tile of an epilogue, which has no stage dimension, are left out. A tile that has three of its own is told
+    by its first: no pipeline has more than ``deepest`` buffers, one more than its stages.
     """
     found = []
     for shape, dtype in _ALLOC.findall(ttgir):
         depth, *rest = map(int, shape.split("x"))
-        if len(rest) >= 2:
+        if len(rest) >= 2 and (deepest is None or depth <= deepest):
             found.append(Buffer(depth, tuple(rest), dtype))
     return tuple(sorted(found, key=lambda b: (-b.depth, b.shape, b.dtype)))
 
