@@ -64,9 +64,7 @@ def check(
 class _Kernel:
     """A kernel's TTIR with its guarded loads, its stores of what leaves, and its reads and raises of flags found."""
 
-    def __init__(
-        self, function: ttir.Function, guarded: frozenset[str], produced: frozenset[str], flags: str
-    ) -> None:
+    def __init__(self, function: ttir.Function, guarded: frozenset[str], produced: frozenset[str], flags: str) -> None:
         self.function = function
         self.guarded = guarded
         self.produced = produced
@@ -227,7 +225,9 @@ def _machine_code(kernel: _Kernel, program: ptx.Program) -> Iterable[Finding]:
     for instruction in program.instructions:
         if instruction.line in stored and (stores(instruction) or _stores_by_tma(instruction)):
             if program.leaves_without(instruction, _releases):
-                yield Finding("count-after-store", "error", instruction.line, "this store may be the last thing that runs")
+                yield Finding(
+                    "count-after-store", "error", instruction.line, "this store may be the last thing that runs"
+                )
     lines = {load.line for load in kernel.loads} - {0}
     for load in program.instructions:
         if acquires and load.line in lines and _loads(load):
