@@ -145,7 +145,9 @@ def arguments(bench: Any) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=30, help="published numbers need 20 or more")
     parser.add_argument("--contenders", nargs="+", choices=record.CONTENDERS, default=list(record.CONTENDERS))
     parser.add_argument("--plan", help="plan of ours; by default the operator chooses")
-    parser.add_argument("--split", type=int, default=1, help="chunks a shard is cut into, by ours")
+    parser.add_argument(
+        "--split", type=int, help="chunks a shard is cut into, by ours; by default the operator chooses"
+    )
     parser.add_argument("--backend", help="backend of ours; by default it chooses, and is serial for small tensors")
     parser.add_argument("--out", type=Path, help="result file; default: bench/results, by operator and GPUs")
     parser.add_argument("--commit", help="the commit measured, where there is no git")

@@ -19,6 +19,7 @@ from .gemm_stored import gemm_out_stored
 from .partials import compiled_partial
 from .products import rows_fit
 from .reduce_gemm import ONE_SHOT, TWO_SHOT
+from .scatter_gemm import SPLIT
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Form:
     """How an operator compiles its kernels.
 
     ``tma``: its kernel where TMA takes rows (`ag_gemm_any` is the other); ``along``: how ``M`` and, for inner dimensions,
-    ``B`` and others are said; ``width``: the axis of ``hidden``; ``plans``: those that run unless a call says otherwise.
+    ``B`` and others are said; ``width``: the axis of ``hidden``; ``plans``, ``split``: what runs unless a call says otherwise.
     """
 
     make: Callable[..., CompiledKernel]
@@ -34,12 +35,13 @@ class Form:
     along: tuple[str, ...]
     width: str
     plans: tuple[str, ...]
+    split: int = 1
 
 
 FORMS = {
     "ag_gemm": Form(compiled_kernel, ag_gemm_tma, ("M", "B"), "K", ("all_gather_1d",)),
     "ag_gemm_k": Form(compiled_kernel, ag_gemm_tma, ("K",), "K", ("all_gather_1d",)),
-    "gemm_rs": Form(compiled_partial, gemm_out_tma, ("M", "B", "N"), "N", ("reduce_scatter_1d",)),
+    "gemm_rs": Form(compiled_partial, gemm_out_tma, ("M", "B", "N"), "N", ("reduce_scatter_1d",), SPLIT),
     "gemm_ar": Form(compiled_partial, gemm_out_tma, ("",), "N", (ONE_SHOT, TWO_SHOT)),
     "a2a_gemm": Form(compiled_kernel, ag_gemm_tma, ("K:M", "K:B"), "K", ("all_to_all_1d",)),
     "gemm_a2a": Form(compiled_partial, gemm_out_tma, ("M:N", "B:N"), "N", ("all_to_all_1d",)),
@@ -55,7 +57,7 @@ def reserve(
     operator: str = "ag_gemm",
     inner_dims: bool = False,
     plan: str | None = None,
-    split: int = 1,
+    split: int | None = None,
     backend: str = "copy_engine",
 ) -> None:
     """Makes the symmetric memory of an operator on a group, for ``dtype``; collective.
@@ -70,7 +72,7 @@ def reserve(
         operator: ``ag_gemm``, ``gemm_rs`` and so on.
         inner_dims: also for calls along inner dimensions, in batches of small matrices and of uneven shards, and
             `gemm_rs` along the last, which lie in memory of their own.
-        plan, split, backend: as the calls will say.
+        plan, split, backend: as the calls will say; by default as they do by default.
 
     Raises:
         UsageError: no such operator or backend, or sizes that are no positive integers.
@@ -93,5 +95,5 @@ def reserve(
             tokens, width = (max_tokens, hidden) if wanted else (0, 0)
             rows = {"B": tokens, "M": 1} if "B" in along else {"B": 1, "M": tokens}
             for chosen in form.plans if plan is None else (plan,):
-                compiled = form.make(kernel, along, chosen, split, *how)
+                compiled = form.make(kernel, along, chosen, form.split if split is None else split, *how)
                 reserve_operator(compiled.operator, group, {**rows, form.width: width}, dtype)

@@ -10,6 +10,8 @@
              lane 0               | Hold Copy Raise | Hold Copy Raise ...        ............. /      /
              lane 1                                                     | Copy Raise ...             /
 
+    In parts (split), every part of the own shard is a sum of its own, and lane 1 is forked again behind each.
+
 What each step orders, for launch n on rank r:
 
 * ``Entry`` waits until every peer's `done` credit is n-1: only then may r stage its shard (a peer may still pull
@@ -239,17 +241,26 @@ class _Producing:
     def steps(self) -> list[Step]:
         steps: list[Step] = []
         held: dict[int, set[object]] = {}
+        added: dict[tuple[OpId, ...], int] = {}
+        """How many sums stand before a group of operations may send theirs, that sum included."""
+        forked = dict.fromkeys(self.behind, 0)
+        """How many sums stood before each lane's last fork."""
+        sums = 0
         for stage in sorted(self._stages):
-            ops = self._stages[stage]
-            if stage:
-                steps += self._sums(ops)
-                again = {self._plan.op(op).channel for op in ops if op not in self.partial}
-                again |= {self._plan.op(op).channel for op in ops} - set(self.behind)
-                for lane in sorted(again):
-                    steps.append(Fork(lane))
-                    self.behind.setdefault(lane, set()).update(self._waited)
-            for op in ops:
+            for op in self._stages[stage]:
                 lane = self._plan.op(op).channel
+                group, tensor, wanted = self._group(op)
+                if group not in added:
+                    # One sum a group: what is sent first leaves while the next is added up.
+                    if wanted:
+                        steps.append(Sum(tensor, wanted))
+                        sums += 1
+                        self._waited.update(o for piece in wanted for o in piece.summands if o is not None)
+                    added[group] = sums if wanted else 0
+                if lane not in forked or added[group] > forked[lane]:
+                    steps.append(Fork(lane))
+                    forked[lane] = sums
+                    self.behind.setdefault(lane, set()).update(self._waited)
                 seen = held.setdefault(lane, set())
                 hold: list[Step] = []
                 if op in self.partial and self.partial[op] not in seen:
@@ -262,15 +273,13 @@ class _Producing:
                 steps.append(Sum(tensor, left))
         return steps
 
-    def _sums(self, ops: list[OpId]) -> list[Step]:
-        """Sums that the operations of one stage send on, one a tensor."""
-        found: list[Step] = []
-        for tensor, (sums, _) in self._pieces.items():
-            wanted = tuple(piece for group, kept in sums.items() if group[0] in ops for piece in kept)
-            if wanted:
-                found.append(Sum(tensor, wanted))
-                self._waited.update(op for piece in wanted for op in piece.summands if op is not None)
-        return found
+    def _group(self, op: OpId) -> tuple[tuple[OpId, ...], str, tuple[Piece, ...]]:
+        """The operations that send what ``op`` does, their tensor, and the pieces of the sum they send (none: a partial)."""
+        tensor = self._plan.op(op).src.tensor
+        for group, kept in self._pieces[tensor][0].items():
+            if op in group:
+                return group, tensor, kept
+        return (op,), tensor, ()
 
 
 def _carry_out(plan: CommPlan, op_id: OpId, behind: dict[int, set[OpId]], hold: list[Step] | None = None) -> list[Step]:

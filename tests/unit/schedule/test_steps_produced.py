@@ -403,3 +403,11 @@ def test_what_one_launch_cannot_do_is_refused_on_every_rank(ops, error, message,
         with pytest.raises(error, match=message) as raised:
             launch_steps(plan, rank, produced=("c",))
         assert help in raised.value.help
+
+
+def test_a_part_of_a_sum_leaves_while_the_next_is_added():
+    """The sums that are sent on stand one by one, each with the fork that lets its copies start."""
+    steps = launch_steps(two_shot((12, 1), 0, 3, split=2), 0, produced=["c"])
+    behind = steps[next(i for i, s in enumerate(steps) if isinstance(s, Kernel)) :]
+    order = [type(s).__name__ for s in behind if isinstance(s, Sum | Fork) or isinstance(s, Copy) and s.lane == 1]
+    assert order[:6] == ["Sum", "Fork", "Copy", "Sum", "Fork", "Copy"] and order[-1] == "Sum"
