@@ -24,7 +24,8 @@ A plan file is YAML. Operations are written from the view of one rank, and every
 
 Symbols are `rank world split dim extent`, loop variables, `let` names, and sizes named in `tensors: {x: [M, K]}`.
 Further keys: of an operation `when into do channel reduce backend`; of a plan `world` and `dim` (any other is refused),
-`tensors`, `meta`, and `ranks: {0: {before, after, ops}}` for what single ranks have or do. A `move` becomes a pull or
-a push as the backend wants. `reduce: sum`, or `{op: sum, accumulate: fp64}`, adds what arrives to what the rank has.
+`tensors`, `meta`, `parts: {x: [0, 1, 0, 1]}` for the part of a sum that each rank holds (its own otherwise), and
+`ranks: {0: {before, after, ops}}` for what single ranks have or do. A `move` becomes a pull or a push as the backend wants.
+`reduce: sum`, or `{op: sum, accumulate: fp64}`, adds what arrives to what the rank has.
 Chunk words stand in `chunkexpr`, arithmetic in `expr`.
 """

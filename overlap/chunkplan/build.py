@@ -7,6 +7,7 @@ build_plan(text, world=4, tensor=TensorSpec("a", (1000, 64)), dim=0, split=2) ->
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from overlap.errors import PlanError
 
@@ -67,7 +68,6 @@ def build_plan(
         raise no_second_dimension(template.across.snippet, template.across.across)
     _check_pins(template, world, dim)
     sizes: dict[str, int] = {"world": world}
-    named: dict[str, TensorSpec] = {GIVEN: tensor}
     decls = template.tensors
     applied = next((decl for decl in decls if decl.name == tensor.name), decls[0] if len(decls) == 1 else None)
     if decls and applied is None:
@@ -76,12 +76,15 @@ def build_plan(
             f"plan {template.name} has no tensor `{tensor.name}`",
             help=f"it has {', '.join(decl.name for decl in decls)}",
         )
+    named: dict[str, TensorSpec] = {}
     if applied is not None:
         _bind(document, template, applied, tensor, sizes)
+        tensor = replace(tensor, parts=template.parts.get(applied.name, tensor.parts))
         named[applied.name] = tensor
+    named[GIVEN] = tensor
     for decl in decls:
         if decl is not applied:
-            named[decl.name] = TensorSpec(decl.name, _shape(document, decl, sizes))
+            named[decl.name] = _spec(template, decl, sizes)
     specs = tuple(named[decl.name] for decl in decls) or (tensor,)
     return _expanded(template, world, Tensors(named, dim, world, to_dim), specs, tensor, sizes, split, direction)
 
@@ -105,7 +108,7 @@ def load_plan(text: str, path: str = "plan.yaml") -> CommPlan:
             help="add `tensors: {x: [1000, 64]}`, or give a tensor",
         )
     sizes: dict[str, int] = {"world": template.world}
-    specs = tuple(TensorSpec(decl.name, _shape(document, decl, sizes)) for decl in template.tensors)
+    specs = tuple(_spec(template, decl, sizes) for decl in template.tensors)
     dim = template.dim or 0
     named = {GIVEN: specs[0], **{spec.name: spec for spec in specs}}
     tensors = Tensors(named, dim, template.world)
@@ -166,6 +169,11 @@ def _bind(
                 f"plan {template.name} is for size {wanted(sizes)} here, {tensor} has {size}",
                 "write a name instead of a number, so that the plan serves any size",
             )
+
+
+def _spec(template: PlanTemplate, decl: TensorDecl, sizes: Mapping[str, int]) -> TensorSpec:
+    """A declared tensor that no given tensor decides."""
+    return TensorSpec(decl.name, _shape(template.document, decl, sizes), template.parts.get(decl.name, ()))
 
 
 def _shape(document: Document, decl: TensorDecl, sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
-"""Whose parts make up a sum: the value of every chunk of a reduced tensor, as the set of ranks that it counts.
+"""Whose parts make up a sum: the value of every chunk of a reduced tensor, as the set of parts that it counts.
 
-At the start a rank's value is its own part. A move carries the value that its source has when it starts, a reduction
-adds it to what is there. Values are kept by boxes and never by element.
+At the start a rank's value is its own part, numbered as the tensor says. A move carries the value that its source has
+when it starts, a reduction adds it to what is there. Values are kept by boxes and never by element.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Contributions:
         self.checked = checked
         self.brought: dict[OpId, Parts] = {}
         """What each operation puts at its destination."""
+        self._parts = {spec.name: spec.parts or tuple(range(plan.world)) for spec in plan.tensors}
         self._when = {op_id: number for number, op_id in enumerate(order.order)}
         self._known: dict[tuple[PlaceId, Box, tuple[OpId, ...]], Parts] = {}
         self._carry(self._feeding())
@@ -53,11 +54,11 @@ class Contributions:
                 for box, touched in zip(place.boxes, place.touched, strict=True):
                     if touched.writers:
                         self.value((rank, tensor), box, None)
-        everyone = (1 << self.plan.world) - 1
         for rank, chunks in enumerate(self.plan.after):
             for chunk in chunks:
                 if chunk.tensor in self.checked and not chunk.box.empty:
                     parts = self.value((rank, chunk.tensor), chunk.box, None)
+                    everyone = (1 << max(self._parts[chunk.tensor]) + 1) - 1
                     for box, mask in sorted(parts, key=lambda part: part[0].lo):
                         if mask != everyone:
                             raise self._missing(rank, Chunk(chunk.tensor, box), mask)
@@ -79,7 +80,7 @@ class Contributions:
             if seen:
                 groups.setdefault(place.boxes[j].intersect(box), []).extend(seen)
         if not groups:
-            return initial(box, own, at[0])
+            return initial(box, own, self._part(at))
         if len(groups) == 1 and box in groups:
             return self._folded(at, box, own, self._in_order(groups[box]))
         parts: Parts = []
@@ -88,8 +89,16 @@ class Contributions:
             for alone in disjoint(boxes):
                 parts += self._folded(at, alone, own, behind)
         for rest in uncovered(sorted(groups, key=lambda other: other.lo), box):
-            parts += initial(rest, own, at[0])
+            parts += initial(rest, own, self._part(at))
         return parts
+
+    def _part(self, at: PlaceId) -> int:
+        """The number of the part that a rank holds of a tensor."""
+        return self._parts[at[1]][at[0]]
+
+    def _holders(self, tensor: str, mask: int) -> list[int]:
+        """A rank for each part that ``mask`` counts."""
+        return [self._parts[tensor].index(part) for part in ranks_of(mask)]
 
     def _in_order(self, ops: Iterable[OpId]) -> tuple[OpId, ...]:
         return tuple(sorted(ops, key=self._when.__getitem__))
@@ -99,7 +108,7 @@ class Contributions:
         known = self._known.get((at, box, writers))
         if known is not None:
             return known
-        folded: Folded = [(part, mask, None) for part, mask in initial(box, own, at[0])]
+        folded: Folded = [(part, mask, None) for part, mask in initial(box, own, self._part(at))]
         for writer in writers:
             op = self.plan.op(writer)
             once = op.reduce is not None and REDUCTIONS[op.reduce.op].idempotent
@@ -159,7 +168,7 @@ class Contributions:
             for box, _, twice in folded:
                 if twice is not None:
                     raise PlanError(
-                        f"plan {self.plan.name}: rank {ranks_of(twice[0])[0]} is counted twice in "
+                        f"plan {self.plan.name}: rank {self._holders(op.dst.tensor, twice[0])[0]} is counted twice in "
                         f"{Chunk(op.dst.tensor, box)} by {name_op(self.plan, member)}",
                         where=self.plan.where(member),
                         help=f"what rank {twice[1][0]} gives counts it already: let each rank give its own part",
@@ -175,9 +184,11 @@ class Contributions:
         if isinstance(first, tuple) and second < first and not self.order.before(first, second):
             first, second = second, first
         brings = self._mask_of(second, box)
-        told = f", which brings the sum of ranks {', '.join(map(str, ranks_of(brings)))}" if brings & brings - 1 else ""
+        first_holder = self._parts[at[1]].index(counted)
+        ranks = ", ".join(map(str, self._holders(at[1], brings)))
+        told = f", which brings the sum of ranks {ranks}" if brings & brings - 1 else ""
         return PlanError(
-            f"plan {self.plan.name}: rank {counted} is counted twice in {Chunk(at[1], box)} on rank {at[0]}: by "
+            f"plan {self.plan.name}: rank {first_holder} is counted twice in {Chunk(at[1], box)} on rank {at[0]}: by "
             f"{self._named(first)} and by {name_op(self.plan, second)}{told}",
             where=self.plan.where(second),
             help="a sum takes each rank's part once: leave one of the two out, or let it carry a part without that rank",
@@ -185,8 +196,9 @@ class Contributions:
 
     def _missing(self, rank: int, chunk: Chunk, mask: int) -> PlanError:
         at = (rank, chunk.tensor)
-        lost = next(r for r in range(self.plan.world) if not mask >> r & 1)
-        said = f"plan {self.plan.name}: rank {rank} ends with {chunk} without the part of rank {lost}"
+        lost = next(part for part in self._parts[chunk.tensor] if not mask >> part & 1)
+        holder = self._parts[chunk.tensor].index(lost)
+        said = f"plan {self.plan.name}: rank {rank} ends with {chunk} without the part of rank {holder}"
         replaced = self._replaced(at, chunk.box, lost)
         late = self._late(at, chunk.box, lost, mask)
         if late is not None and (replaced is None or isinstance(replaced[1], int)):
@@ -202,7 +214,7 @@ class Contributions:
         if not any(adds(self.plan.op(writer)) for writer in seen):
             way = f"nothing is added to {chunk.tensor} there: take a plan that reduces, such as reduce_scatter_1d"
         else:
-            way = f"add an operation that brings the part of rank {lost} to rank {rank}, with `reduce: sum`"
+            way = f"add an operation that brings the part of rank {holder} to rank {rank}, with `reduce: sum`"
         return PlanError(said, where=self.plan.where(), help=way)
 
     def _late_error(self, said: str, bringer: OpId, reader: OpId) -> PlanError:
@@ -246,18 +258,18 @@ class Contributions:
             counted |= mask if part.overlaps(box) else 0
         return counted
 
-    def _source(self, at: PlaceId, box: Box, rank: int, writers: Sequence[OpId]) -> OpId | int | None:
-        """What put the part of ``rank`` into the value of ``box`` behind ``writers``: an operation, or the rank."""
+    def _source(self, at: PlaceId, box: Box, part: int, writers: Sequence[OpId]) -> OpId | int | None:
+        """What put a part into the value of ``box`` behind ``writers``: an operation, or the rank."""
         place = self.places[at]
         owned = any(
             touched.held and other.overlaps(box) for other, touched in zip(place.boxes, place.touched, strict=True)
         )
-        found: OpId | int | None = rank if owned and rank == at[0] else None
+        found: OpId | int | None = at[0] if owned and part == self._part(at) else None
         for writer in writers:
             mask = self._mask_of(writer, box)
-            if mask >> rank & 1:
+            if mask >> part & 1:
                 found = writer
-            elif not adds(self.plan.op(writer)) and any(part.overlaps(box) for part, _ in self.brought[writer]):
+            elif not adds(self.plan.op(writer)) and any(other.overlaps(box) for other, _ in self.brought[writer]):
                 found = None
         return found
 

@@ -37,6 +37,11 @@ def _lines(plan: CommPlan) -> Iterator[str]:
     yield "tensors:"
     for spec in plan.tensors:
         yield f"  {spec.name}: [{', '.join(map(str, spec.shape))}]"
+    if any(spec.parts for spec in plan.tensors):
+        yield "parts:"
+        for spec in plan.tensors:
+            if spec.parts:
+                yield f"  {spec.name}: [{', '.join(map(str, spec.parts))}]"
     if plan.meta:
         yield "meta:"
         for key in sorted(plan.meta):

@@ -22,10 +22,16 @@ OpId = tuple[int, int]
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A global tensor: its name and global shape in elements."""
+    """A global tensor: its name and global shape in elements.
+
+    ``parts`` matters where the tensor is reduced: which part of the sum each rank holds, by rank and counted from 0. A
+    sum counts every part once. Ranks with one number hold the same part, or the part of other elements, as when a sum
+    runs over one axis of a mesh only. Empty: every rank holds a part of its own.
+    """
 
     name: str
     shape: tuple[int, ...]
+    parts: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.name}[{', '.join(map(str, self.shape))}]"

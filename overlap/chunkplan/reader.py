@@ -22,7 +22,7 @@ from .template import (
     TensorDecl,
 )
 
-PLAN_KEYS = ("plan", "world", "dim", "tensors", "before", "after", "ops", "ranks", "meta")
+PLAN_KEYS = ("plan", "world", "dim", "tensors", "before", "after", "ops", "ranks", "meta", "parts")
 RANK_KEYS = ("before", "after", "ops")
 OP_KEYS = (*VERBS, "from", "to", "into", "chunk", "ranks", "depends", "label", "channel", "reduce", "backend", "do")
 MAX_DEPTH = 16
@@ -79,6 +79,7 @@ class _Reader(FrameReader):
             ops=ops,
             ranks=ranks,
             meta=self._meta(entries.get("meta")),
+            parts=self._parts(entries.get("parts"), tensors),
             labels=self.labels,
             uses_split="split" in self.used,
             uses_direction="move" in self.verbs,
@@ -128,6 +129,18 @@ class _Reader(FrameReader):
             return {}
         rows = self.document.mapping(node, "`meta`")
         return {key: self.document.scalar(value, f"`{key}`") for key, value in rows.items()}
+
+    def _parts(self, node: Node | None, tensors: tuple[TensorDecl, ...]) -> dict[str, tuple[int, ...]]:
+        """``{x: [0, 1, 0, 1]}``: the part of a sum that each rank holds."""
+        if node is None:
+            return {}
+        rows = self.document.mapping(node, "`parts`", [decl.name for decl in tensors])
+        return {
+            name: tuple(
+                self._literal(item, "part", 0) or 0 for item in self.document.sequence(row, f"parts of `{name}`")
+            )
+            for name, row in rows.items()
+        }
 
     def _ranks(self, node: Node | None, scope: frozenset[str]) -> dict[int, RankSection]:
         if node is None:

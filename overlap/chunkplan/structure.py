@@ -33,6 +33,13 @@ def check_structure(plan: CommPlan) -> None:
         raise PlanError(
             f"plan {plan.name}: tensor `{twice}` is declared twice", where=plan.where(), help="declare each tensor once"
         )
+    for spec in plan.tensors:
+        if spec.parts and (len(spec.parts) != plan.world or not set(spec.parts) == set(range(max(spec.parts) + 1))):
+            raise PlanError(
+                f"plan {plan.name}: `parts` of {spec.name} is {list(spec.parts)} in a world of {plan.world}",
+                where=plan.where(),
+                help="give each rank the number of the part it holds, counted from 0 without a gap",
+            )
     for what, lists in (("before", plan.before), ("after", plan.after)):
         for rank, chunks in enumerate(lists):
             for chunk in chunks:

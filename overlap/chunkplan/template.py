@@ -122,3 +122,4 @@ class PlanTemplate:
     uses_split: bool = False
     uses_direction: bool = False
     across: ChunkExpr | None = None
+    parts: dict[str, tuple[int, ...]] = field(default_factory=dict)
