@@ -19,13 +19,18 @@ _TEMPLATES = {
 _NAMES = {"reduce_scatter": "reduce-scatter", "all_reduce": "all-reduce", "all_to_all": "all-to-all"}
 
 
-def verify_kind(plan: CommPlan, tensor: str, kind: str, *, dim: int, to_dim: int | None = None) -> None:
+def verify_kind(
+    plan: CommPlan, tensor: str, kind: str, *, dim: int, to_dim: int | None = None, ranks: Sequence[int] | None = None
+) -> None:
     """Returns if what ranks hold before and after the plan is what a kind of communication gives and takes.
 
     A gather ends with everything on every rank. A reduce-scatter starts with everything on every rank and ends with it
     divided along ``dim``; an all-reduce starts and ends with everything. An all-to-all starts with the tensor divided
     along ``dim`` and ends with it divided along ``to_dim``. A division gives every element to one rank and cuts no other
     dimension; its parts may have any sizes.
+
+    Args:
+        ranks: the ranks that communicate; every rank where it is None. The others start and end with nothing.
 
     Raises:
         PlanError: it is not; the message says on which rank.
@@ -35,10 +40,12 @@ def verify_kind(plan: CommPlan, tensor: str, kind: str, *, dim: int, to_dim: int
     if kind not in KINDS:
         raise ValueError(f"unknown kind `{kind}`, there is {', '.join(KINDS)}")
     shape = plan.tensor(tensor).shape
+    members = range(plan.world) if ranks is None else ranks
+    _nothing_outside(plan, tensor, kind, members)
     if kind in ("reduce_scatter", "all_reduce"):
-        _everywhere(plan, tensor, kind, "starts", plan.before, shape)
+        _everywhere(plan, tensor, kind, "starts", plan.before, shape, members)
     if kind in ("gather", "all_reduce"):
-        _everywhere(plan, tensor, kind, "ends", plan.after, shape)
+        _everywhere(plan, tensor, kind, "ends", plan.after, shape, members)
     if kind == "reduce_scatter":
         _divided(plan, tensor, kind, "ends", plan.after, shape, dim)
     if kind == "all_to_all":
@@ -54,9 +61,20 @@ def _boxes(held: Held, tensor: str) -> list[list[Box]]:
     return [[chunk.box for chunk in chunks if chunk.tensor == tensor] for chunks in held]
 
 
-def _everywhere(plan: CommPlan, tensor: str, kind: str, when: str, held: Held, shape: tuple[int, ...]) -> None:
-    for rank, boxes in enumerate(_boxes(held, tensor)):
-        missing = uncovered(boxes, Box.whole(shape))
+def _nothing_outside(plan: CommPlan, tensor: str, kind: str, members: Sequence[int]) -> None:
+    for when, held in (("starts", plan.before), ("ends", plan.after)):
+        for rank, boxes in enumerate(_boxes(held, tensor)):
+            full = [box for box in boxes if not box.empty]
+            if full and rank not in members:
+                raise _refused(plan, kind, f"rank {rank} {when} with {Chunk(tensor, full[0])}, and takes no part")
+
+
+def _everywhere(
+    plan: CommPlan, tensor: str, kind: str, when: str, held: Held, shape: tuple[int, ...], members: Sequence[int]
+) -> None:
+    boxes = _boxes(held, tensor)
+    for rank in members:
+        missing = uncovered(boxes[rank], Box.whole(shape))
         if missing:
             raise _refused(plan, kind, f"rank {rank} {when} without {Chunk(tensor, missing[0])}")
 
