@@ -5,6 +5,7 @@
     reduction   Reduction, REDUCTIONS                   promise  is it a plan of this kind: verify_kind
     library     find_template(name)                     split    cutting transfers into parts
     build       build_plan(text, ...), load_plan        merge    several plans as one: merge_plans
+    mesh        Mesh, parse_mesh                        links    Links, full_mesh, ring, two_level
     dump        CommPlan to text; describe for people   window   what a rank's kernel works on: kernel_window
 
 A plan file is YAML. Operations are written from the view of one rank, and every rank has them:
@@ -22,7 +23,8 @@ A plan file is YAML. Operations are written from the view of one rank, and every
         depends: [{on: hop, rank: next, step: step - 1, when: step > 1}]      # or [rank, index], or a label alone;
                                                                               # a `for` in it makes it several
 
-Symbols are `rank world split dim extent`, loop variables, `let` names, and sizes named in `tensors: {x: [M, K]}`.
+Symbols are `rank world split dim extent`, the axes of a `mesh` (see `meshkey`), loop variables, `let` names, and sizes
+named in `tensors: {x: [M, K]}`.
 Further keys: of an operation `when into do channel reduce backend`; of a plan `world` and `dim` (any other is refused),
 `tensors`, `meta`, `parts: {x: [0, 1, 0, 1]}` for the part of a sum that each rank holds (its own otherwise), and
 `ranks: {0: {before, after, ops}}` for what single ranks have or do. A `move` becomes a pull or a push as the backend wants.

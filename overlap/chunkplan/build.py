@@ -14,6 +14,8 @@ from overlap.errors import PlanError
 from .chunkexpr import GIVEN, Tensors, no_second_dimension
 from .document import Document
 from .expand import Expansion
+from .mesh import Mesh
+from .meshkey import mesh_for
 from .plan import CommPlan, TensorSpec
 from .reader import read_template
 from .split import split_plan
@@ -32,6 +34,7 @@ def build_plan(
     split: int = 1,
     direction: str = "pull",
     path: str = "plan.yaml",
+    mesh: Mesh | None = None,
 ) -> CommPlan:
     """The plan in ``source`` for ``world`` ranks and one tensor. It is not verified: see `verify_plan`.
 
@@ -43,9 +46,10 @@ def build_plan(
         split: parts every transfer is cut into. A plan that uses the symbol `split` does that itself.
         direction: what `move` becomes: ``pull`` (the destination carries it out) or ``push`` (the source).
         path: shown in errors.
+        mesh: the grid in which the ranks stand, of ``world`` ranks; a plan for a mesh of one axis needs none.
 
     Raises:
-        PlanError: the text is malformed, or is for another world, dimension or shape, with line and column.
+        PlanError: the text is malformed, or is for another world, mesh, dimension or shape, with line and column.
     """
     if world < 1:
         raise PlanError(f"a world of {world} ranks", help="a world has 1 rank or more")
@@ -67,6 +71,7 @@ def build_plan(
     if template.across is not None and template.across.across is not None and to_dim is None:
         raise no_second_dimension(template.across.snippet, template.across.across)
     _check_pins(template, world, dim)
+    grid = mesh_for(template, world, mesh)
     sizes: dict[str, int] = {"world": world}
     decls = template.tensors
     applied = next((decl for decl in decls if decl.name == tensor.name), decls[0] if len(decls) == 1 else None)
@@ -86,7 +91,8 @@ def build_plan(
         if decl is not applied:
             named[decl.name] = _spec(template, decl, sizes)
     specs = tuple(named[decl.name] for decl in decls) or (tensor,)
-    return _expanded(template, world, Tensors(named, dim, world, to_dim), specs, tensor, sizes, split, direction)
+    tensors = Tensors(named, dim, world, to_dim)
+    return _expanded(template, world, tensors, specs, tensor, sizes, split, direction, grid)
 
 
 def load_plan(text: str, path: str = "plan.yaml") -> CommPlan:
@@ -97,7 +103,9 @@ def load_plan(text: str, path: str = "plan.yaml") -> CommPlan:
     """
     template = read_template(text, path)
     document = template.document
-    if template.world is None:
+    fixed = template.mesh
+    world = template.world or (fixed.world if fixed else None)
+    if world is None:
         raise document.error(
             document.root, f"plan {template.name} is for any world", help="add `world: 4`, or give a world"
         )
@@ -107,12 +115,13 @@ def load_plan(text: str, path: str = "plan.yaml") -> CommPlan:
             f"plan {template.name} declares no tensor",
             help="add `tensors: {x: [1000, 64]}`, or give a tensor",
         )
-    sizes: dict[str, int] = {"world": template.world}
+    grid = mesh_for(template, world, None)
+    sizes: dict[str, int] = {"world": world}
     specs = tuple(_spec(template, decl, sizes) for decl in template.tensors)
     dim = template.dim or 0
     named = {GIVEN: specs[0], **{spec.name: spec for spec in specs}}
-    tensors = Tensors(named, dim, template.world)
-    return _expanded(template, template.world, tensors, specs, specs[0], sizes, 1, "pull")
+    tensors = Tensors(named, dim, world)
+    return _expanded(template, world, tensors, specs, specs[0], sizes, 1, "pull", grid)
 
 
 def _expanded(
@@ -124,11 +133,12 @@ def _expanded(
     sizes: Mapping[str, int],
     split: int,
     direction: str,
+    mesh: Mesh | None,
 ) -> CommPlan:
     dim = tensors.dim
     extent = given.shape[dim] if dim < len(given.shape) else 1
     symbols = {**sizes, "split": split, "dim": dim, "extent": extent}
-    plan = Expansion(template, world, tensors, symbols, direction).plan(specs)
+    plan = Expansion(template, world, tensors, symbols, direction, mesh).plan(specs)
     if template.uses_split or split == 1:
         return plan
     return split_plan(plan, split, dim=dim if len(specs) == 1 else None)

@@ -23,6 +23,7 @@ from overlap.errors import PlanError
 from .document import Document, Node, nearest
 from .expr import Env, IntExpr, Snippet, compile_int
 from .plan import Chunk, TensorSpec
+from .rankkinds import need_global
 from .region import Box, shard_interval
 
 GIVEN = "tensor"
@@ -154,6 +155,8 @@ class _Reader:
         if not wanted[0] <= len(args) <= wanted[1]:
             raise self.snippet.error(part, f"{word}() with {len(args)} arguments", _FORMS)
         values = [self._int(arg) for arg in args]
+        for value in values[:1] if word == "shard" else values if word in _ACROSS else []:
+            need_global(value, f"the rank of `{word}`")
         if word == "whole":
             return self._made([], lambda env, tensors: self._whole(tensors.find(name)))
         if word == "span":

@@ -15,6 +15,8 @@ from yaml import Node
 
 from overlap.errors import PlanError, SourceSpan
 
+from .rankkinds import Names
+
 __all__ = ["Document", "Node", "nearest"]
 
 COMMA = "inside { } a comma ends a value: quote text that holds one, or give each key a line"
@@ -44,6 +46,7 @@ class Document:
     def __init__(self, text: str, path: str) -> None:
         self.path = path
         self.lines = text.splitlines()
+        self.names = Names()
         self.root = self._compose(text)
 
     def _compose(self, text: str) -> Node:

@@ -34,6 +34,8 @@ def dump_plan(plan: CommPlan) -> str:
 def _lines(plan: CommPlan) -> Iterator[str]:
     yield f"plan: {_text(plan.name)}"
     yield f"world: {plan.world}"
+    if plan.mesh is not None:
+        yield "mesh: {" + ", ".join(f"{a}: {n}" for a, n in zip(plan.mesh.names, plan.mesh.sizes, strict=True)) + "}"
     yield "tensors:"
     for spec in plan.tensors:
         yield f"  {spec.name}: [{', '.join(map(str, spec.shape))}]"

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from overlap.errors import PlanError, SourceSpan
 
 from .chunkexpr import Tensors
-from .expr import IntExpr
+from .expr import IntExpr, size_key
+from .mesh import Mesh
 from .plan import P2P, Chunk, Collective, CommOp, CommPlan, OpId, TensorSpec
 from .template import ChunkItem, Dependency, Item, Loop, OpItem, PlanTemplate
 
@@ -42,10 +43,17 @@ class Expansion:
         tensors: the tensors by the names the file gives them.
         symbols: values of the names known everywhere (`split`, `dim`, `extent`, sizes); `rank` and `world` are added.
         direction: what a `move` becomes, ``pull`` or ``push``.
+        mesh: the grid of the ranks, under the plan's names for its axes; None where it names none.
     """
 
     def __init__(
-        self, template: PlanTemplate, world: int, tensors: Tensors, symbols: Mapping[str, int], direction: str
+        self,
+        template: PlanTemplate,
+        world: int,
+        tensors: Tensors,
+        symbols: Mapping[str, int],
+        direction: str,
+        mesh: Mesh | None = None,
     ) -> None:
         self.template = template
         self.document = template.document
@@ -53,6 +61,7 @@ class Expansion:
         self.tensors = tensors
         self.symbols = dict(symbols)
         self.direction = direction
+        self.mesh = mesh
         self.steps = 0
 
     def plan(self, specs: tuple[TensorSpec, ...]) -> CommPlan:
@@ -88,12 +97,17 @@ class Expansion:
             meta=dict(self.template.meta),
             span=self.document.span(self.document.root),
             spans=spans,
+            mesh=self.mesh,
         )
 
     # Unrolling
 
     def _env(self, rank: int) -> Env:
-        return {**self.symbols, "rank": rank, "world": self.world}
+        env = {**self.symbols, "rank": rank, "world": self.world}
+        if self.mesh is not None and self.template.axes:
+            env.update(zip(self.mesh.names, self.mesh.coordinates(rank), strict=True))
+            env.update((size_key(name), size) for name, size in zip(self.mesh.names, self.mesh.sizes, strict=True))
+        return env
 
     def _count(self, item: Item) -> None:
         self.steps += 1

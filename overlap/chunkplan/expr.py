@@ -1,9 +1,10 @@
 """Integer arithmetic of plan files: Python's spelling, a whitelist of its syntax, no evaluation of Python.
 
     (rank + step) % world        min(extent, 2 * rows)        0 if rank == 0 else world - 1
+    axis_size(gpu)               global_rank(node, (gpu + 1) % axis_size(gpu))            local_rank(node, peer)
 
 An expression is checked once, when the file is read (syntax and names), and becomes a closure over an
-environment of integers; only a division by zero is left to fail later.
+environment of integers; only a division by zero and a rank beside the mesh are left to fail later.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from overlap.errors import PlanError, SourceSpan
 
 from .document import COMMA, Document, Node, nearest
+from .rankkinds import MESH_FUNCTIONS, kind_of
 
 Env = Mapping[str, int]
 Closure = Callable[[Env], int]
@@ -37,7 +39,8 @@ _COMPARE: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
 }
-FUNCTIONS = ("min", "max", "abs", "cdiv")
+_PLAIN = ("min", "max", "abs", "cdiv")
+FUNCTIONS = (*_PLAIN, *MESH_FUNCTIONS)
 _ALLOWED = "integers, names, + - * // %, comparisons, and / or / not, `a if c else b`, min, max, abs, cdiv"
 
 
@@ -101,12 +104,13 @@ def _short(text: str) -> str:
 
 @dataclass(frozen=True)
 class IntExpr:
-    """An integer expression. Calling it with values for its names gives the integer."""
+    """An integer expression. Calling it with values for its names gives the integer; ``kind`` is of `rankkinds`."""
 
     snippet: Snippet
     part: ast.expr
     names: frozenset[str]
     run: Closure
+    kind: str | None = None
 
     def __call__(self, env: Env) -> int:
         value = self.run(env)
@@ -140,7 +144,7 @@ def compile_int(snippet: Snippet, part: ast.expr, scope: frozenset[str]) -> IntE
     """One part of a parsed snippet as an integer expression."""
     names = frozenset(n.id for n in ast.walk(part) if isinstance(n, ast.Name) and n.id not in FUNCTIONS)
     try:
-        return IntExpr(snippet, part, names, _compile(snippet, part, scope))
+        return IntExpr(snippet, part, names, _compile(snippet, part, scope), kind_of(snippet, part))
     except RecursionError:
         raise snippet.error(part, "an expression nested too deeply", "use `let` for parts of it") from None
 
@@ -182,10 +186,13 @@ def _compile(snippet: Snippet, part: ast.expr, scope: frozenset[str]) -> Closure
             return lambda env: then(env) if chosen(env) else other(env)
         case ast.Compare(left=left, ops=ops, comparators=rest) if all(type(op) in _COMPARE for op in ops):
             return _comparison([_COMPARE[type(op)] for op in ops], [sub(term) for term in (left, *rest)])
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in MESH_FUNCTIONS:
+            return _on_mesh(snippet, part, name, args, sub)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in FUNCTIONS:
             return _call(snippet, part, name, [sub(arg) for arg in args])
         case ast.Call(func=ast.Name(id=name)) if name not in FUNCTIONS:
-            raise snippet.error(part, f"unknown function `{name}`", nearest(name, FUNCTIONS))
+            known = FUNCTIONS if snippet.document.names.axes else _PLAIN
+            raise snippet.error(part, f"unknown function `{name}`", nearest(name, known))
     raise snippet.error(part, f"`{snippet.shown(part)}` is not integer arithmetic", f"allowed: {_ALLOWED}")
 
 
@@ -242,3 +249,56 @@ def _call(snippet: Snippet, part: ast.Call, name: str, args: list[Closure]) -> C
         return -(-args[0](env) // divisor)
 
     return cdiv
+
+
+def size_key(axis: str) -> str:
+    """The name under which an environment has an axis' size; no plan can spell it otherwise."""
+    return f"axis_size({axis})"
+
+
+def _on_mesh(
+    snippet: Snippet, part: ast.Call, name: str, args: list[ast.expr], sub: Callable[[ast.expr], Closure]
+) -> Closure:
+    """``axis_size(AXIS)``, ``global_rank(LOCAL, ...)`` and ``local_rank(AXIS, GLOBAL)``; the last axis varies fastest."""
+    names = snippet.document.names
+    axes = names.axes
+    if not axes:
+        raise snippet.error(part, f"`{name}` in a plan without a mesh", "name its axes, as in `mesh: [node, gpu]`")
+    keys = [size_key(axis) for axis in axes]
+    if name == "global_rank":
+        if len(args) != len(axes):
+            raise snippet.error(part, f"global_rank() with {len(args)} local ranks", f"write `{names.example()}`")
+        locals_of = [sub(arg) for arg in args]
+
+        def number(env: Env) -> int:
+            rank = 0
+            for axis, key, arg, local_of in zip(axes, keys, args, locals_of, strict=True):
+                local = local_of(env)
+                if not 0 <= local < env[key]:
+                    raise snippet.error(
+                        arg,
+                        f"there is no local rank {local} along `{axis}` of {env[key]} ranks",
+                        f"`({snippet.shown(arg)}) % axis_size({axis})` wraps around, `when` leaves one out",
+                    )
+                rank = rank * env[key] + local
+            return rank
+
+        return number
+    wanted = {"axis_size": 1, "local_rank": 2}[name]
+    if len(args) != wanted or not (isinstance(args[0], ast.Name) and args[0].id in axes):
+        form = f"{name}({axes[-1]})" if wanted == 1 else f"{name}({axes[-1]}, rank)"
+        raise snippet.error(part, f"`{snippet.shown(part)}` names no axis", f"write `{form}`; axes: {', '.join(axes)}")
+    place = axes.index(args[0].id)
+    if name == "axis_size":
+        return lambda env: env[keys[place]]
+    global_of = sub(args[1])
+
+    def coordinate(env: Env) -> int:
+        rank = global_of(env)
+        if not 0 <= rank < env["world"]:
+            raise snippet.error(args[1], f"there is no global rank {rank}", f"ranks are 0 to {env['world'] - 1}")
+        for key in keys[:place:-1]:
+            rank //= env[key]
+        return rank % env[keys[place]]
+
+    return coordinate

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from .chunkexpr import GIVEN, WORDS, ChunkExpr, parse_chunk
 from .document import Document, Node
 from .expr import FUNCTIONS, IntExpr, Snippet, compile_int, parse_int
+from .rankkinds import need_global
 from .template import Loop
 
 SYMBOLS = ("rank", "world", "split", "dim", "extent")
@@ -39,6 +40,17 @@ class FrameReader:
         self.used |= expr.names
         return expr
 
+    def rank_of(self, node: Node, what: str, scope: frozenset[str]) -> IntExpr:
+        """An expression where a global rank stands."""
+        return need_global(self.int_of(node, what, scope), what)
+
+    def is_kind(self, name: str, kind: str | None) -> None:
+        """Remembers whether a name that has just been given is a rank; see `rankkinds`."""
+        kinds = self.document.names.kinds
+        kinds.pop(name, None)
+        if kind is not None:
+            kinds[name] = kind
+
     def chunk_of(self, node: Node, what: str, scope: frozenset[str]) -> ChunkExpr:
         expr = parse_chunk(self.document, node, what, scope, self.declared)
         self.used |= expr.names
@@ -56,7 +68,9 @@ class FrameReader:
         if "let" in entries:
             for name, (key, value) in self.document.entries(entries["let"], "`let`").items():
                 self.new_name(key, name, scope)
-                lets.append((name, self.int_of(value, f"`{name}`", scope)))
+                bound = self.int_of(value, f"`{name}`", scope)
+                self.is_kind(name, bound.kind)
+                lets.append((name, bound))
                 scope = scope | {name}
         when = self.int_of(entries["when"], "`when`", scope) if "when" in entries else None
         return tuple(loops), tuple(lets), when, scope
@@ -83,6 +97,7 @@ class FrameReader:
             bounds = tuple(compile_int(snippet, part, scope) for part in parts)
             self.new_name(node, target.id, scope)
             scope = scope | {target.id}
+            self.is_kind(target.id, None)
             conditions = tuple(compile_int(snippet, part, scope) for part in generator.ifs)
             loops.append(Loop(target.id, bounds, is_range, conditions))
             self.used.update(*(expr.names for expr in (*bounds, *conditions)))

@@ -62,6 +62,7 @@ def merge_plans(plans: Sequence[CommPlan], *, name: str | None = None) -> CommPl
         before=tuple(tuple(chunk for plan in plans for chunk in plan.before[rank]) for rank in ranks),
         after=tuple(tuple(chunk for plan in plans for chunk in plan.after[rank]) for rank in ranks),
         ops=tuple(map(tuple, ops)),
+        mesh=first.mesh if all(plan.mesh == first.mesh for plan in plans) else None,
         meta={key: value for plan in plans for key, value in plan.meta.items()},
         span=next((plan.span for plan in plans if plan.span), None),
         spans=tuple(map(tuple, spans)),

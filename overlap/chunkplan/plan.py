@@ -13,6 +13,7 @@ from typing import Literal
 
 from overlap.errors import SourceSpan
 
+from .mesh import Mesh
 from .reduction import Reduction
 from .region import Box
 
@@ -118,6 +119,7 @@ class CommPlan:
     ``before[rank]`` and ``after[rank]`` are the chunks that rank holds valid before the first and
     after the last operation. ``span`` is the place of the plan in the user's file and ``spans[rank][index]``
     that of an operation (None and empty where there is none, as for plans made in Python); neither plays a part in equality.
+    ``mesh`` is the grid its ranks stand in, where it is made for one.
     """
 
     name: str
@@ -129,6 +131,7 @@ class CommPlan:
     meta: dict[str, str] = field(default_factory=dict, compare=False, hash=False)
     span: SourceSpan | None = field(default=None, compare=False, hash=False, repr=False)
     spans: tuple[tuple[SourceSpan | None, ...], ...] = field(default=(), compare=False, hash=False, repr=False)
+    mesh: Mesh | None = None
 
     def op(self, op_id: OpId) -> CommOp:
         rank, index = op_id

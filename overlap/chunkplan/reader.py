@@ -9,6 +9,9 @@ import yaml
 from .document import Document, Node, nearest
 from .expr import IntExpr, parse_int
 from .frame import FRAME_KEYS, NAME, SYMBOLS, FrameReader
+from .mesh import Mesh
+from .meshkey import read_mesh
+from .rankkinds import need_global
 from .reduction import REDUCTIONS, Reduction
 from .template import (
     VERBS,
@@ -22,7 +25,7 @@ from .template import (
     TensorDecl,
 )
 
-PLAN_KEYS = ("plan", "world", "dim", "tensors", "before", "after", "ops", "ranks", "meta", "parts")
+PLAN_KEYS = ("plan", "world", "mesh", "dim", "tensors", "before", "after", "ops", "ranks", "meta", "parts")
 RANK_KEYS = ("before", "after", "ops")
 OP_KEYS = (*VERBS, "from", "to", "into", "chunk", "ranks", "depends", "label", "channel", "reduce", "backend", "do")
 MAX_DEPTH = 16
@@ -56,9 +59,10 @@ class _Reader(FrameReader):
         root = document.root
         entries = document.mapping(root, "a plan", PLAN_KEYS)
         name = document.scalar(document.require(root, entries, "plan", "a plan", "NAME"), "the plan's name")
+        axes, mesh = self._mesh(entries)
         tensors = self._tensors(entries.get("tensors"))
         self.declared = frozenset(decl.name for decl in tensors)
-        scope = frozenset(SYMBOLS).union(d for decl in tensors for d in decl.dims if isinstance(d, str))
+        scope = frozenset((*SYMBOLS, *axes)).union(d for decl in tensors for d in decl.dims if isinstance(d, str))
         before = self._chunks(entries.get("before"), "before", scope)
         after = self._chunks(entries.get("after"), "after", scope)
         ops = self._items(entries.get("ops"), "ops", scope)
@@ -72,6 +76,8 @@ class _Reader(FrameReader):
             document=document,
             name=name,
             world=self._literal(entries.get("world"), "world", 1),
+            axes=axes,
+            mesh=mesh,
             dim=self._literal(entries.get("dim"), "dim", 0),
             tensors=tensors,
             before=before,
@@ -87,6 +93,16 @@ class _Reader(FrameReader):
         )
 
     # Parts of the head
+
+    def _mesh(self, entries: Mapping[str, Node]) -> tuple[tuple[str, ...], Mesh | None]:
+        named, mesh = read_mesh(self.document, entries.get("mesh"))
+        axes: list[str] = []
+        for place, name in named:
+            self.new_name(place, name, frozenset(axes))
+            self.is_kind(name, name)
+            axes.append(name)
+        self.document.names.axes = tuple(axes)
+        return tuple(axes), mesh
 
     def _literal(self, node: Node | None, what: str, least: int) -> int | None:
         if node is None:
@@ -225,7 +241,9 @@ class _Reader(FrameReader):
         ranks: tuple[IntExpr, ...] = ()
         if verb == "collective":
             kind = document.choice(entries[verb], "collective", KINDS)
-            ranks = tuple(self.int_of(item, "a rank", scope) for item in document.sequence(entries["ranks"], "`ranks`"))
+            ranks = tuple(
+                self.rank_of(item, "a rank", scope) for item in document.sequence(entries["ranks"], "`ranks`")
+            )
         chunk_node = entries["chunk"] if verb == "collective" else entries[verb]
 
         def optional_int(key: str) -> IntExpr | None:
@@ -239,8 +257,8 @@ class _Reader(FrameReader):
             verb=verb,  # type: ignore[arg-type]
             chunk=self.chunk_of(chunk_node, f"`{'chunk' if kind else verb}`", scope),
             into=self.chunk_of(entries["into"], "`into`", scope) if "into" in entries else None,
-            source=optional_int("from"),
-            target=optional_int("to"),
+            source=need_global(source, "`from`") if (source := optional_int("from")) else None,
+            target=need_global(target, "`to`") if (target := optional_int("to")) else None,
             label=optional_text("label"),
             loops=loops,
             depends=self._depends(entries.get("depends"), scope, loops),
@@ -294,7 +312,7 @@ class _Reader(FrameReader):
             pair = document.sequence(node, "a dependency")
             if len(pair) != 2:
                 raise document.error(node, "a dependency is `[rank, index]`", help="write `depends: [[0, 2], [1, 0]]`")
-            return Dependency(node, self.int_of(pair[0], "a rank", scope), self.int_of(pair[1], "an index", scope))
+            return Dependency(node, self.rank_of(pair[0], "a rank", scope), self.int_of(pair[1], "an index", scope))
         if isinstance(node, yaml.ScalarNode):
             dependency = Dependency(node, None, label=document.scalar(node, "a dependency"))
             self.references.append((dependency, loops))
@@ -305,7 +323,7 @@ class _Reader(FrameReader):
         if "for" in entries:
             over, scope = self.loops_of(entries["for"], scope)
             loops += tuple(loop.name for loop in over)
-        rank = self.int_of(entries["rank"], "`rank`", scope) if "rank" in entries else None
+        rank = self.rank_of(entries["rank"], "`rank`", scope) if "rank" in entries else None
         when = self.int_of(entries["when"], "`when`", scope) if "when" in entries else None
         if "index" in entries:
             document.mapping(node, "a dependency with `index`", ("rank", "index", "when", "for"))

@@ -11,6 +11,7 @@ from typing import Literal
 from .chunkexpr import ChunkExpr
 from .document import Document, Node
 from .expr import IntExpr
+from .mesh import Mesh
 from .reduction import Reduction
 
 Verb = Literal["move", "pull", "push", "local", "collective"]
@@ -105,7 +106,8 @@ class TensorDecl:
 class PlanTemplate:
     """A plan file. ``world`` and ``dim`` are None where the file leaves them open.
 
-    ``across`` is a chunk that is cut along a second dimension, if there is one.
+    ``across`` is a chunk that is cut along a second dimension, if there is one. ``axes`` are the plan's names for the
+    axes of a mesh (none: it needs no mesh), and ``mesh`` is the one it is for, where it says that.
     """
 
     document: Document
@@ -122,4 +124,6 @@ class PlanTemplate:
     uses_split: bool = False
     uses_direction: bool = False
     across: ChunkExpr | None = None
+    axes: tuple[str, ...] = ()
+    mesh: Mesh | None = None
     parts: dict[str, tuple[int, ...]] = field(default_factory=dict)
