@@ -5,7 +5,8 @@ interpreted (``TRITON_INTERPRET=1``) or compiled. Tiers that depend on the Trito
 
     python tests/tiers.py --python 3.6.0=.venv/bin/python --python 3.9.0=.venv-newest/bin/python
 
-A tier fails when any test fails, and when it holds no test at all. Exit status: 0 all passed, 1 otherwise.
+A tier fails when any test fails, and when it holds no test at all. The browser tier runs where there is a browser that
+works, and says why where there is none. Exit status: 0 all passed, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,20 +24,35 @@ ROOT = Path(__file__).resolve().parent.parent
 NO_TESTS = 5
 
 
+def no_browser(python: str) -> str:
+    """Why no browser can be used; nothing where one can, or where the question itself fails, which the tests then do."""
+    code = "import sys; sys.path.insert(0, 'tests/support'); import browser; browser.find()"
+    done = subprocess.run(
+        [python, "-c", code], cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+    )
+    _, refused, reason = done.stderr.strip().rpartition("browser.BrowserError: ")
+    return reason.splitlines()[0] if refused else ""
+
+
 @dataclass(frozen=True)
 class Tier:
-    """A folder of tests, whether its kernels are interpreted, and whether every Triton version runs it."""
+    """A folder of tests, whether its kernels are interpreted, and whether every Triton version runs it.
+
+    ``missing`` says, for a Python, what the tier needs and this machine does not have.
+    """
 
     name: str
     folders: tuple[str, ...]
     interpret: bool
     every_version: bool
+    missing: Callable[[str], str] = lambda python: ""
 
 
 TIERS = (
     Tier("unit + golden", ("tests/unit", "tests/golden"), interpret=False, every_version=False),
     Tier("sim", ("tests/sim",), interpret=True, every_version=True),
     Tier("compile", ("tests/compile",), interpret=False, every_version=True),
+    Tier("browser", ("tests/browser",), interpret=False, every_version=False, missing=no_browser),
 )
 
 
@@ -44,8 +61,11 @@ class Outcome:
     label: str
     status: int
     seconds: float
+    missing: str = ""
 
     def __str__(self) -> str:
+        if self.missing:
+            return f"{self.label:<32}not run: {self.missing}"
         said = {0: "passed", NO_TESTS: "FAILED: no tests"}.get(self.status, f"FAILED: pytest exit {self.status}")
         return f"{self.label:<32}{said:<28}{self.seconds:6.0f} s"
 
@@ -54,6 +74,8 @@ def run(tier: Tier, version: str, python: str, jobs: int, extra: list[str]) -> O
     """One pytest process over the tier's folders."""
     label = f"{tier.name}, Triton {version}"
     print(f"\n=== {label}", flush=True)
+    if missing := tier.missing(python):
+        return Outcome(label, 0, 0.0, missing)
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     if tier.interpret:
         env["TRITON_INTERPRET"] = "1"
