@@ -1,0 +1,208 @@
+"""Import from compilers that spread loops (Mercury): a loop nest on a mesh, as a plan.
+
+Where a buffer is used follows from its index: a parallel loop cuts what it indexes; what it does not index every rank of
+its axis reads whole, or, if the loop sums up, writes a part of. Where a buffer lies is the same, but for `shard`,
+`replicate` and `shift`. Transfers are the difference:
+
+    read, used whole, lies cut                  gathered; by a shifted loop passed around a ring, a piece a step
+    read, used cut along another dimension      all-to-all (as in Ulysses)
+    written in parts, lies whole                all-reduce
+    written in parts, lies cut                  reduce-scatter; by a shifted loop the sums are passed around a ring
+    written cut, lies whole or cut elsewhere    gathered, or all-to-all
+
+Rings on several levels nest: a piece crosses an outer axis once, at the end of its way around the inner ones, so that it
+crosses each slow link as seldom as can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from overlap.errors import PlanError
+
+from ..build import DIRECTIONS
+from ..merge import merge_plans
+from ..plan import CommPlan, TensorSpec
+from ..reduction import Reduction, check_reduction
+from ..region import Box
+from ..split import split_plan
+from .loop_model import Buffer, LoopNest
+from .moves import Moves
+from .partition_ir import parts_of, reshard, summed_axes
+from .placement import Partial, Placement, Replicate, Shard, box_at
+
+
+@dataclass(frozen=True)
+class BufferLayout:
+    """Where a buffer lies, where the body uses it, and the axes that pieces travel along step by step, outermost first."""
+
+    stored: tuple[Placement, ...]
+    used: tuple[Placement, ...]
+    ring: tuple[int, ...]
+
+
+def lower_loop_ir(
+    nest: LoopNest, *, direction: str = "pull", split: int = 1, accumulate: str = "fp32", name: str = "loop_nest"
+) -> CommPlan:
+    """The plan of all transfers of a loop nest: before it buffers that are read, after it those that are written.
+
+    A rank starts with the reads as they are stored and its own writes as the body makes them, parts of sums included. It
+    ends with the reads that its body uses and the writes as they are stored.
+
+    Args:
+        direction: who carries transfers out, the destination (``pull``) or the source (``push``).
+        split: parts that every transfer is cut into.
+        accumulate: the type that sums are carried out in.
+
+    Raises:
+        PlanError: a nest that no plan is right for, with the loop or buffer and what to write instead.
+    """
+    if direction not in DIRECTIONS:
+        raise PlanError(f"unknown direction `{direction}`", help=f"there is {', '.join(DIRECTIONS)}")
+    check_reduction(Reduction("sum", accumulate))
+    if not nest.buffers:
+        raise PlanError("a loop nest without buffers", help="give the body at least one Buffer")
+    plans = [_lower(nest, buffer, direction, split, accumulate) for buffer in nest.buffers]
+    return merge_plans(plans, name=name)
+
+
+def layout_of(nest: LoopNest, buffer: Buffer) -> BufferLayout:
+    """Where a buffer of the nest lies and is used.
+
+    Raises:
+        PlanError: it is written by all ranks of an axis at once, or cut by loops in an order that no placement has.
+    """
+    stored: list[Placement] = []
+    used: list[Placement] = []
+    levels: dict[int, int] = {}
+    wanted = dict(buffer.stored)
+    for axis in range(len(nest.mesh.sizes)):
+        loop = nest.on_axis(axis)
+        if loop is None:
+            stored.append(Replicate())
+            used.append(Replicate())
+            continue
+        dim = buffer.dim_of(loop.name)
+        use: Placement = Shard(dim) if dim is not None else Partial() if buffer.write else Replicate()
+        if isinstance(use, Partial) and not loop.reduce:
+            raise PlanError(
+                f"every rank along loop {loop.name} would write all of buffer {buffer.name}",
+                help=f"index {buffer.name} by {loop.name}, or make it Loop(..., reduce=True) if its steps are summed up",
+            )
+        lies: Placement = use if isinstance(use, Shard) else Replicate()
+        if dim is None:
+            travels = [(place, other) for place, other in enumerate(nest.loops) if other.by == loop.name]
+            found = [(place, buffer.dim_of(other.name)) for place, other in travels]
+            found = [(place, cut) for place, cut in found if cut is not None]
+            if len(found) > 1:
+                raise PlanError(
+                    f"buffer {buffer.name} is indexed by two loops that are shifted by {loop.name}",
+                    help="shift one of the two",
+                )
+            if found and wanted.get(loop.name, found[0][1]) == found[0][1]:
+                levels[axis] = found[0][0]
+                lies = Shard(found[0][1])  # type: ignore[arg-type]
+        if loop.name in wanted:
+            cut = wanted[loop.name]
+            lies = Replicate() if cut is None else Shard(cut)
+        stored.append(lies)
+        used.append(use)
+    _check_order(nest, buffer, levels)
+    return BufferLayout(tuple(stored), tuple(used), tuple(sorted(levels, key=levels.__getitem__)))
+
+
+def stored_boxes(nest: LoopNest, name: str) -> tuple[Box, ...]:
+    """What each rank stores of a buffer; its size is the memory that the nest takes for it."""
+    buffer = nest.buffer(name)
+    placements = layout_of(nest, buffer).stored
+    return tuple(
+        box_at(buffer.shape, nest.mesh, placements, nest.mesh.coordinates(rank)) for rank in range(nest.mesh.world)
+    )
+
+
+def _check_order(nest: LoopNest, buffer: Buffer, ring: dict[int, int]) -> None:
+    """The loops of a dimension cut it as mesh axes do: spread loops first, in the order of their axes."""
+    for dim, names in enumerate(buffer.index):
+        last, local = -1, ""
+        for name in names:
+            loop = nest.loop(name)
+            over = loop if loop.by is None else nest.loop(loop.by)
+            if over.axis is None or (loop.by is not None and ring.get(over.axis) != nest.loops.index(loop)):
+                local = local or name
+                continue
+            if local or over.axis < last:
+                raise PlanError(
+                    f"dimension {dim} of buffer {buffer.name} is cut by {local or names[0]} before {name}, which is spread"
+                    f" over axis {over.axis}: what a rank holds would not be one box",
+                    help="put spread loops first in the index, in the order of the mesh's axes, and local loops behind",
+                )
+            last = over.axis
+
+
+def _lower(nest: LoopNest, buffer: Buffer, direction: str, split: int, accumulate: str) -> CommPlan:
+    mesh, layout = nest.mesh, layout_of(nest, buffer)
+    made = layout.used if buffer.write else layout.stored
+    final = layout.stored if buffer.write else layout.used
+    parts = parts_of(mesh, summed_axes(made, final))
+    moves = Moves(TensorSpec(buffer.name, tuple(buffer.shape), parts), mesh.world, direction)
+    # Beside the rings, pieces lie as the body uses them: what else has to move does so before rings of reads, and
+    # behind rings of sums.
+    passing = tuple(
+        layout.stored[axis] if axis in layout.ring else placement for axis, placement in enumerate(layout.used)
+    )
+    before = [box_at(buffer.shape, mesh, made, mesh.coordinates(rank)) for rank in range(mesh.world)]
+    after = [box_at(buffer.shape, mesh, final, mesh.coordinates(rank)) for rank in range(mesh.world)]
+    if buffer.write:
+        _pass_sums(moves, nest, layout.ring, passing, Reduction("sum", accumulate))
+        reshard(moves, mesh, passing, final, accumulate)
+    else:
+        reshard(moves, mesh, made, passing, accumulate)
+        _pass_pieces(moves, nest, layout.ring, passing)
+    meta = {"mesh": str(mesh)}
+    return split_plan(moves.plan(buffer.name, before, after, meta), split)
+
+
+Hop = tuple[tuple[int, ...], int, int, Box]
+
+
+def _hops(moves: Moves, nest: LoopNest, ring: Sequence[int], placements: Sequence[Placement], first: int) -> list[Hop]:
+    """For each rank and each piece that is not its own: step, rank, the rank after it on the piece's way, piece.
+
+    A piece is on its way around the innermost ring as long as its place there is not reached, and then around the next.
+
+    Args:
+        first: the piece that a rank works on first, counted from its own.
+    """
+    mesh, found = nest.mesh, []
+    for rank in range(mesh.world):
+        at = mesh.coordinates(rank)
+        for piece in product(*(range(mesh.sizes[axis]) for axis in ring)):
+            home = list(at)
+            for axis, place in zip(ring, piece, strict=True):
+                home[axis] = place
+            level = next((axis for axis in reversed(ring) if home[axis] != at[axis]), None)
+            if level is None:
+                continue
+            step = tuple((home[axis] - at[axis] - first) % mesh.sizes[axis] for axis in ring)
+            beside = list(at)
+            beside[level] += 1 if first == 0 else -1
+            beside[level] %= mesh.sizes[level]
+            box = box_at(moves.tensor.shape, mesh, placements, home)
+            found.append((step, rank, mesh.global_rank(beside), box))
+    return sorted(found, key=lambda hop: hop[:2])
+
+
+def _pass_pieces(moves: Moves, nest: LoopNest, ring: Sequence[int], placements: Sequence[Placement]) -> None:
+    """Every rank takes each piece from the next rank, which has it from the one after it; its own piece comes first."""
+    for _, rank, beside, box in _hops(moves, nest, ring, placements, 0):
+        moves.move(beside, rank, box)
+
+
+def _pass_sums(
+    moves: Moves, nest: LoopNest, ring: Sequence[int], placements: Sequence[Placement], reduction: Reduction
+) -> None:
+    """Every rank adds its part to the sum of a piece and hands it to the rank before it; its own piece comes last."""
+    for _, rank, beside, box in _hops(moves, nest, ring, placements, 1):
+        moves.move(rank, beside, box, reduction)
