@@ -17,7 +17,7 @@ KINDS = ("copy", "tile-run", "wait", "sum", "flag")
 landed; partial results added; what says that something is ready (its cost included)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Event:
     """One thing that one rank does.
 

@@ -1,0 +1,372 @@
+"""The event model: what happens when, on every rank, under a plan, on a machine, with or without tiles.
+
+    copy     starts when the one before it in its channel and all it depends on have landed, what it sends is made (or
+             summed), and the ports it goes through are free; takes the latency of its link and its bytes at the link's rate
+    flag     behind each copy: from then on waiters know, and the channel goes on
+    tiles    runs wait for what they read (`work.Work`); tiles go to the first free unit, and runs share waves
+    sum      behind the rank's tiles and all that it adds, one after another: the protocol's order (`steps`); what it reads and
+             writes, at the rate of memory
+
+Ports are taken whole, in the order in which copies ask for them. Sharing them fairly moves no byte sooner or later in total,
+makes every chunk but the last of a crowd later, and costs a recomputation of all that is under way at each start and end;
+a queue costs the same for every operation, and on NVLink copies from one peer after another were measured no slower
+than from all at once. What lands on a rank takes memory traffic from its tiles (`Machine.contention`). Not modelled: the
+insides of switches, and what the host takes to enqueue (launches are replays of a graph).
+
+The work is a constant number of steps for each operation, dependency and run, and a heap entry for each.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from overlap.chunkplan.links import Link, Links
+from overlap.chunkplan.order import happens_before, name_op
+from overlap.chunkplan.plan import Collective, CommPlan
+from overlap.errors import PlanError, ScheduleError
+
+from .collective import collective_seconds
+from .machine import Machine
+from .timeline import Event, Timeline
+from .units import Units
+from .wiring import Wiring
+from .work import Work
+
+_COPY, _FLAG, _TILES, _WAIT, _SUM = range(5)
+_KINDS = ("copy", "flag", "tile-run", "wait", "sum")
+
+
+def simulate(
+    plan: CommPlan, machine: Machine, work: Sequence[Work] = (), *, itemsize: float = 2, links: Links | None = None
+) -> Timeline:
+    """The timeline of one launch of ``plan``.
+
+    Args:
+        plan: a plan that `verify_plan` accepts.
+        machine: rates, latencies and costs.
+        work: what each rank computes; nothing at all where it is empty.
+        itemsize: bytes of an element.
+        links: which ranks are joined, and by what, instead of the machine's own.
+
+    Raises:
+        PlanError: an operation between ranks without a link, a cyclic plan, or a world that the machine does not have.
+        ScheduleError: tiles that wait for what tiles behind them make, or work for another number of ranks.
+    """
+    with _no_collector():
+        return _Run(plan, machine, work, itemsize, links).timeline()
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The times of a launch without its events: when all has ended, when the last copy has, each rank's tiles alone."""
+
+    total: float
+    copies: float
+    compute: tuple[float, ...]
+
+
+def simulate_ends(
+    plan: CommPlan, machine: Machine, work: Sequence[Work] = (), *, itemsize: float = 2, links: Links | None = None
+) -> Ends:
+    """As `simulate`, for callers that only want to know when it ends."""
+    with _no_collector():
+        return _Run(plan, machine, work, itemsize, links).ends()
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """A simulation makes a great many small objects and no cycles: the collector would walk all of them again and again."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+class _Ports:
+    """When the ports of one class of links are free, and the record that holds each until then."""
+
+    def __init__(self, world: int) -> None:
+        self.out, self.into = [0.0] * world, [0.0] * world
+        self.out_by, self.into_by = [-1] * world, [-1] * world
+
+
+class _Run(Wiring):
+    """One simulation. Records become events."""
+
+    def __init__(
+        self, plan: CommPlan, machine: Machine, work: Sequence[Work], itemsize: float, links: Links | None
+    ) -> None:
+        if links is None:
+            machine.check_world(plan.world)
+        elif links.world != plan.world:
+            raise PlanError(f"links of {links.world} ranks for a plan of {plan.world}")
+        super().__init__(plan, work)
+        self.machine, self.itemsize, self.links = machine, itemsize, links
+        self.heap: list[tuple[float, int, int]] = []
+        # Records: (rank, kind, node), and beside them start, end and the record that let it start.
+        self.records: list[tuple[int, int, int]] = []
+        self.starts: list[float] = []
+        self.ends_at: list[float] = []
+        self.causes: list[int] = []
+        self.ports: dict[str, _Ports] = {}
+        self.wires: dict[tuple[str, int, int], tuple[float, int]] = {}
+        self.arrived: dict[int, int] = defaultdict(int)
+        self.entry = machine.entry + self._staging()
+        self.units = [Units(machine.units, self.entry + machine.kernel) for _ in work]
+        self.undone = [len(w.runs) for w in work]
+        self.tiles_end = [0.0] * len(work)
+        self.last_run = [-1] * len(work)
+        # Seconds that copies have taken from the tiles of a rank since its last run was handed out.
+        self.debt = [0.0] * plan.world
+        self.sum_free = [0.0] * plan.world
+        self.sum_by = [-1] * plan.world
+        self._go()
+
+    def _staging(self) -> float:
+        """Ranks that are pulled from first copy what they hold to where others reach it; the slowest holds all up."""
+        pulls = any(not isinstance(op, Collective) and op.direction == "pull" for op in self.ops)
+        held = max((sum(chunk.box.size for chunk in chunks) for chunks in self.plan.before), default=0)
+        return 2 * held * self.itemsize / self.machine.memory if pulls else 0.0
+
+    # Time
+
+    def _go(self) -> None:
+        heap, next_of, followers = self.heap, self.next, self.followers
+        for rank, work in enumerate(self.work):
+            self._let_in(rank, work)
+        for rank, sums in enumerate(self.rank_sums):
+            if not (self.work and self.work[rank].runs):
+                for node in sums:
+                    self._freed(node, self.entry, -1)
+        for node in self.first:
+            self._freed(node, self.entry, -1)
+        count, nodes = self.run_base, len(self.pending)
+        landed = 0
+        while heap:
+            now, node, by = heappop(heap)
+            if node >= nodes:
+                self._freed(node - nodes, now, by)
+                continue
+            if node < count:
+                landed += 1
+                if next_of[node] >= 0:
+                    self._freed(next_of[node], now, by)
+            for follower in followers.get(node, ()):
+                self._freed(follower, now, by)
+        if landed < count or any(self.undone):
+            self._stuck()
+
+    def _freed(self, node: int, now: float, by: int) -> None:
+        """One of the things that ``node`` waits for has come, by record ``by``."""
+        self.pending[node] -= 1
+        if self.pending[node]:
+            return
+        if node < self.run_base:
+            if node in self.group:
+                self._meet(node, now, by)
+            else:
+                self._copy(node, now, by)
+        elif node < self.sum_base:
+            self._runnable(node, now, by)
+        else:
+            self._add(node, now, by)
+
+    def _record(self, rank: int, kind: int, node: int, start: float, end: float, by: int) -> int:
+        self.records.append((rank, kind, node))
+        self.starts.append(start)
+        self.ends_at.append(end)
+        self.causes.append(by)
+        return len(self.records) - 1
+
+    def _copy(self, node: int, now: float, by: int) -> None:
+        op = self.ops[node]
+        assert not isinstance(op, Collective)
+        size = self.itemsize
+        for low, high in zip(op.dst.box.lo, op.dst.box.hi, strict=True):
+            size *= high - low
+        source, target = op.src_rank, op.dst_rank
+        if source == target:
+            start, end = now, now + 2 * size / self.machine.memory
+        else:
+            link = self._link(node, source, target)
+            seconds = link.latency_s + size / link.bytes_per_s if size else 0.0
+            start = now
+            index = len(self.records)
+            if self.machine.own_wires:
+                wire = (link.name, source, target)
+                free, holder = self.wires.get(wire, (0.0, -1))
+                if free > start:
+                    start, by = free, holder
+                end = start + seconds
+                self.wires[wire] = (end, index)
+            else:
+                ports = self.ports.get(link.name)
+                if ports is None:
+                    ports = self.ports[link.name] = _Ports(self.plan.world)
+                if ports.out[source] > start:
+                    start, by = ports.out[source], ports.out_by[source]
+                if ports.into[target] > start:
+                    start, by = ports.into[target], ports.into_by[target]
+                end = start + seconds
+                ports.out[source] = ports.into[target] = end
+                ports.out_by[source] = ports.into_by[target] = index
+            self.debt[target] += (end - start) * self.machine.contention
+        self._landed(node, start, end, by)
+
+    def _landed(self, node: int, start: float, end: float, by: int) -> None:
+        """Records the copy and its flag; whoever waits for it goes on at the end of the flag."""
+        rank = self.ids[node][0]
+        copied = self._record(rank, _COPY, node, start, end, by)
+        told = self._record(rank, _FLAG, node, end, end + self.machine.flag, copied)
+        heappush(self.heap, (end + self.machine.flag, node, told))
+
+    def _link(self, node: int, source: int, target: int) -> Link:
+        link = self.machine.link(source, target) if self.links is None else self.links.classes.get((source, target))
+        if link is None:
+            op_id = self.ids[node]
+            raise PlanError(
+                f"plan {self.plan.name}, {name_op(self.plan, op_id)}: there is no link from rank {source} to rank {target}",
+                where=self.plan.where(op_id),
+                help="go by way of a rank that is joined to both",
+            )
+        return link
+
+    def _meet(self, node: int, now: float, by: int) -> None:
+        """A collective starts when the last of its ranks has come."""
+        nodes = self.group[node]
+        self.arrived[nodes[0]] += 1
+        op = self.ops[node]
+        assert isinstance(op, Collective)
+        if self.arrived[nodes[0]] < len(op.ranks):
+            return
+        for member in nodes:
+            op = self.ops[member]
+            assert isinstance(op, Collective)
+            self._landed(member, now, now + collective_seconds(op, self.machine, self.itemsize), by)
+
+    def _let_in(self, rank: int, work: Work) -> None:
+        """The kernel starts: runs go in their order, or as they can."""
+        if not work.runs:
+            return
+        start = self.entry + self.machine.kernel
+        first = self.rank_runs[rank]
+        met = self.last_run[rank] = self._record(rank, _WAIT, -1, 0.0, start, -1)
+        self.tiles_end[rank] = start
+        for node in range(first, first + len(work.runs)) if work.as_arrived else (first,):
+            self._freed(node, start, met)
+
+    def _runnable(self, node: int, now: float, by: int) -> None:
+        """Hands out the tiles of a run, and lets the one behind it in."""
+        rank, i = self.run_of[node - self.run_base]
+        work = self.work[rank]
+        run = work.runs[i]
+        before, idle, units = self.last_run[rank], self.tiles_end[rank], self.units[rank]
+        units.delay(self.debt[rank])
+        self.debt[rank] = 0.0
+        _, end = units.take(run.tiles, run.seconds, now)
+        # Runs share a wave, a lane shows one after another: each from where the one before it ended.
+        start, end = max(now, idle), max(idle, end)
+        if start > idle:
+            self._record(rank, _WAIT, node, idle, start, before)
+        else:
+            by = before
+        record = self._record(rank, _TILES, node, start, end, by)
+        self.last_run[rank], self.tiles_end[rank] = record, end
+        if node in self.followers:
+            heappush(self.heap, (end, node, record))
+        self.undone[rank] -= 1
+        if not self.undone[rank]:
+            for waiting in self.rank_sums[rank]:
+                self._freed(waiting, self.tiles_end[rank], record)
+        elif not work.as_arrived:
+            # The next run is handed out when the first unit is free, so that copies until then slow it down.
+            heappush(self.heap, (max(now, units.first), len(self.pending) + node + 1, record))
+
+    def _add(self, node: int, now: float, by: int) -> None:
+        rank, _, elements = self.sums[node - self.sum_base]
+        start = now
+        if self.work and self.tiles_end[rank] > start:
+            start, by = self.tiles_end[rank], self.last_run[rank]
+        if self.sum_free[rank] > start:
+            start, by = self.sum_free[rank], self.sum_by[rank]
+        end = start + self.machine.kernel + elements * self.itemsize / self.machine.memory
+        record = self._record(rank, _SUM, node, start, end, by)
+        self.sum_free[rank], self.sum_by[rank] = end, record
+        heappush(self.heap, (end, node, record))
+
+    def _stuck(self) -> None:
+        happens_before(self.plan)
+        if not any(self.undone):
+            raise PlanError(f"plan {self.plan.name} never ends: a collective is missing some of its ranks")
+        rank = next(r for r, left in enumerate(self.undone) if left)
+        raise ScheduleError(
+            f"plan {self.plan.name}: the tiles of rank {rank} never end, some wait for what others behind them make",
+            help="let the runs that make chunks stand before those that wait for what becomes of them",
+        )
+
+    # Results
+
+    def ends(self) -> Ends:
+        copies = max((e for e, r in zip(self.ends_at, self.records, strict=True) if r[1] == _FLAG), default=0.0)
+        return Ends(
+            max(self.ends_at, default=0.0), copies, tuple(map(self._alone, self.work or [Work(())] * self.plan.world))
+        )
+
+    def _alone(self, work: Work) -> float:
+        """The tiles of a rank if they never waited."""
+        paces = {run.seconds for run in work.runs}
+        if len(paces) <= 1:
+            return -(-work.tiles // self.machine.units) * max(paces, default=0.0)
+        units = Units(self.machine.units)
+        return max(units.take(run.tiles, run.seconds, 0.0)[1] for run in work.runs)
+
+    def timeline(self) -> Timeline:
+        """Records as events, in order of start, and the way back from the last to end."""
+        order = sorted(range(len(self.records)), key=self.starts.__getitem__)
+        place = [0] * len(order)
+        names: dict[tuple[object, ...], str] = {}
+        events = []
+        for new, old in enumerate(order):
+            place[old] = new
+            events.append(self._event(old, names))
+        critical = []
+        at = max(range(len(order)), key=self.ends_at.__getitem__, default=-1)
+        while at >= 0:
+            critical.append(place[at])
+            at = self.causes[at]
+        ends = self.ends()
+        return Timeline(self.plan.world, tuple(events), tuple(critical[::-1]), ends.total, ends.compute)
+
+    def _event(self, record: int, names: dict[tuple[object, ...], str]) -> Event:
+        rank, kind, node = self.records[record]
+        start, end = self.starts[record], self.ends_at[record]
+        if kind in (_COPY, _FLAG):
+            op = self.ops[node]
+            box = op.dst.box
+            key = (op.dst.tensor, box.lo, box.hi)
+            chunk = names.get(key)
+            if chunk is None:
+                chunk = names[key] = str(op.dst)
+            lane = f"copy {op.channel}"
+            if isinstance(op, Collective):
+                return Event(rank, lane, _KINDS[kind], start, end, f"{op.kind} {chunk}", chunk, self.ids[node])
+            label = f"{op.direction} {chunk} {op.src_rank} -> {op.dst_rank}" if kind == _COPY else chunk
+            return Event(rank, lane, _KINDS[kind], start, end, label, chunk, self.ids[node], op.src_rank)
+        if kind == _SUM:
+            summed = str(self.sums[node - self.sum_base][1])
+            return Event(rank, "sums", "sum", start, end, f"sum of {summed}", summed)
+        if node < 0:
+            return Event(rank, "tiles", "wait", start, end, "for all ranks to be ready, and the launch")
+        run = self.work[rank].runs[self.run_of[node - self.run_base][1]]
+        label = run.label or f"{run.tiles} tiles of {run.chunk}"
+        if kind == _WAIT:
+            label = f"for {run.chunk or run.label}"
+        return Event(rank, "tiles", _KINDS[kind], start, end, label, run.chunk, run.op, run.source)

@@ -1,0 +1,232 @@
+"""A machine by name or file: how fast ranks reach each other, how fast they compute, what starting things costs.
+
+    load_machine("h100-nvlink-ib400")   ->  Machine: nodes of 8, NVLink inside, 400 Gb/s a rank between them
+
+A machine file is a few lines of YAML, and each of its numbers has its source in a comment beside it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from yaml import Node
+
+from overlap.chunkplan.document import Document, nearest
+from overlap.chunkplan.links import Link, Links, full_mesh, two_level
+from overlap.errors import PlanError
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_NUMBER = re.compile(r"[+]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\Z")
+
+
+@dataclass(frozen=True)
+class Library:
+    """How a communication library does a collective over links of one class: the serial alternative.
+
+    ``latency_s`` from call to first byte, and ``bytes_per_s`` that a rank sends, and receives, from then on.
+    """
+
+    latency_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the event model knows of a machine. Rates are what a program reaches, not the peak of the data sheet.
+
+    Args:
+        node: ranks that ``inside`` joins; rank r stands in node ``r // node``.
+        inside, between: links in a node and between nodes (None: one node is all there is).
+        library, library_between: collectives of a communication library over them.
+        flops: by dtype, floating-point operations a second of all compute units together.
+        units: compute units; each holds one tile at a time.
+        memory: bytes a second of the rank's own memory.
+        entry: seconds from launch until all ranks are ready: copies may start, and the kernel is launched.
+        kernel: seconds from there to the first tile.
+        contention: seconds that a rank's tiles lose for each second of a copy that lands on it.
+        flag: seconds from the end of a copy until whoever waits for it knows.
+        own_wires: every pair of ranks has wires of its own; otherwise all links of a class that leave a rank share one
+            port, and so do those that enter it.
+    """
+
+    name: str
+    node: int
+    inside: Link
+    between: Link | None
+    library: Library
+    library_between: Library | None
+    flops: Mapping[str, float] = field(hash=False)
+    units: int
+    memory: float
+    kernel: float
+    entry: float
+    flag: float
+    contention: float = 0.0
+    own_wires: bool = False
+
+    def link(self, source: int, target: int) -> Link | None:
+        """The link from one rank to another; None where there is none."""
+        if source == target:
+            return None
+        return self.inside if source // self.node == target // self.node else self.between
+
+    def links(self, world: int) -> Links:
+        """The link table of ``world`` ranks.
+
+        Raises:
+            PlanError: as `check_world`.
+        """
+        self.check_world(world)
+        if self.between is None or world <= self.node:
+            return full_mesh(world, self.inside)
+        whole = two_level(-(-world // self.node), self.node, self.inside, self.between)
+        return Links(world, {pair: link for pair, link in whole.classes.items() if max(pair) < world})
+
+    def check_world(self, world: int) -> None:
+        """Raises PlanError unless the machine has that many ranks."""
+        if world < 1:
+            raise PlanError(f"a world of {world} ranks", help="a world has 1 rank or more")
+        if self.between is None and world > self.node:
+            raise PlanError(
+                f"machine {self.name} is one node of {self.node} ranks, not {world}",
+                help="take a machine with a network between its nodes, such as h100-nvlink-ib400",
+            )
+
+    def rate(self, dtype: str) -> float:
+        """Floating-point operations a second.
+
+        Raises:
+            PlanError: the machine file has none for ``dtype``.
+        """
+        if dtype not in self.flops:
+            raise PlanError(f"machine {self.name} has no rate for `{dtype}`", help=nearest(dtype, self.flops))
+        return self.flops[dtype]
+
+    def scaled(self, compute: float = 1.0, links: float = 1.0) -> Machine:
+        """The same machine with rates of compute and of links multiplied."""
+        between = self.between and replace(self.between, bytes_per_s=self.between.bytes_per_s * links)
+        inside = replace(self.inside, bytes_per_s=self.inside.bytes_per_s * links)
+        flops = {dtype: rate * compute for dtype, rate in self.flops.items()}
+        return replace(self, inside=inside, between=between, flops=flops)
+
+
+def machine_folders() -> tuple[Path, ...]:
+    """Where machine files are looked for: inside an installed package, then beside it in a checkout."""
+    places = (_PACKAGE / "templates" / "machines", _PACKAGE.parent / "templates" / "machines")
+    return tuple(place for place in places if place.is_dir())
+
+
+def list_machines() -> tuple[str, ...]:
+    """The names `load_machine` knows, sorted."""
+    return tuple(sorted({path.stem for folder in machine_folders() for path in folder.glob("*.yaml")}))
+
+
+def load_machine(name: str) -> Machine:
+    """A machine by its name, or by the path of a ``.yaml`` file.
+
+    Raises:
+        PlanError: there is no such machine (the nearest name is given), or its file is malformed, with line and column.
+    """
+    if name.endswith((".yaml", ".yml")) or "/" in name or "\\" in name:
+        return parse_machine(_read(Path(name), name), name)
+    for folder in machine_folders():
+        path = folder / f"{name}.yaml"
+        if name and path.is_file():
+            return parse_machine(_read(path, name), str(path))
+    raise PlanError(f"unknown machine `{name}`", help=f"{nearest(name, list_machines())}, or the path of a .yaml file")
+
+
+def parse_machine(text: str, path: str = "machine.yaml") -> Machine:
+    """The machine that a file's text describes.
+
+    Raises:
+        PlanError: the text is malformed, with line and column.
+    """
+    document = Document(text, path)
+    return _Reader(document).machine()
+
+
+def _read(path: Path, name: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise PlanError(f"the machine file {name} is not UTF-8 text", help="save it as UTF-8") from None
+    except OSError as error:
+        reason = (error.strerror or "cannot be read").lower()
+        raise PlanError(
+            f"the machine file {name} cannot be read: {reason}",
+            help=f"{nearest(name, list_machines())}, or a .yaml file",
+        ) from None
+
+
+class _Reader:
+    """Machine files: keys by section, every number above 0 (a latency or cost may be 0)."""
+
+    KEYS = ("machine", "node", "inside", "between", "compute", "launch", "own_wires")
+    LINK = ("name", "latency_us", "gb_per_s", "pointer", "library_latency_us", "library_gb_per_s")
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+
+    def machine(self) -> Machine:
+        document, what = self.document, "a machine"
+        root = document.mapping(document.root, what, self.KEYS)
+        name = document.scalar(document.require(document.root, root, "machine", what, "my-box"), "`machine`")
+        node = self._number(document.require(document.root, root, "node", what, "8"), "node", whole=True)
+        inside, library = self._link(document.require(document.root, root, "inside", what, "{gb_per_s: 377}"), "inside")
+        between, library_between = self._link(root["between"], "between") if "between" in root else (None, None)
+        compute_node = document.require(document.root, root, "compute", what, "{units: 132}")
+        compute = document.mapping(compute_node, "`compute`", ("units", "memory_gb_per_s", "tflops"))
+        launch_node = document.require(document.root, root, "launch", what, "{kernel_us: 4}")
+        launch = document.mapping(launch_node, "`launch`", ("kernel_us", "entry_us", "flag_us", "contention"))
+        rates_node = self._need(compute_node, compute, "tflops", "{bf16: 800}")
+        rates = document.mapping(rates_node, "`tflops`")
+        flops = {dtype: self._number(value, dtype) * 1e12 for dtype, value in rates.items()}
+        wires = document.choice(root["own_wires"], "own_wires", ("true", "false")) if "own_wires" in root else "false"
+        return Machine(
+            name=name,
+            node=int(node),
+            inside=inside,
+            between=between,
+            library=library,
+            library_between=library_between,
+            flops=flops,
+            units=int(self._number(self._need(compute_node, compute, "units", "132"), "units", whole=True)),
+            memory=self._number(self._need(compute_node, compute, "memory_gb_per_s", "3000"), "memory_gb_per_s") * 1e9,
+            kernel=self._cost(launch_node, launch, "kernel_us"),
+            entry=self._cost(launch_node, launch, "entry_us"),
+            flag=self._cost(launch_node, launch, "flag_us"),
+            contention=self._number(launch["contention"], "contention", zero=True) if "contention" in launch else 0.0,
+            own_wires=wires == "true",
+        )
+
+    def _link(self, node: Node, name: str) -> tuple[Link, Library]:
+        document = self.document
+        given = document.mapping(node, f"`{name}`", self.LINK)
+        rate = self._number(self._need(node, given, "gb_per_s", "377"), "gb_per_s") * 1e9
+        latency = self._cost(node, given, "latency_us")
+        pointer = document.choice(given["pointer"], "pointer", ("true", "false")) if "pointer" in given else "true"
+        called = document.scalar(given["name"], "`name`") if "name" in given else name
+        library = Library(
+            self._cost(node, given, "library_latency_us"),
+            self._number(self._need(node, given, "library_gb_per_s", "280"), "library_gb_per_s") * 1e9,
+        )
+        return Link(called, latency, rate, pointer == "true"), library
+
+    def _need(self, node: Node, entries: Mapping[str, Node], key: str, example: str) -> Node:
+        return self.document.require(node, entries, key, "this part of a machine", example)
+
+    def _cost(self, node: Node, entries: Mapping[str, Node], key: str) -> float:
+        return self._number(self._need(node, entries, key, "4"), key, zero=True) * 1e-6
+
+    def _number(self, node: Node, key: str, *, zero: bool = False, whole: bool = False) -> float:
+        text = self.document.scalar(node, f"`{key}`")
+        value = float(text) if _NUMBER.match(text) else math.nan
+        if not (0 <= value < math.inf) or (value == 0 and not zero) or (whole and value != int(value)):
+            kind = "a whole number of 1 or more" if whole else f"a number {'of 0 or more' if zero else 'above 0'}"
+            raise self.document.error(node, f"`{key}` is {kind}, not `{text}`", help=f"write {kind}")
+        return value

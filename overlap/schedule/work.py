@@ -1,0 +1,210 @@
+"""What a rank computes, as the event model sees it: runs of tiles, each with what it waits for and what it lets go.
+
+    product of M x N x K in tiles, chunks of a along M, rank 1 of 4
+    runs     own rows | rows of rank 2, waits for (1, 0) | rows of rank 3, waits for (1, 1) | ...
+
+From schedules (`work_of_schedules`), which know runs exactly, or from tiles and a plan alone (`work_per_chunk`), where each
+chunk gets tiles by its size: hundreds of ranks, before any kernel is written.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from overlap.chunkplan.plan import Collective, CommPlan, OpId
+from overlap.errors import PlanError, ScheduleError
+
+from .machine import Machine
+from .model import RankSchedule
+
+BLOCKS = ((128, 256), (128, 128), (64, 256), (64, 128), (64, 64), (32, 128), (32, 64), (16, 128), (16, 64), (16, 32))
+"""Tiles that a product may be cut into, the one with the least traffic for its work first."""
+BYTES = {"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+"""Bytes of an element, by dtype."""
+
+
+def itemsize_of(dtype: str) -> int:
+    """Bytes of an element.
+
+    Raises:
+        PlanError: an unknown dtype.
+    """
+    if dtype not in BYTES:
+        raise PlanError(f"unknown dtype `{dtype}`", help=f"there is {', '.join(sorted(BYTES))}")
+    return BYTES[dtype]
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """A product [m, k] x [k, n] on one rank, in tiles of ``block_m`` x ``block_n``."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str = "bf16"
+    block_m: int = 128
+    block_n: int = 256
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.m // self.block_m) * -(-self.n // self.block_n)
+
+    def tile_seconds(self, machine: Machine) -> float:
+        """How long a unit works on a tile: its arithmetic, or its share of what the product reads and writes of memory.
+
+        A tile that hangs over the edge costs as much as any other.
+        """
+        if not self.tiles:
+            return 0.0
+        waves = -(-self.tiles // machine.units)
+        moved = (self.m * self.k + self.k * self.n + self.m * self.n) * itemsize_of(self.dtype)
+        work = 2 * self.block_m * self.block_n * self.k
+        return max(work * machine.units / machine.rate(self.dtype), moved / machine.memory / waves)
+
+    def seconds(self, machine: Machine) -> float:
+        """The whole product: full waves of tiles."""
+        return -(-self.tiles // machine.units) * self.tile_seconds(machine)
+
+
+def best_blocks(m: int, n: int, k: int, machine: Machine, dtype: str = "bf16") -> Gemm:
+    """The product with the blocks that the model likes best; of equals, those with the least traffic."""
+    found = [Gemm(m, n, k, dtype, block_m, block_n) for block_m, block_n in BLOCKS]
+    return min(found, key=lambda gemm: gemm.seconds(machine))
+
+
+@dataclass(frozen=True)
+class TileRun:
+    """``tiles`` tiles of ``seconds`` each, that start when all of ``waits`` have landed; ``feeds`` start when they are done.
+
+    ``chunk``, ``op`` and ``source``: what of the plan completes them (or what they make), for people.
+    """
+
+    tiles: int
+    seconds: float
+    waits: tuple[OpId, ...] = ()
+    feeds: tuple[OpId, ...] = ()
+    label: str = ""
+    chunk: str = ""
+    op: OpId | None = None
+    source: int = -1
+
+
+@dataclass(frozen=True)
+class Work:
+    """The runs of one rank, in their order, or with ``as_arrived`` each as soon as it can (the first of equals first)."""
+
+    runs: tuple[TileRun, ...]
+    as_arrived: bool = False
+
+    @property
+    def tiles(self) -> int:
+        return sum(run.tiles for run in self.runs)
+
+
+def work_of_schedules(plan: CommPlan, schedules: Sequence[RankSchedule], seconds: float) -> tuple[Work, ...]:
+    """The runs of each rank's schedule.
+
+    Args:
+        seconds: a tile's.
+
+    Raises:
+        ScheduleError: schedules of another world.
+    """
+    if len(schedules) != plan.world:
+        raise ScheduleError(f"schedules of {len(schedules)} ranks for a plan of {plan.world}")
+    works = []
+    for schedule in schedules:
+        last = {raised.slot: i for i, run in enumerate(schedule.runs) for raised in run.raises}
+        feeds: dict[int, list[OpId]] = defaultdict(list)
+        chunks: dict[int, str] = {}
+        for counter in schedule.counters:
+            # A counter is whole when the last run that counts into it is done: runs are handed out in order.
+            if counter.slot in last:
+                feeds[last[counter.slot]] += counter.ops
+                chunks[last[counter.slot]] = str(counter.chunk)
+        runs = []
+        for i, run in enumerate(schedule.runs):
+            chunk = chunks.get(i, "") if run.chunk is None else str(plan.op(run.chunk).dst)
+            waits = tuple(dict.fromkeys(wait.op for wait in run.waits))
+            label = f"run {i}, {run.tiles} tiles"
+            runs.append(TileRun(run.tiles, seconds, waits, tuple(feeds[i]), label, chunk, run.chunk, run.peer))
+        works.append(Work(tuple(runs)))
+    return tuple(works)
+
+
+def work_per_chunk(
+    plan: CommPlan, tiles: int | Sequence[int], seconds: float, *, produced: Collection[str] = ()
+) -> tuple[Work, ...]:
+    """Every chunk gets tiles by its size: those that read what lands on a rank, as it arrives and behind the rank's own, or
+    for the tensors in ``produced`` those that make what it sends, in the order of its list and before what it keeps.
+
+    Args:
+        tiles: of every rank, or one number a rank.
+        seconds: a tile's.
+        produced: tensors that tiles write; all others of the plan are read.
+
+    Raises:
+        ScheduleError: numbers for another world.
+    """
+    counts = [tiles] * plan.world if isinstance(tiles, int) else list(tiles)
+    if len(counts) != plan.world:
+        raise ScheduleError(f"tiles of {len(counts)} ranks for a plan of {plan.world}")
+    if any(spec.name in produced for spec in plan.tensors):
+        return tuple(_makes(plan, rank, counts[rank], seconds, frozenset(produced)) for rank in range(plan.world))
+    landing: list[list[OpId]] = [[] for _ in range(plan.world)]
+    for op_id, op in plan.items():
+        landing[op_id[0] if isinstance(op, Collective) else op.dst_rank].append(op_id)
+    return tuple(_reads(plan, rank, landing[rank], counts[rank], seconds) for rank in range(plan.world))
+
+
+def _shares(sizes: Sequence[int], tiles: int, *, early: bool) -> list[int]:
+    """``tiles`` shared out by size, none lost to rounding.
+
+    A tile of several chunks counts to the last of them (it reads them all), or with ``early`` to the first (it makes
+    part of them all). Of nothing but empty chunks the first gets everything.
+    """
+    whole = sum(sizes)
+    given, done = [], 0
+    reached = 0
+    for size in sizes:
+        reached += size
+        upto = tiles * reached // whole if whole else tiles
+        if early and whole:
+            upto = -(-tiles * reached // whole)
+        given.append(upto - done)
+        done = upto
+    return given
+
+
+def _reads(plan: CommPlan, rank: int, landing: Sequence[OpId], tiles: int, seconds: float) -> Work:
+    own = sum(chunk.box.size for chunk in plan.before[rank])
+    first, *rest = _shares([own, *(plan.op(op).dst.box.size for op in landing)], tiles, early=False)
+    runs = [TileRun(first, seconds, label="own")] if first else []
+    for op_id, share in zip(landing, rest, strict=True):
+        if share:
+            op = plan.op(op_id)
+            source = -1 if isinstance(op, Collective) else op.src_rank
+            runs.append(TileRun(share, seconds, (op_id,), (), "", str(op.dst), op_id, source))
+    return Work(tuple(runs), as_arrived=True)
+
+
+def _makes(plan: CommPlan, rank: int, tiles: int, seconds: float, produced: frozenset[str]) -> Work:
+    sends: dict[object, list[OpId]] = defaultdict(list)
+    for index, op in enumerate(plan.ops[rank]):
+        if op.src.tensor in produced and (isinstance(op, Collective) or op.src_rank == rank):
+            sends[op.src].append((rank, index))
+    sizes = [plan.op(ops[0]).src.box.size for ops in sends.values()]
+    held = sum(chunk.box.size for chunk in plan.before[rank] if chunk.tensor in produced)
+    shares = _shares([*sizes, max(0, held - sum(sizes))], tiles, early=True)
+    runs: list[TileRun] = []
+    for (chunk, ops), share in zip(sends.items(), shares, strict=False):
+        if share or not runs:
+            runs.append(TileRun(share, seconds, (), tuple(ops), f"makes {chunk}", str(chunk), ops[0]))
+        else:
+            # Made by tiles of the run before it.
+            runs[-1] = replace(runs[-1], feeds=runs[-1].feeds + tuple(ops))
+    if shares[-1]:
+        runs.append(TileRun(shares[-1], seconds, label="kept"))
+    return Work(tuple(runs))
