@@ -12,12 +12,13 @@ from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.describe import describe
 from overlap.chunkplan.library import find_template
 from overlap.chunkplan.memory import reduced_tensors
+from overlap.chunkplan.mesh import Mesh
 from overlap.chunkplan.plan import CommPlan, TensorSpec
 from overlap.chunkplan.promise import verify_kind
 from overlap.chunkplan.verify import verify_contributions, verify_plan
 from overlap.errors import OnError
 
-from .options import SHAPE
+from .options import SHAPE, ranks_of, world_options
 
 _ON = re.compile(r"\s*(?P<tensor>\w+)\s*\[\s*(?P<axis>\w+)?\s*(?::\s*(?P<to>\w+))?\s*\]\s*\Z")
 
@@ -33,7 +34,7 @@ class _On:
 
 @click.command("check")
 @click.argument("plan", metavar="PLAN")
-@click.option("--world", type=click.IntRange(min=1), required=True, help="Number of ranks.")
+@world_options
 @click.option("--shape", type=SHAPE, required=True, help="The tensor's axes in order.")
 @click.option(
     "--on",
@@ -43,8 +44,11 @@ class _On:
 )
 @click.option("--backend", default="copy_engine", show_default=True)
 @click.option("--split", type=click.IntRange(min=1), default=1, show_default=True, help="Chunks a shard is cut into.")
-def command(plan: str, world: int, shape: dict[str, int], on: str | None, backend: str, split: int) -> None:
-    """Verify PLAN (a template's name or a YAML file) for one world and shape."""
+def command(
+    plan: str, world: int | None, mesh: Mesh | None, shape: dict[str, int], on: str | None, backend: str, split: int
+) -> None:
+    """Verify PLAN (a template's name or a YAML file) for one world or mesh, and one shape."""
+    ranks = ranks_of(world, mesh)
     axes = list(shape)
     meant = _on(on, axes)
     path, text = find_template(plan)
@@ -52,7 +56,8 @@ def command(plan: str, world: int, shape: dict[str, int], on: str | None, backen
     def build(direction: str) -> CommPlan:
         return build_plan(
             text,
-            world=world,
+            world=ranks,
+            mesh=mesh,
             tensor=TensorSpec(meant.tensor, tuple(shape.values())),
             dim=axes.index(meant.axis) if meant.axis else 0,
             to_dim=axes.index(meant.to) if meant.to else None,

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import click
 
 from overlap.annotate.source import SourceUnit
-from overlap.errors import MissingDependencyError, SourceError, UsageError
+from overlap.chunkplan.mesh import Mesh, parse_mesh
+from overlap.errors import MissingDependencyError, PlanError, SourceError, UsageError
 from overlap.pipeline import Request
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -38,6 +39,48 @@ class _Pairs(click.ParamType):
 
 
 SHAPE = _Pairs()
+
+
+class _MeshText(click.ParamType):
+    """``2x4`` or ``node=2,gpu=4`` as a mesh."""
+
+    name = "2x4"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Mesh:
+        if isinstance(value, Mesh):
+            return value
+        try:
+            return parse_mesh(value)
+        except PlanError as error:
+            self.fail(f"{error.message}; {error.help}")
+
+
+MESH = _MeshText()
+
+
+def world_options(function: F) -> F:
+    """``--world`` and ``--mesh``; `ranks_of` reads the two."""
+    for option in (
+        click.option("--mesh", type=MESH, help="Ranks in a grid, such as 2x4: 2 nodes of 4; in place of --world."),
+        click.option("--world", type=click.IntRange(min=1), help="Number of ranks."),
+    ):
+        function = option(function)
+    return function
+
+
+def ranks_of(world: int | None, mesh: Mesh | None) -> int:
+    """The number of ranks that ``--world`` and ``--mesh`` say.
+
+    Raises:
+        UsageError: neither is given, or they differ.
+    """
+    if mesh is not None and world not in (None, mesh.world):
+        raise UsageError(
+            f"--world {world}: --mesh {mesh} has {mesh.world} ranks", help="leave one of the two out, or let them agree"
+        )
+    if mesh is None and world is None:
+        raise UsageError("no number of ranks", help="--world 8, or --mesh 2x4")
+    return mesh.world if mesh is not None else world or 1
 
 
 def compile_options(function: F) -> F:

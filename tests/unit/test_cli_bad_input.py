@@ -143,9 +143,9 @@ def test_return_above_the_region_is_fine(cli, repo, tmp_path):
 
 def test_unknown_plan(cli, repo, tmp_path):
     text = edited(repo, tmp_path)
-    result = cli("compile", "user.py", "--plan", "all_gather_2d", "--on", "a[M]", "-o", "-")
-    refused(result, "user.py", line_of(text, "host_entry"), "all_gather_2d", "did you mean `all_gather_1d`")
-    refused(cli("check", "all_gather_2d", "--world", "2", "--shape", "M=4"), "<command-line>", 1, "all_gather_1d")
+    result = cli("compile", "user.py", "--plan", "all_gather_1f", "--on", "a[M]", "-o", "-")
+    refused(result, "user.py", line_of(text, "host_entry"), "all_gather_1f", "did you mean `all_gather_1d`")
+    refused(cli("check", "all_gather_4d", "--world", "2", "--shape", "M=4"), "<command-line>", 1, "all_gather_1d")
 
 
 OPS = "ops:\n  - for: step in range({first}, world)\n    pull: shard((rank + step) % world)\n    from: (rank + step) % world\n"

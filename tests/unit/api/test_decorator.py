@@ -92,7 +92,7 @@ def test_an_unknown_backend():
     [
         (dict(on="q[M]"), OnError, "no tensor `q`"),
         (dict(on="a[Q]"), OnError, "has no axis Q"),
-        (dict(plan="all_gather_2d"), PlanError, "unknown plan"),
+        (dict(plan="all_gather_1f"), PlanError, "unknown plan"),
         (dict(BLOCK_Q=16), UsageError, "unknown setting 'BLOCK_Q'"),
         (dict(split=0), UsageError, "split must be an integer of at least 1"),
     ],

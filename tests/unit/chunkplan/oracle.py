@@ -182,3 +182,60 @@ def execute_sums(plan: CommPlan, seed: int) -> frozenset[str]:
             elif set(found) != set(range(plan.world)):
                 wrong.add("missing")
     return frozenset(wrong)
+
+
+# Collectives, as numpy does them
+
+
+def collective(plan: CommPlan, kind: str | None, seed: int) -> None:
+    """Carries a plan over its one tensor out in a random allowed order and compares every rank with the collective.
+
+    ``kind`` reduce_scatter and all_reduce sum the ranks' own whole tensors; any other moves the one truth. What arrives
+    is combined as a plan says: a reader sees its own value and what is ordered before it.
+    """
+    (spec,) = plan.tensors
+    sums = kind in ("reduce_scatter", "all_reduce")
+    base = np.arange(1, 1 + int(np.prod(spec.shape)), dtype=np.int64).reshape(spec.shape)
+    own = [base * 16**rank if sums else base for rank in range(plan.world)]
+    truth = np.sum(np.stack(own), axis=0) if sums else base
+
+    def cut(chunk: Chunk) -> tuple[slice, ...]:
+        return tuple(slice(lo, hi) for lo, hi in zip(chunk.box.lo, chunk.box.hi, strict=True))
+
+    missing = -1
+    start = [np.full(spec.shape, missing, dtype=np.int64) for _ in own]
+    for rank, chunks in enumerate(plan.before):
+        for chunk in chunks:
+            start[rank][cut(chunk)] = own[rank][cut(chunk)]
+    graph = graph_of(plan)
+    behind: dict[OpId, set[OpId]] = {}
+    arrived: list[list[tuple[OpId, Chunk, bool, np.ndarray]]] = [[] for _ in own]
+
+    def value(rank: int, reader: OpId | None) -> np.ndarray:
+        found = start[rank].copy()
+        for writer, chunk, adds, brought in arrived[rank]:
+            if reader is None or writer in behind[reader]:
+                here = found[cut(chunk)]
+                found[cut(chunk)] = here + brought if adds else brought
+        return found
+
+    waiting = {node: graph.in_degree(node) for node in graph}
+    ready = sorted(node for node, count in waiting.items() if count == 0)
+    dice = random.Random(seed)
+    while ready:
+        node = ready.pop(dice.randrange(len(ready)))
+        before = list(graph.predecessors(node))
+        behind[node] = set(before).union(*(behind[b] for b in before))
+        op = plan.op(node)
+        moved = value(op.src_rank, node)[cut(op.src)]
+        assert (moved != missing).all(), f"{op} reads elements that are not there"
+        arrived[op.dst_rank].append((node, op.dst, op.reduce is not None, moved))
+        for follower in graph.successors(node):
+            waiting[follower] -= 1
+            if waiting[follower] == 0:
+                ready.append(follower)
+    assert len(behind) == len(graph)
+    for rank, chunks in enumerate(plan.after):
+        found = value(rank, None)
+        for chunk in chunks:
+            assert (found[cut(chunk)] == truth[cut(chunk)]).all(), f"rank {rank} ends with other numbers in {chunk}"

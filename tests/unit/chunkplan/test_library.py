@@ -18,7 +18,7 @@ def test_templates_are_found_by_name():
         path, text = find_template(name)
         assert path.endswith(f"plans/{name}.yaml")
         assert f"\nplan: {name}\n" in text and text.startswith("# ")
-        assert text.count("\n") <= 27
+        assert text.count("\n") <= (44 if "\nmesh:" in text else 30)
 
 
 def test_an_installed_package_is_looked_into_first(tmp_path, monkeypatch):
@@ -41,7 +41,7 @@ def test_a_file_of_the_users_own(tmp_path):
 @pytest.mark.parametrize(
     ("name", "said", "helped"),
     [
-        ("all_gather_2d", "unknown plan `all_gather_2d`", "did you mean `all_gather_1d"),
+        ("all_gather_1f", "unknown plan `all_gather_1f`", "did you mean `all_gather_1d"),
         ("", "unknown plan ``", "all_gather_1d, all_gather_1d_pull"),
         ("{tmp}/mine.yml", "there is no plan file {tmp}/mine.yml", "did you mean `mine.yaml`?"),
         ("{tmp}/none/mine.yaml", "there is no plan file", "the path of a .yaml file"),

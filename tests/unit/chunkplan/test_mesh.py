@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,7 +11,8 @@ from overlap.chunkplan.build import build_plan, load_plan
 from overlap.chunkplan.dump import dump_plan
 from overlap.chunkplan.mesh import Mesh, mesh_of_ranks, parse_mesh
 from overlap.chunkplan.plan import CommPlan, TensorSpec
-from overlap.errors import PlanError
+from overlap.cli.check import command
+from overlap.errors import PlanError, UsageError
 
 HEAD = "plan: p\nmesh: [node, gpu]\nbefore: shard(rank)\nafter: shard(rank)\nops:\n"
 SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=3)
@@ -183,3 +185,25 @@ def test_mesh_functions_need_a_mesh():
     with pytest.raises(PlanError, match="in a plan without a mesh") as caught:
         build("plan: p\nbefore: whole\nafter: whole\nops:\n  - {push: whole, to: axis_size(world)}\n", None)
     assert "mesh: [node, gpu]" in caught.value.help
+
+
+def check(*arguments: str):
+    return CliRunner().invoke(command, list(arguments), catch_exceptions=False)
+
+
+def test_check_on_a_mesh():
+    result = check("all_gather_2d", "--mesh", "2x4", "--shape", "M=1000,K=64", "--on", "x[M]")
+    assert result.exit_code == 0 and result.output.splitlines()[-1] == "ok"
+    assert result.output.startswith("plan all_gather_2d: 8 ranks, x[1000, 64], 56 operations")
+    assert check("all_gather_1d", "--mesh", "node=2,gpu=2", "--world", "4", "--shape", "M=9").exit_code == 0
+
+
+def test_check_says_what_is_wrong_with_a_mesh():
+    shape = ("--shape", "M=10")
+    assert "`2y4` is no mesh" in check("all_gather_2d", "--mesh", "2y4", *shape).output
+    with pytest.raises(UsageError, match="has 8 ranks"):
+        check("all_gather_2d", "--mesh", "2x4", "--world", "4", *shape)
+    with pytest.raises(UsageError, match="no number of ranks"):
+        check("all_gather_1d", *shape)
+    with pytest.raises(PlanError, match="is for a mesh of 2 axes"):
+        check("all_gather_2d", "--world", "8", *shape)

@@ -8,6 +8,7 @@ import pytest
 
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.library import find_template, list_templates
+from overlap.chunkplan.mesh import Mesh
 from overlap.chunkplan.plan import Chunk, CommPlan, TensorSpec
 from overlap.chunkplan.promise import verify_kind
 from overlap.chunkplan.region import Box
@@ -18,14 +19,15 @@ from overlap.errors import PlanError
 def make(name: str, world: int = 3, shape=(7, 5)) -> CommPlan:
     path, text = find_template(name)
     to_dim = 1 if name.startswith("all_to_all") else None
-    return build_plan(text, world=world, tensor=TensorSpec("c", shape), dim=0, to_dim=to_dim, path=path)
+    tensor, mesh = TensorSpec("c", shape), Mesh((1, world))
+    return build_plan(text, world=world, tensor=tensor, dim=0, to_dim=to_dim, path=path, mesh=mesh)
 
 
 def kind_of(name: str) -> str:
     return "gather" if name.startswith("all_gather") else next(kind for kind in KINDS if name.startswith(kind))
 
 
-@pytest.mark.parametrize("name", list_templates())
+@pytest.mark.parametrize("name", [name for name in list_templates() if name not in ("broadcast", "halo")])
 def test_a_template_is_of_its_own_kind_and_of_no_other(name):
     for world in (1, 2, 5):
         for shape in ((7, 5), (1, 5), (0, 5), (7, 0)):

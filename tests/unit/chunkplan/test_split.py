@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.library import find_template, list_templates
+from overlap.chunkplan.mesh import Mesh
 from overlap.chunkplan.plan import P2P, Chunk, Collective, CommPlan, TensorSpec
 from overlap.chunkplan.reduction import Reduction
 from overlap.chunkplan.region import Box, overlap_of
@@ -27,7 +28,10 @@ def make(name: str, world: int, shape, dim: int, direction: str) -> CommPlan:
     path, text = find_template(name)
     to_dim = 1 - dim if name.startswith("all_to_all") else None
     tensor = TensorSpec("a", shape)
-    return build_plan(text, world=world, tensor=tensor, dim=dim, to_dim=to_dim, direction=direction, path=path)
+    mesh = Mesh((2, world // 2) if world % 2 == 0 else (1, world))
+    return build_plan(
+        text, world=world, tensor=tensor, dim=dim, to_dim=to_dim, direction=direction, path=path, mesh=mesh
+    )
 
 
 def plan_of(*lists, world: int = 3) -> CommPlan:
