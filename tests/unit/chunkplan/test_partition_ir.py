@@ -10,10 +10,13 @@ import pytest
 
 from overlap.chunkplan.build import load_plan
 from overlap.chunkplan.dump import dump_plan
+from overlap.chunkplan.importers.moves import Moves
 from overlap.chunkplan.importers.partition_ir import PartitionIR, Reshard, lower_partition_ir
 from overlap.chunkplan.importers.placement import Partial, Replicate, Shard, alpa_placements, parse_placement
 from overlap.chunkplan.mesh import parse_mesh
+from overlap.chunkplan.plan import TensorSpec
 from overlap.chunkplan.promise import verify_kind
+from overlap.chunkplan.region import Box
 from overlap.chunkplan.verify import verify_plan
 from overlap.errors import PlanError
 
@@ -154,6 +157,17 @@ def test_the_verifier_finds_a_sum_over_part_of_the_ranks_that_lacks_one():
     gap = replace(plan, tensors=(replace(plan.tensors[0], parts=(0, 2, 0, 2, 0, 2)),))
     with pytest.raises(PlanError, match="`parts` of x"):
         verify_plan(gap)
+
+
+def test_a_move_comes_after_what_it_needs_and_what_it_replaces():
+    moves = Moves(TensorSpec("x", (8,)), 3, "push")
+    moves.move(0, 1, Box((0,), (4,)))
+    moves.move(1, 2, Box((2,), (6,)))  # rank 1 has a part of it by the first move
+    moves.move(1, 2, Box((6,), (8,)))
+    moves.move(2, 1, Box((4,), (5,)))  # replaces what the second one read, and needs what that brought
+    moves.move(0, 1, Box((7,), (8,)))  # replaces what the third one read
+    moves.move(0, 1, Box((3,), (3,)))  # nothing
+    assert [[op.depends for op in ops] for ops in moves.ops] == [[(), ((1, 1),)], [((0, 0),), ()], [((1, 0),)]]
 
 
 def test_alpa_and_text():
