@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from overlap.errors import PlanError
 
@@ -40,12 +40,16 @@ class Demand:
         origins: the rank that has it at the start.
         wants: for each rank of the world, the mask of chunks that it must end with.
         single: every chunk is wanted by one rank, and leaves a rank when it is sent on; otherwise chunks are copied.
+        ready: the second at which its origin has each chunk; all from the start where it is empty.
+        taken: links and ports that are in use at the start, and until when.
     """
 
     sizes: tuple[int, ...]
     origins: tuple[int, ...]
     wants: tuple[int, ...]
     single: bool = False
+    ready: tuple[float, ...] = ()
+    taken: Mapping[Resource, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -93,17 +97,24 @@ class _Matching:
         self.seconds = network.seconds(largest)
         self.distance = network.distances(largest)
         self.has = [0] * world
+        self.coming = [0] * world
+        """What a rank has or awaits."""
+        self.flying: list[tuple[float, int, int, int, int]] = []
+        """Transfers under way, and chunks that are not ready: (finish, number, source, destination, chunk)."""
+        self.freed = sorted(((until, resource) for resource, until in demand.taken.items()), reverse=True)
+        """Links and ports in use from before, those that fall free first at the end."""
+        self.busy = set(demand.taken)
         self.wants = list(demand.wants)
         self.first = [0] * world
         for chunk, origin in reversed(list(enumerate(demand.origins))):
-            self.has[origin] |= 1 << chunk
+            self.coming[origin] |= 1 << chunk
             self.first[origin] = chunk
-        self.coming = list(self.has)
-        """What a rank has or awaits."""
-        self.missing = sum((wanted & ~had).bit_count() for wanted, had in zip(self.wants, self.has, strict=True))
-        self.flying: list[tuple[float, int, int, int, int]] = []
-        """Transfers under way: (finish, number, source, destination, chunk)."""
-        self.busy: set[Resource] = set()
+            if demand.ready and demand.ready[chunk] > 0:
+                self.flying.append((demand.ready[chunk], chunk - len(demand.sizes), origin, origin, chunk))
+            else:
+                self.has[origin] |= 1 << chunk
+        heapq.heapify(self.flying)
+        self.missing = sum((wanted & ~had).bit_count() for wanted, had in zip(self.wants, self.coming, strict=True))
         self.found: list[Transfer] = []
         self._check_reachable()
         self.count = [1] * len(demand.sizes)
@@ -129,8 +140,9 @@ class _Matching:
         for rank, wanted in enumerate(self.wants):
             for chunk, origin in enumerate(self.demand.origins):
                 if wanted >> chunk & 1 and self.distance[origin][rank] == float("inf"):
+                    ends = (rank, origin) if self.network.turned else (origin, rank)
                     raise PlanError(
-                        f"no links lead from rank {origin} to rank {rank}",
+                        f"no links lead from rank {ends[0]} to rank {ends[1]}",
                         help="give a link table that joins the group",
                     )
 
@@ -163,18 +175,25 @@ class _Matching:
         now = 0.0
         while self.missing:
             self._match(now, False)
-            if not self.flying:
+            if not self.flying and not self.freed:
                 self._match(now, True)
             if not self.missing:
                 break
-            moment = self.flying[0][0]
+            moment = min(queue[at][0] for queue, at in ((self.flying, 0), (self.freed, -1)) if queue)
+            while self.freed and self.freed[-1][0] * NEXT_TO <= moment:
+                until, resource = self.freed.pop()
+                now = max(now, until)
+                self.busy.discard(resource)
             while self.flying and self.flying[0][0] * NEXT_TO <= moment:
-                now, _, src, dst, chunk = heapq.heappop(self.flying)
+                finish, _, src, dst, chunk = heapq.heappop(self.flying)
+                now = max(now, finish)
                 self.has[dst] |= 1 << chunk
-                self.busy.difference_update(self.uses[src, dst])
+                if src != dst:
+                    self.busy.difference_update(self.uses[src, dst])
         return self.found
 
     def _match(self, now: float, forced: bool) -> None:
+        """Links that are free take chunks. ``forced``: whatever helps, since nothing is under way that would."""
         for src, dst in self.plain:
             if self.uses[src, dst][0] not in self.busy:
                 chunk = self._choice(src, dst, now, forced)
@@ -226,7 +245,7 @@ class _Matching:
         if useful != open_chunks:
             for rank in self.onward[src, dst]:
                 left = open_chunks & self.wants[rank] & ~self.coming[rank]
-                useful |= left & (~self.promised[rank] | self.through[src, rank])
+                useful |= left if forced else left & (~self.promised[rank] | self.through[src, rank])
         if self.faster[src, dst] and not self.demand.single and not forced:
             useful = self._patience(src, dst, useful, now)
         if not useful:

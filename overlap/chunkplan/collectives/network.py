@@ -20,6 +20,10 @@ Resource = tuple[str, int, int]
 """Something that one transfer at a time uses: a link, or a port into or out of a switch."""
 
 
+SHORTEST = 1e-12
+"""Seconds that every link takes at the least."""
+
+
 class Network:
     """Links with the classes that are ``switched``: of those a rank sends one transfer at a time, and receives one.
 
@@ -27,13 +31,14 @@ class Network:
         PlanError: a switched class that no link is of.
     """
 
-    def __init__(self, links: Links, switched: Collection[str] = ()) -> None:
+    def __init__(self, links: Links, switched: Collection[str] = (), turned: bool = False) -> None:
         names = {link.name for link in links.classes.values()}
         for name in sorted(switched):
             if name not in names and links.classes:
                 raise PlanError(f"no link is of the switched class `{name}`", help=nearest(name, sorted(names)))
         self.links = links
         self.switched = frozenset(switched)
+        self.turned = turned
 
     @property
     def world(self) -> int:
@@ -42,7 +47,7 @@ class Network:
     def transposed(self) -> Network:
         """Every link turned round."""
         turned = replace(self.links, classes={(b, a): link for (a, b), link in self.links.classes.items()})
-        return Network(turned, self.switched)
+        return Network(turned, self.switched, not self.turned)
 
     def link(self, src: int, dst: int) -> Link:
         """The link from ``src`` to ``dst``.
@@ -66,8 +71,8 @@ class Network:
         return (("link", src, dst),)
 
     def seconds(self, size: float) -> dict[Pair, float]:
-        """Duration of a transfer of ``size`` bytes over every link alone."""
-        return {pair: link.seconds(size) for pair, link in self.links.pairs()}
+        """Duration of a transfer of ``size`` bytes over every link alone; above 0, so that no way leads in a circle."""
+        return {pair: max(link.seconds(size), SHORTEST) for pair, link in self.links.pairs()}
 
     def distances(self, size: float) -> list[list[float]]:
         """``[a][b]``: seconds from a to b by the shortest way; infinite where there is none (Floyd and Warshall)."""

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from overlap.errors import PlanError
 
 from ..document import nearest
+from ..mesh import Mesh
 from ..plan import Chunk, TensorSpec
 from ..reduction import Reduction, check_reduction
 from ..region import Box, shard_interval
@@ -41,6 +42,7 @@ class CollectiveStep:
         split: chunks that a shard is cut into, along ``dim``.
         itemsize: bytes an element.
         reduction: how partial results are combined.
+        mesh: the grid in which members stand, by their numbers in the group; templates may be made for one.
 
     Raises:
         PlanError: a name, rank, dimension or number that does not exist.
@@ -55,6 +57,7 @@ class CollectiveStep:
     split: int = 1
     itemsize: int = 2
     reduction: Reduction = Reduction()
+    mesh: Mesh | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -86,6 +89,11 @@ class CollectiveStep:
             raise PlanError(
                 f"{self.kind}: {self.tensor} cannot go from dimension {self.dim} to dimension {self.to_dim}",
                 help=f"give two different dimensions, 0 to {dims - 1}",
+            )
+        if self.mesh is not None and self.mesh.world != len(self.group):
+            raise PlanError(
+                f"{self.kind}: a mesh of {self.mesh.world} ranks for a group of {len(self.group)}",
+                help="give the mesh in which the group's members stand",
             )
         check_reduction(self.reduction)
 

@@ -20,7 +20,7 @@ from ..plan import P2P, Chunk, CommOp, CommPlan, OpId
 from ..reduction import Reduction
 from ..region import Box
 from .matching import Demand, Transfer, match
-from .network import Network
+from .network import Network, Resource
 from .step import CollectiveStep
 from .timing import predicted_seconds
 
@@ -57,12 +57,13 @@ def synth_plan(step: CollectiveStep, network: Network, direction: Direction = "p
 
 @dataclass
 class _Op:
-    """An operation of a draft: what it moves, when it would start, and the operations it comes behind."""
+    """An operation of a draft: what it moves and when, and the operations it comes behind."""
 
     box: Box
     src: int
     dst: int
     start: float
+    finish: float
     reduce: Reduction | None = None
     phase: int = 0
     behind: list[int] = field(default_factory=list)
@@ -79,14 +80,21 @@ class _Draft:
         self.ops: list[_Op] = []
         self.landed: dict[tuple[int, Box], list[int]] = defaultdict(list)
         """Operations that bring a box to a rank, so far."""
-        self.time = 0.0
         self.phase = 0
 
     def _match(
-        self, boxes: Sequence[Box], origins: Sequence[int], wants: Sequence[int], network: Network, single: bool
+        self, boxes: Sequence[Box], origins: Sequence[int], wants: Sequence[int], network: Network, single: bool = False
     ) -> tuple[Transfer, ...]:
+        """Transfers of chunks that are at their origins when all that landed there has, over links used before."""
+        ready = []
+        for box, origin in zip(boxes, origins, strict=True):
+            ready.append(max((self.ops[n].finish for n in self.landed[origin, box]), default=0.0))
+        taken: dict[Resource, float] = {}
+        for op in self.ops:
+            for resource in network.resources(op.src, op.dst):
+                taken[resource] = max(taken.get(resource, 0.0), op.finish)
         sizes = tuple(box.size * self.step.itemsize for box in boxes)
-        demand = Demand(sizes, tuple(origins), tuple(wants), single)
+        demand = Demand(sizes, tuple(origins), tuple(wants), single, tuple(ready), taken)
         return match(demand, network, patient=self.patient)
 
     def _shards(self) -> tuple[list[Box], list[int], list[int]]:
@@ -96,7 +104,7 @@ class _Draft:
         wants = [everything if rank in self.step.group else 0 for rank in range(self.step.world)]
         return [box for box, _ in owned], [rank for _, rank in owned], wants
 
-    def _add(self, box: Box, src: int, dst: int, start: float, reduce: Reduction | None = None) -> None:
+    def _add(self, box: Box, src: int, dst: int, start: float, finish: float, reduce: Reduction | None = None) -> None:
         """An operation behind all that brings the box to its source so far."""
         behind = list(self.landed[src, box])
         if reduce is not None and dst not in self.step.group:
@@ -109,21 +117,20 @@ class _Draft:
             # What was there is replaced, and its readers are behind what leads here.
             self.landed[dst, box].clear()
         self.landed[dst, box].append(len(self.ops))
-        self.ops.append(_Op(box, src, dst, self.time + start, reduce, self.phase, behind))
+        self.ops.append(_Op(box, src, dst, start, finish, reduce, self.phase, behind))
 
     def gather(self) -> None:
         boxes, origins, wants = self._shards()
-        for t in self._match(boxes, origins, wants, self.network, False):
-            self._add(boxes[t.chunk], t.src, t.dst, t.start)
+        for t in self._match(boxes, origins, wants, self.network):
+            self._add(boxes[t.chunk], t.src, t.dst, t.start, t.finish)
         self.phase += 1
 
     def reduce(self) -> None:
         boxes, origins, wants = self._shards()
-        found = self._match(boxes, origins, wants, self.network.transposed(), False)
+        found = self._match(boxes, origins, wants, self.network.transposed())
         end = max((t.finish for t in found), default=0.0)
         for t in sorted(reversed(found), key=lambda t: end - t.finish):
-            self._add(boxes[t.chunk], t.dst, t.src, end - t.finish, self.step.reduction)
-        self.time += end
+            self._add(boxes[t.chunk], t.dst, t.src, end - t.finish, end - t.start, self.step.reduction)
         self.phase += 1
 
     def exchange(self) -> None:
@@ -138,12 +145,12 @@ class _Draft:
                     boxes.append(box)
                     origins.append(src)
         for t in self._match(boxes, origins, wants, self.network, True):
-            self._add(boxes[t.chunk], t.src, t.dst, t.start)
+            self._add(boxes[t.chunk], t.src, t.dst, t.start, t.finish)
 
     def broadcast(self) -> None:
         """Every rank's part to every other, without going by way of any: the parts of a box stay apart until then."""
         parts = self.step.parts(self.step.whole)
-        free: dict[tuple[str, int, int], float] = defaultdict(float)
+        free: dict[Resource, float] = defaultdict(float)
         members = self.step.group
         for turn in range(1, len(members)):
             for box in parts:
@@ -151,9 +158,9 @@ class _Draft:
                     dst = members[(i + turn) % len(members)]
                     used = self.network.resources(src, dst)
                     start = max(free[resource] for resource in used)
-                    for resource in used:
-                        free[resource] = start + self.network.link(src, dst).seconds(box.size * self.step.itemsize)
-                    self.ops.append(_Op(box, src, dst, start, self.step.reduction))
+                    finish = start + self.network.link(src, dst).seconds(box.size * self.step.itemsize)
+                    free.update(dict.fromkeys(used, finish))
+                    self.ops.append(_Op(box, src, dst, start, finish, self.step.reduction))
 
     def plan(self) -> CommPlan:
         """The operations in lists: by their start, with a channel for each link (or port) and phase."""

@@ -15,12 +15,26 @@ from .step import CollectiveStep
 from .timing import predicted_seconds
 
 TEMPLATES = {
-    "all_gather": ("all_gather_1d", "all_gather_ring"),
-    "reduce_scatter": ("reduce_scatter_1d",),
-    "all_reduce": ("all_reduce_two_shot", "all_reduce_one_shot"),
+    "all_gather": ("all_gather_1d", "all_gather_ring", "all_gather_ring_both_ways"),
+    "reduce_scatter": ("reduce_scatter_1d", "reduce_scatter_ring"),
+    "all_reduce": ("all_reduce_two_shot", "all_reduce_one_shot", "all_reduce_ring"),
     "all_to_all": ("all_to_all_1d",),
 }
-"""Templates of each kind, the usual one first."""
+"""Templates of each kind for ranks in a row, the usual one first."""
+
+MESH_TEMPLATES = {
+    "all_gather": ("all_gather_2d", "all_gather_double_ring"),
+    "reduce_scatter": ("reduce_scatter_2d",),
+    "all_reduce": ("all_reduce_2d",),
+    "all_to_all": ("all_to_all_2d",),
+}
+"""Those for a mesh of two axes, the usual one first."""
+
+
+def templates_for(step: CollectiveStep) -> tuple[str, ...]:
+    """The templates that serve a step: of a group in a mesh of two axes, those of two levels first."""
+    two_levels = step.mesh is not None and len(step.mesh.sizes) == 2
+    return (*(MESH_TEMPLATES[step.kind] if two_levels else ()), *TEMPLATES[step.kind])
 
 
 def template_plan(
@@ -35,7 +49,7 @@ def template_plan(
     Raises:
         PlanError: no template keeps to the pairs of ranks that are joined, or the named one is none.
     """
-    names = (template,) if template else TEMPLATES[step.kind]
+    names = (template,) if template else templates_for(step)
     plans = [_built(step, name, direction) for name in (names if network else names[:1])]
     if network is None:
         return plans[0]
@@ -61,6 +75,7 @@ def _built(step: CollectiveStep, name: str, direction: str) -> CommPlan:
         split=step.split,
         direction=direction,
         path=path,
+        mesh=step.mesh,
     )
     return replace(place_plan(plan, step.group, step.world), tensors=(step.spec,))
 
