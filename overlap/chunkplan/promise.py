@@ -43,6 +43,7 @@ def verify_kind(
     members = range(plan.world) if ranks is None else ranks
     _nothing_outside(plan, tensor, kind, members)
     if kind in ("reduce_scatter", "all_reduce"):
+        _parts_apart(plan, tensor, kind, members)
         _everywhere(plan, tensor, kind, "starts", plan.before, shape, members)
     if kind in ("gather", "all_reduce"):
         _everywhere(plan, tensor, kind, "ends", plan.after, shape, members)
@@ -52,6 +53,16 @@ def verify_kind(
         assert to_dim is not None
         _divided(plan, tensor, kind, "starts", plan.before, shape, dim)
         _divided(plan, tensor, kind, "ends", plan.after, shape, to_dim)
+
+
+def _parts_apart(plan: CommPlan, tensor: str, kind: str, members: Sequence[int]) -> None:
+    """Each rank has a part of its own: a sum counts all of them."""
+    parts = plan.tensor(tensor).parts
+    first: dict[int, int] = {}
+    for rank in members if parts else ():
+        other = first.setdefault(parts[rank], rank)
+        if other != rank:
+            raise _refused(plan, kind, f"its sums count one of ranks {other} and {rank} only, which hold one part")
 
 
 Held = Sequence[Sequence[Chunk]]

@@ -108,6 +108,27 @@ def test_the_plans_are_the_kinds_they_are_known_as():
         verify_kind(lowered("4", (10, 6), before, after), "x", kind, dim=dims[0], to_dim=dims[1])
 
 
+def test_a_sum_over_one_axis_is_no_all_reduce_of_all_ranks():
+    plan = lowered("2x2", (6, 4), "R P", "R R")
+    verify_plan(plan)
+    with pytest.raises(PlanError, match="no all-reduce: its sums count one of ranks 0 and 2 only"):
+        verify_kind(plan, "x", "all_reduce", dim=0)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{y: [0, 1]}", "6:9.*`y`"),
+        ("{x: [0, -1]}", "6:16.*`part` is -1"),
+        ("{x: 0}", "6:12.*parts of `x`"),
+    ],
+)
+def test_parts_in_a_plan_file_that_cannot_be_meant(line, said):
+    text = "plan: p\nworld: 2\ntensors: {x: [4]}\nbefore: whole\nafter: whole\nparts: " + line
+    with pytest.raises(PlanError, match=said):
+        load_plan(text, "p.yaml")
+
+
 def elements(plan) -> int:
     return sum(op.dst.box.size for _, op in plan.items())
 
