@@ -1,11 +1,18 @@
-"""``overlap explain``: what the compiler knows, plans and schedules, as text."""
+"""``overlap explain``: what the compiler knows, plans and schedules, as text; when it would happen, as a picture."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import click
 
-from overlap.pipeline import compile_source, default_sizes, explain
+from overlap.pipeline import Compilation, Planned, compile_source, default_sizes, explain, need_sizes, planned
+from overlap.pipeline.timing import tile_seconds, timeline_of
+from overlap.schedule.machine import Machine, load_machine
+from overlap.schedule.picture import html_picture
+from overlap.schedule.trace import chrome_trace
 
+from .compile import write_text
 from .options import DTYPES, SHAPE, compile_options, request_of
 
 
@@ -13,7 +20,23 @@ from .options import DTYPES, SHAPE, compile_options, request_of
 @compile_options
 @click.option("--shape", type=SHAPE, help="Global sizes (default: small ragged ones).")
 @click.option("--rank", type=click.IntRange(min=0), help="Show the runs of this rank only.")
-@click.option("--dtype", type=click.Choice(DTYPES), expose_value=False, hidden=True)
+@click.option("--html", metavar="OUT.html", type=click.Path(dir_okay=False), help="Draw the predicted timeline.")
+@click.option(
+    "--trace", metavar="OUT.json", type=click.Path(dir_okay=False), help="Write the same events for Perfetto."
+)
+@click.option(
+    "--machine",
+    metavar="NAME|FILE.yaml",
+    help="Whose times --html and --trace show (default: h100-nvlink, over 8 ranks h100-nvlink-ib400).",
+)
+@click.option(
+    "--dtype", type=click.Choice(DTYPES), default="fp16", show_default=True, help="Of the tensors, for times."
+)
+@click.option(
+    "--tile-us",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Microseconds that a tile takes (default: a product's tile on that machine).",
+)
 @click.option("--seeds", type=int, expose_value=False, hidden=True)
 @click.option("--seed", type=int, expose_value=False, hidden=True)
 @click.option("-o", "output", expose_value=False, hidden=True)
@@ -26,6 +49,11 @@ def command(
     settings: tuple[str, ...],
     shape: dict[str, int] | None,
     rank: int | None,
+    html: str | None,
+    trace: str | None,
+    machine: str | None,
+    dtype: str,
+    tile_us: float | None,
 ) -> None:
     """Show model, plan, runs and waits of FILE.py under a plan."""
     compilation = compile_source(request_of(file, plan=plan, on=on, world=world, backend=backend, settings=settings))
@@ -33,7 +61,49 @@ def command(
     if rank is not None and rank >= ranks:
         raise click.UsageError(f"--rank {rank}: there are ranks 0 to {ranks - 1}")
     sizes = shape if shape is not None else default_sizes(compilation.program)
-    for title, text in explain(compilation, world=ranks, sizes=sizes, rank=rank):
+    drawn = None
+    if html or trace:
+        # What can be refused is refused before anything is printed.
+        on_machine = load_machine(machine or ("h100-nvlink" if ranks <= 8 else "h100-nvlink-ib400"))
+        on_machine.check_world(ranks)
+        need_sizes(compilation.program, sizes)
+        drawn = _Drawn(compilation, planned(compilation, world=ranks, sizes=sizes), on_machine, sizes, dtype, tile_us)
+    made = drawn.made if drawn else None
+    for title, text in explain(compilation, world=ranks, sizes=sizes, rank=rank, made=made):
         click.echo(f"== {title}")
         click.echo(text.rstrip("\n"))
         click.echo()
+    if drawn:
+        drawn.write(html, trace)
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """One launch on a machine; ``tile_us`` None leaves the time of a tile to the model."""
+
+    compilation: Compilation
+    made: Planned
+    machine: Machine
+    sizes: dict[str, int]
+    dtype: str
+    tile_us: float | None
+
+    def write(self, html: str | None, trace: str | None) -> None:
+        """The predicted timeline as a picture, as a trace, or as both."""
+        program, made, machine, sizes = self.compilation.program, self.made, self.machine, self.sizes
+        tile = (self.tile_us or 0.0) * 1e-6 or tile_seconds(program, made, machine, sizes=sizes, dtype=self.dtype)
+        timeline = timeline_of(program, made, machine, sizes=sizes, dtype=self.dtype, tile=tile)
+        request = self.compilation.request
+        pairs = zip(request.plans, request.ons, strict=True)
+        moved = ", ".join(f"{plan} on {tensor}" for plan, tensor in pairs)
+        title = f"{program.kernel.name}: {moved}, {made.plan.world} rank{'s' * (made.plan.world != 1)}"
+        flags = (*made.schedules, *made.parts)
+        if html:
+            shape = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
+            how = f"{shape}, {self.dtype}, {self.compilation.realization.backend}"
+            notes = [f"{how}; predicted for {machine.name} with {tile * 1e6:.4g} us a tile"]
+            write_text(html, html_picture(timeline, title=title, notes=notes, schedules=flags))
+            click.echo(f"wrote {html}: {timeline.total * 1e3:.4g} ms, {timeline.exposed * 1e3:.4g} ms of them exposed")
+        if trace:
+            write_text(trace, chrome_trace(timeline, title=title, schedules=flags))
+            click.echo(f"wrote {trace}: {len(timeline.events)} events")

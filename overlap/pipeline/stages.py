@@ -208,16 +208,17 @@ def planned(compilation: Compilation, *, world: int, sizes: dict[str, int]) -> P
 
 
 def explain(
-    compilation: Compilation, *, world: int, sizes: dict[str, int], rank: int | None = None
+    compilation: Compilation, *, world: int, sizes: dict[str, int], rank: int | None = None, made: Planned | None = None
 ) -> Iterator[tuple[str, str]]:
     """Title and text of each stage's result, for one world and one set of sizes.
 
     Args:
         rank: the rank whose runs are shown; None for all.
+        made: what `planned` gives for them, where the caller has it already.
     """
     need_sizes(compilation.program, sizes)
     yield "kernel model", describe_model(compilation.program)
-    made = planned(compilation, world=world, sizes=sizes)
+    made = made or planned(compilation, world=world, sizes=sizes)
     yield "plan", describe_plan(made.plan)
     for shown in made.schedules if rank is None else (made.schedules[rank],):
         yield f"runs of rank {shown.rank}", describe_schedule(shown, made.plan)

@@ -10,9 +10,11 @@ from .timeline import Event, Timeline
 Numbered = tuple[int, Event]
 """An event and its index in the timeline."""
 
+_LATER = {"tiles": 1, "sums": 2}
+
 
 def lanes_by_rank(timeline: Timeline, ranks: Iterable[int]) -> dict[int, dict[str, list[Numbered]]]:
-    """Lanes of each of ``ranks``: copies before tiles, ``copy 2`` before ``copy 10``; events in order of start.
+    """Lanes of each of ``ranks``: copies, tiles, sums, with ``copy 2`` before ``copy 10``; events in order of start.
 
     One walk over the events, whatever the number of ranks.
     """
@@ -21,7 +23,7 @@ def lanes_by_rank(timeline: Timeline, ranks: Iterable[int]) -> dict[int, dict[st
         if event.rank in found:
             found[event.rank].setdefault(event.lane, []).append((index, event))
     for rank, lanes in found.items():
-        names = sorted(lanes, key=lambda name: (name == "tiles", natural(name)))
+        names = sorted(lanes, key=lambda name: (_LATER.get(name, 0), natural(name)))
         found[rank] = {name: sorted(lanes[name], key=_began) for name in names}
     return found
 

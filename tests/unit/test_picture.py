@@ -75,7 +75,8 @@ def drawn(data: dict) -> list[tuple]:
             start, end = end + gap, end + gap + length
             op = (op_rank, op_index) if op_rank >= 0 else None
             name = data["chunks"][chunk] if chunk >= 0 else ""
-            found.append((rank, lane, data["kinds"][kind], start, end, data["labels"][label], name, op, source))
+            text = data["labels"][label].replace("\x01", name).replace("\x02", f"{source} -> {rank}")
+            found.append((rank, lane, data["kinds"][kind], start, end, text, name, op, source))
     return found
 
 
@@ -98,12 +99,21 @@ def test_the_numbers_are_the_timeline_s(gathering, world):
     assert [s[5] for s in starts] == [timeline.events[i].label for i in timeline.critical]
 
 
-def test_copies_stand_over_tiles_and_lanes_are_numbered_by_value():
-    lanes = ("tiles", "copy 10", "copy 2")
+def test_copies_stand_over_tiles_over_sums_and_lanes_are_numbered_by_value():
+    lanes = ("sums", "tiles", "copy 10", "copy 2")
     timeline = one(*(Event(0, lane, "copy", 0.0, 1.0, lane) for lane in lanes))
-    assert list(lanes_by_rank(timeline, [0])[0]) == ["copy 2", "copy 10", "tiles"]
-    assert [lane[1] for lane in rows(timeline, [0]).values["lanes"]] == ["copy 2", "copy 10", "tiles"]
+    assert list(lanes_by_rank(timeline, [0])[0]) == ["copy 2", "copy 10", "tiles", "sums"]
+    assert [lane[1] for lane in rows(timeline, [0]).values["lanes"]] == ["copy 2", "copy 10", "tiles", "sums"]
     assert sorted(["b", "a[10]", "a[9]", "a10", "a9"], key=natural) == ["a9", "a10", "a[9]", "a[10]", "b"]
+
+
+def test_labels_are_shared_and_come_back_whole():
+    names = ["pull a[1] 1 -> 0", "pull a[1] 11 -> 0", "a[1] 1 -> 01", "a[1]a[1]", "1 -> 0, 1 -> 0", "\x01\x02 a[1]", ""]
+    events = [Event(0, "copy 0", "copy", i, i + 1, name, "a[1]", (0, i), 1) for i, name in enumerate(names)]
+    elsewhere = Event(2, "copy 0", "copy", 0, 1, "pull a[3] 1 -> 2", "a[3]", (2, 0), 1)
+    data = Page(html_picture(one(*events, elsewhere, world=3), title="t")).data
+    assert [event[5] for event in drawn(data)] == [*names[:5], "   a[1]", "", "pull a[3] 1 -> 2"]
+    assert data["labels"][0] == "pull \x01 \x02" and len(data["labels"]) == len(names)
 
 
 def test_a_copy_and_its_tiles_share_a_colour_and_chunks_do_not(gathering):
@@ -157,7 +167,7 @@ def test_no_label_ends_what_it_stands_in(text):
     event = Event(0, "copy 0", "copy", 0.0, 1.0, text, text, (0, 0))
     made = html_picture(one(event), title=text, notes=[text])
     page = Page(made)
-    assert page.data["labels"] == page.data["chunks"] == [text]
+    assert [event[5:7] for event in drawn(page.data)] == [(text, text)]
     shown = text.replace("\ud800", "?")
     assert ["".join(page.texts[tag]) for tag in ("title", "h1")] == [shown, shown]
     assert [tag for tag, _ in page.elements].count("script") == 2

@@ -20,7 +20,8 @@
       const [kind, gap, length, label, chunk, opRank, opIndex, source] = flat.slice(i, i + FIELDS);
       const start = end + gap;
       end = start + length;
-      events.push({ lane, kind: data.kinds[kind], start, end, label: data.labels[label], chunk, opRank, opIndex, source, critical: false });
+      const text = data.labels[label].replaceAll("\u0001", () => data.chunks[chunk]).replaceAll("\u0002", () => `${source} -> ${rank}`);
+      events.push({ lane, kind: data.kinds[kind], start, end, label: text, chunk, opRank, opIndex, source, critical: false });
     }
     rowsOf.get(rank).push(lane);
     return lane;
@@ -32,9 +33,9 @@
   for (const own of rowsOf.values()) {
     tops.push(height);
     let top = height + GAP / 2;
-    const copies = own.filter((lane) => lane.name !== "tiles").length;
+    const copies = own.filter((lane) => lane.name.startsWith("copy")).length;
     for (const lane of own) {
-      if (lane.name !== "tiles") lane.height = Math.max(5, Math.min(16, Math.floor(48 / copies)));
+      if (lane.name.startsWith("copy")) lane.height = Math.max(5, Math.min(16, Math.floor(48 / copies)));
       lane.top = top;
       top += lane.height + 2;
     }
@@ -134,10 +135,16 @@
     }
     if (event.kind === "wait" && wide > 0) make(chart, "rect", { ...box, class: "hatch" });
     if (event.kind === "sum" && wide > 0) make(chart, "rect", { ...box, class: "dots" });
-    const letters = Math.floor((wide - 8) / 6);
-    if (tall < 12 || letters < 4 || event.kind === "wait" || event.kind === "flag") return;
-    const text = event.label.length <= letters ? event.label : `${event.label.slice(0, letters - 1)}\u2026`;
-    make(chart, "text", { class: "on-bar", x: x(event.start) + 4, y: top + tall / 2 + 4 }, text);
+    if (tall < 12 || event.kind === "wait" || event.kind === "flag") return;
+    const text = worded(event, Math.floor((wide - 8) / 6));
+    if (text) make(chart, "text", { class: "on-bar", x: x(event.start) + 4, y: top + tall / 2 + 4 }, text);
+  }
+
+  // The label where it fits, else where the data is from, which is shorter, else what fits of the label.
+  function worded({ label, source, lane }, letters) {
+    if (label.length <= letters) return label;
+    if (source >= 0 && source !== lane.rank) return [`rank ${source}`, `${source}`].find((text) => text.length <= letters);
+    return letters < 4 ? "" : `${label.slice(0, letters - 1)}\u2026`;
   }
 
   function tell(event, at) {

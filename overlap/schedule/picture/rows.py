@@ -2,19 +2,21 @@
 
 A lane of a rank is ``[kind, gap, length, label, chunk, op rank, op index, source, kind, gap, ...]``: ``gap`` ticks lie
 between an event and the end of the one before it, ``kind``, ``label`` and ``chunk`` number strings, and -1 stands for none.
-That keeps 64 ranks with some 16,000 events well below a megabyte.
+In a label U+0001 stands for the event's chunk and U+0002 for ``SOURCE -> RANK``, so that the copies of a chunk share one.
+That keeps 64 ranks with some 25,000 events below a megabyte.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..lanes import Numbered, lanes_by_rank, natural
 from ..model import RankSchedule
-from ..timeline import KINDS, Timeline
+from ..timeline import KINDS, Event, Timeline
 
 TICKS = 1_000_000
 """A picture tells times apart that are at least this part of the whole; a screen shows some thousand."""
@@ -73,7 +75,7 @@ def rows(timeline: Timeline, ranks: Collection[int], schedules: Sequence[RankSch
                 chunk = numbers.get(event.chunk, -1)
                 op = event.op or (-1, -1)
                 kind = KINDS.index(event.kind)
-                flat += [kind, start - ended, end - start, strings(event.label), chunk, *op, event.source]
+                flat += [kind, start - ended, end - start, strings(_shared(event)), chunk, *op, event.source]
                 place[index] = len(lanes), position
                 ended = end
             lanes.append([rank, name, flat])
@@ -99,6 +101,15 @@ def rows(timeline: Timeline, ranks: Collection[int], schedules: Sequence[RankSch
         "flags": flags,
     }
     return Rows(timeline, shown, unit, tuple(chunks), hues, values)
+
+
+def _shared(event: Event) -> str:
+    """The label without what else is known of the event."""
+    if "\x01" in event.label or "\x02" in event.label:
+        return event.label.replace("\x01", " ").replace("\x02", " ")
+    without = event.label.replace(event.chunk, "\x01") if event.chunk else event.label
+    ranks = rf"(?<!\d){event.source} -> {event.rank}(?!\d)"
+    return re.sub(ranks, "\x02", without) if event.source >= 0 else without
 
 
 class _Strings:

@@ -1,0 +1,83 @@
+"""When everything of one launch would happen on a machine: a plan and schedules, given times by the event model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from overlap.annotate.model import ProgramModel
+from overlap.schedule.events import simulate
+from overlap.schedule.machine import Machine
+from overlap.schedule.timeline import Timeline
+from overlap.schedule.work import TileRun, Work, itemsize_of, work_of_schedules
+
+from .planning import Planned
+
+
+def timeline_of(
+    program: ProgramModel,
+    planned: Planned,
+    machine: Machine,
+    *,
+    sizes: Mapping[str, int],
+    dtype: str = "fp16",
+    tile: float | None = None,
+) -> Timeline:
+    """The predicted timeline of one launch.
+
+    Args:
+        sizes: axis to global extent, as the plans were made for.
+        dtype: of the tensors.
+        tile: seconds that a tile takes; None: `tile_seconds`.
+
+    Raises:
+        PlanError: the machine has not that many ranks, no link between two of them, or no rate for the dtype.
+    """
+    seconds = tile_seconds(program, planned, machine, sizes=sizes, dtype=dtype) if tile is None else tile
+    work = work_of_schedules(planned.plan, planned.schedules, seconds)
+    if planned.parts:
+        work = tuple(_in_parts(planned, rank, own, seconds, machine.units) for rank, own in enumerate(work))
+    return simulate(planned.plan, machine, work, itemsize=itemsize_of(dtype))
+
+
+def tile_seconds(
+    program: ProgramModel, planned: Planned, machine: Machine, *, sizes: Mapping[str, int], dtype: str = "fp16"
+) -> float:
+    """How long a tile takes that multiplies and adds once for each of its elements and each step of its range axes.
+
+    That is a product's tile; for other kernels it is a guess. Never less than the tile's share of what the host entry's
+    tensors take to be read and written once.
+    """
+    assert program.host is not None
+    element = itemsize_of(dtype)
+    tensors = (*program.host.inputs, *program.host.outputs)
+    moved = element * sum(math.prod(sizes[axis] for axis in tensor.dims) for tensor in tensors)
+    steps = math.prod(sizes[axis.name] for axis in program.kernel.axes if axis.block is None)
+    axes = planned.axes[0]
+    tiles = math.prod(axis.count for axis in axes)
+    work = 2 * math.prod(axis.block for axis in axes) * steps
+    waves = max(1, -(-tiles // machine.units))
+    return max(work * machine.units / machine.rate(dtype), moved / machine.memory / waves)
+
+
+def _in_parts(planned: Planned, rank: int, work: Work, seconds: float, units: int) -> Work:
+    """The work of tiles that wait inside their loop: the first wave does one part of it after another, the rest waits no more.
+
+    Tiles that send something on besides are taken as waiting for every part before they begin, which is late.
+    """
+    part = planned.parts[rank]
+    if any(run.feeds or run.waits for run in work.runs):
+        every = tuple(dict.fromkeys(wait.op for run in part.runs for wait in run.waits))
+        return Work(tuple(replace(run, waits=tuple(dict.fromkeys((*run.waits, *every)))) for run in work.runs))
+    first = min(work.tiles, units)
+    blocks = sum(run.tiles for run in part.runs)
+    runs = []
+    for number, run in enumerate(part.runs):
+        waits = tuple(dict.fromkeys(wait.op for wait in run.waits))
+        chunk = "" if run.chunk is None else str(planned.plan.op(run.chunk).dst)
+        label = f"part {number} of the first {first} tiles: {run.tiles} of {blocks} steps over {part.axes[0].name}"
+        runs.append(TileRun(first, seconds * run.tiles / blocks, waits, (), label, chunk, run.chunk, run.peer))
+    if work.tiles > first:
+        runs.append(TileRun(work.tiles - first, seconds, label=f"the other {work.tiles - first} tiles"))
+    return Work(tuple(runs))
