@@ -18,12 +18,11 @@ The work is a constant number of steps for each operation, dependency and run, a
 
 from __future__ import annotations
 
-import gc
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from operator import itemgetter
 
 from overlap.chunkplan.links import Link, Links
 from overlap.chunkplan.order import happens_before, name_op
@@ -31,6 +30,7 @@ from overlap.chunkplan.plan import Collective, CommPlan
 from overlap.errors import PlanError, ScheduleError
 
 from .collective import collective_seconds
+from .collector import no_collector
 from .machine import Machine
 from .timeline import Event, Timeline
 from .units import Units
@@ -57,7 +57,7 @@ def simulate(
         PlanError: an operation between ranks without a link, a cyclic plan, or a world that the machine does not have.
         ScheduleError: tiles that wait for what tiles behind them make, or work for another number of ranks.
     """
-    with _no_collector():
+    with no_collector():
         return _Run(plan, machine, work, itemsize, links).timeline()
 
 
@@ -74,20 +74,8 @@ def simulate_ends(
     plan: CommPlan, machine: Machine, work: Sequence[Work] = (), *, itemsize: float = 2, links: Links | None = None
 ) -> Ends:
     """As `simulate`, for callers that only want to know when it ends."""
-    with _no_collector():
+    with no_collector():
         return _Run(plan, machine, work, itemsize, links).ends()
-
-
-@contextmanager
-def _no_collector() -> Iterator[None]:
-    """A simulation makes a great many small objects and no cycles: the collector would walk all of them again and again."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 class _Ports:
@@ -111,11 +99,8 @@ class _Run(Wiring):
         super().__init__(plan, work)
         self.machine, self.itemsize, self.links = machine, itemsize, links
         self.heap: list[tuple[float, int, int]] = []
-        # Records: (rank, kind, node), and beside them start, end and the record that let it start.
-        self.records: list[tuple[int, int, int]] = []
-        self.starts: list[float] = []
-        self.ends_at: list[float] = []
-        self.causes: list[int] = []
+        # Records: rank, kind, node, start, end, and the record that let it start.
+        self.records: list[tuple[int, int, int, float, float, int]] = []
         self.ports: dict[str, _Ports] = {}
         self.wires: dict[tuple[str, int, int], tuple[float, int]] = {}
         self.arrived: dict[int, int] = defaultdict(int)
@@ -180,10 +165,7 @@ class _Run(Wiring):
             self._add(node, now, by)
 
     def _record(self, rank: int, kind: int, node: int, start: float, end: float, by: int) -> int:
-        self.records.append((rank, kind, node))
-        self.starts.append(start)
-        self.ends_at.append(end)
-        self.causes.append(by)
+        self.records.append((rank, kind, node, start, end, by))
         return len(self.records) - 1
 
     def _copy(self, node: int, now: float, by: int) -> None:
@@ -223,10 +205,11 @@ class _Run(Wiring):
 
     def _landed(self, node: int, start: float, end: float, by: int) -> None:
         """Records the copy and its flag; whoever waits for it goes on at the end of the flag."""
-        rank = self.ids[node][0]
-        copied = self._record(rank, _COPY, node, start, end, by)
-        told = self._record(rank, _FLAG, node, end, end + self.machine.flag, copied)
-        heappush(self.heap, (end + self.machine.flag, node, told))
+        rank, told = self.ids[node][0], end + self.machine.flag
+        copied = len(self.records)
+        self.records.append((rank, _COPY, node, start, end, by))
+        self.records.append((rank, _FLAG, node, end, told, copied))
+        heappush(self.heap, (told, node, copied + 1))
 
     def _link(self, node: int, source: int, target: int) -> Link:
         link = self.machine.link(source, target) if self.links is None else self.links.classes.get((source, target))
@@ -315,10 +298,9 @@ class _Run(Wiring):
     # Results
 
     def ends(self) -> Ends:
-        copies = max((e for e, r in zip(self.ends_at, self.records, strict=True) if r[1] == _FLAG), default=0.0)
-        return Ends(
-            max(self.ends_at, default=0.0), copies, tuple(map(self._alone, self.work or [Work(())] * self.plan.world))
-        )
+        total = max((end for *_, end, _ in self.records), default=0.0)
+        copies = max((end for _, kind, _, _, end, _ in self.records if kind == _FLAG), default=0.0)
+        return Ends(total, copies, tuple(map(self._alone, self.work or [Work(())] * self.plan.world)))
 
     def _alone(self, work: Work) -> float:
         """The tiles of a rank if they never waited."""
@@ -330,43 +312,50 @@ class _Run(Wiring):
 
     def timeline(self) -> Timeline:
         """Records as events, in order of start, and the way back from the last to end."""
-        order = sorted(range(len(self.records)), key=self.starts.__getitem__)
-        place = [0] * len(order)
-        names: dict[tuple[object, ...], str] = {}
-        events = []
-        for new, old in enumerate(order):
-            place[old] = new
-            events.append(self._event(old, names))
-        critical = []
-        at = max(range(len(order)), key=self.ends_at.__getitem__, default=-1)
+        records = self.records
+        events = self._events()
+        path = []
+        at = max(range(len(records)), key=lambda record: records[record][4], default=-1)
         while at >= 0:
-            critical.append(place[at])
-            at = self.causes[at]
+            path.append(events[at])
+            at = records[at][5]
+        events.sort(key=itemgetter(3))
+        wanted = {id(event) for event in path}
+        critical = [place for place, event in enumerate(events) if id(event) in wanted]
         ends = self.ends()
-        return Timeline(self.plan.world, tuple(events), tuple(critical[::-1]), ends.total, ends.compute)
+        return Timeline(self.plan.world, tuple(events), tuple(critical), ends.total, ends.compute)
 
-    def _event(self, record: int, names: dict[tuple[object, ...], str]) -> Event:
-        rank, kind, node = self.records[record]
-        start, end = self.starts[record], self.ends_at[record]
-        if kind in (_COPY, _FLAG):
-            op = self.ops[node]
+    def _events(self) -> list[Event]:
+        """An event for each record. There may be a million: what many share is looked up, and made once."""
+        names: dict[tuple[object, ...], str] = {}
+        lanes: dict[int, str] = {}
+        ops, ids = self.ops, self.ids
+        events = []
+        for rank, kind, node, start, end, _ in self.records:
+            if kind != _COPY and kind != _FLAG:
+                events.append(self._on_units(rank, kind, node, start, end))
+                continue
+            op = ops[node]
             box = op.dst.box
             key = (op.dst.tensor, box.lo, box.hi)
-            chunk = names.get(key)
-            if chunk is None:
-                chunk = names[key] = str(op.dst)
-            lane = f"copy {op.channel}"
+            chunk = names.get(key) or names.setdefault(key, str(op.dst))
+            lane = lanes.get(op.channel) or lanes.setdefault(op.channel, f"copy {op.channel}")
+            source, label = -1, chunk
             if isinstance(op, Collective):
-                return Event(rank, lane, _KINDS[kind], start, end, f"{op.kind} {chunk}", chunk, self.ids[node])
-            label = f"{op.direction} {chunk} {op.src_rank} -> {op.dst_rank}" if kind == _COPY else chunk
-            return Event(rank, lane, _KINDS[kind], start, end, label, chunk, self.ids[node], op.src_rank)
+                label = f"{op.kind} {chunk}"
+            else:
+                source = op.src_rank
+                if kind == _COPY:
+                    label = f"{op.direction} {chunk} {source} -> {op.dst_rank}"
+            events.append(Event(rank, lane, _KINDS[kind], start, end, label, chunk, ids[node], source))
+        return events
+
+    def _on_units(self, rank: int, kind: int, node: int, start: float, end: float) -> Event:
         if kind == _SUM:
             summed = str(self.sums[node - self.sum_base][1])
             return Event(rank, "sums", "sum", start, end, f"sum of {summed}", summed)
         if node < 0:
             return Event(rank, "tiles", "wait", start, end, "for all ranks to be ready, and the launch")
-        run = self.work[rank].runs[self.run_of[node - self.run_base][1]]
-        label = run.label or f"{run.tiles} tiles of {run.chunk}"
-        if kind == _WAIT:
-            label = f"for {run.chunk or run.label}"
+        run = self.work[rank].runs[node - self.rank_runs[rank]]
+        label = f"for {run.chunk or run.label}" if kind == _WAIT else run.label or f"{run.tiles} tiles of {run.chunk}"
         return Event(rank, "tiles", _KINDS[kind], start, end, label, run.chunk, run.op, run.source)

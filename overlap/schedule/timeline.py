@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 KINDS = ("copy", "tile-run", "wait", "sum", "flag")
 """What an event can be: bytes on a link; tiles on the compute units; compute units idle until something has
 landed; partial results added; what says that something is ready (its cost included)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One thing that one rank does.
+class Event(NamedTuple):
+    """One thing that one rank does; a tuple, since there may be a million of them.
 
     ``lane`` is the row of the rank it stands in: ``tiles`` for the compute units, ``copy 0``, ``copy 1``, ... for the
     channels of the plan. Events of one rank and lane never lie over each other. ``start`` and ``end`` are seconds and

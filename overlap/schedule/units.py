@@ -28,6 +28,12 @@ class Units:
     def take(self, tiles: int, seconds: float, ready: float) -> tuple[float, float]:
         """Hands out ``tiles`` tiles of ``seconds`` each, none before ``ready``: when the first begins and the last ends."""
         free = self._free
+        if free[-1][0] <= ready and tiles <= self.count and tiles and seconds > 0:
+            # All are idle, and there are enough of them.
+            end = ready + seconds
+            left = self.count - tiles
+            self._free = [(ready, left), (end, tiles)] if left else [(end, tiles)]
+            return ready, end
         late = 0
         while free and free[0][0] <= ready:
             late += free.pop(0)[1]

@@ -59,7 +59,7 @@ class Wiring:
                 else:
                     self.next[before] = node
                     self.pending[node] += 1
-                    if op.depends == self.ops[before].depends:
+                    if not op.depends or op.depends == self.ops[before].depends:
                         continue
                 for dep in set(op.depends):
                     if dep[0] == rank and dep[1] < node - self.base[rank] and ops[dep[1]].channel == op.channel:

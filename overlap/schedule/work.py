@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from overlap.chunkplan.plan import Collective, CommPlan, OpId
 from overlap.errors import PlanError, ScheduleError
 
+from .collector import no_collector
 from .machine import Machine
 from .model import RankSchedule
 
@@ -151,12 +152,18 @@ def work_per_chunk(
     counts = [tiles] * plan.world if isinstance(tiles, int) else list(tiles)
     if len(counts) != plan.world:
         raise ScheduleError(f"tiles of {len(counts)} ranks for a plan of {plan.world}")
+    with no_collector():
+        return _works(plan, counts, seconds, frozenset(produced))
+
+
+def _works(plan: CommPlan, counts: Sequence[int], seconds: float, produced: frozenset[str]) -> tuple[Work, ...]:
     if any(spec.name in produced for spec in plan.tensors):
-        return tuple(_makes(plan, rank, counts[rank], seconds, frozenset(produced)) for rank in range(plan.world))
+        return tuple(_makes(plan, rank, counts[rank], seconds, produced) for rank in range(plan.world))
     landing: list[list[OpId]] = [[] for _ in range(plan.world)]
     for op_id, op in plan.items():
         landing[op_id[0] if isinstance(op, Collective) else op.dst_rank].append(op_id)
-    return tuple(_reads(plan, rank, landing[rank], counts[rank], seconds) for rank in range(plan.world))
+    known: dict[object, tuple[int, str]] = {}
+    return tuple(_reads(plan, rank, landing[rank], counts[rank], seconds, known) for rank in range(plan.world))
 
 
 def _shares(sizes: Sequence[int], tiles: int, *, early: bool) -> list[int]:
@@ -178,15 +185,22 @@ def _shares(sizes: Sequence[int], tiles: int, *, early: bool) -> list[int]:
     return given
 
 
-def _reads(plan: CommPlan, rank: int, landing: Sequence[OpId], tiles: int, seconds: float) -> Work:
+def _reads(
+    plan: CommPlan, rank: int, landing: Sequence[OpId], tiles: int, seconds: float, known: dict[object, tuple[int, str]]
+) -> Work:
+    """``known``: size and name of boxes that other ranks' runs have asked for."""
+    ops = [plan.ops[owner][index] for owner, index in landing]
+    chunks = []
+    for op in ops:
+        key = (op.dst.tensor, op.dst.box.lo, op.dst.box.hi)
+        chunks.append(known.get(key) or known.setdefault(key, (op.dst.box.size, str(op.dst))))
     own = sum(chunk.box.size for chunk in plan.before[rank])
-    first, *rest = _shares([own, *(plan.op(op).dst.box.size for op in landing)], tiles, early=False)
+    first, *rest = _shares([own, *(size for size, _ in chunks)], tiles, early=False)
     runs = [TileRun(first, seconds, label="own")] if first else []
-    for op_id, share in zip(landing, rest, strict=True):
+    for op_id, op, (_, name), share in zip(landing, ops, chunks, rest, strict=True):
         if share:
-            op = plan.op(op_id)
             source = -1 if isinstance(op, Collective) else op.src_rank
-            runs.append(TileRun(share, seconds, (op_id,), (), "", str(op.dst), op_id, source))
+            runs.append(TileRun(share, seconds, (op_id,), (), "", name, op_id, source))
     return Work(tuple(runs), as_arrived=True)
 
 

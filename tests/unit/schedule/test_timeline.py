@@ -1,0 +1,329 @@
+"""The event model: exact times by hand, what must hold of every timeline, and times against a machine that was measured."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overlap.chunkplan.build import build_plan
+from overlap.chunkplan.library import find_template
+from overlap.chunkplan.links import Link, full_mesh
+from overlap.chunkplan.plan import P2P, Chunk, Collective, CommPlan, TensorSpec
+from overlap.chunkplan.region import Box
+from overlap.errors import PlanError, ScheduleError
+from overlap.schedule.events import simulate, simulate_ends
+from overlap.schedule.machine import load_machine, parse_machine
+from overlap.schedule.runs import schedule_all
+from overlap.schedule.timeline import KINDS, Event, Timeline
+from overlap.schedule.work import Gemm, TileRun, Work, best_blocks, work_of_schedules, work_per_chunk
+
+from .plans import SUM, gather, gemm_axes, reads_a, reduce_scatter, ring, ring_scatter, two_shot
+from .test_machine import SMALL
+
+# Round numbers: 1 us of latency and 10 bytes a ns; nothing starts before 2 us, tiles not before 5; half a us for a flag.
+BOX = replace(parse_machine(SMALL), node=64, memory=1e30)
+US = 1e-6
+
+
+def events_of(timeline: Timeline, kind: str, rank: int | None = None) -> list[Event]:
+    return [e for e in timeline.events if e.kind == kind and rank in (None, e.rank)]
+
+
+def times(events: list[Event]) -> list[tuple[float, float]]:
+    return [(round(e.start / US, 6), round(e.end / US, 6)) for e in events]
+
+
+def chunk(lo: int, hi: int, tensor: str = "a") -> Chunk:
+    return Chunk(tensor, Box((lo,), (hi,)))
+
+
+def plan_of(world: int, *ops: list[P2P | Collective]) -> CommPlan:
+    return CommPlan(
+        "by_hand", world, (TensorSpec("a", (100000,)),), ((),) * world, ((),) * world, tuple(map(tuple, ops))
+    )
+
+
+def pull(src: int, dst: int, size: int = 5000, channel: int = 0, depends: tuple[tuple[int, int], ...] = ()) -> P2P:
+    return P2P("pull", src, dst, chunk(0, size), chunk(0, size), depends, channel)
+
+
+def template(
+    name: str, world: int, shape: tuple[int, ...], split: int = 1, direction: str = "push", **more
+) -> CommPlan:
+    path, text = find_template(name)
+    tensor = TensorSpec("x", shape)
+    return build_plan(text, world=world, tensor=tensor, dim=0, split=split, direction=direction, path=path, **more)
+
+
+def test_copies_follow_each_other_in_a_channel():
+    """5,000 elements of 2 bytes: 1 us of latency, 1 us of bytes, half a us for the flag; then the next."""
+    timeline = simulate(plan_of(3, [pull(1, 0), pull(2, 0, 10000)], [], []), BOX)
+    assert times(events_of(timeline, "copy")) == [(2, 4), (4.5, 7.5)]
+    assert times(events_of(timeline, "flag")) == [(4, 4.5), (7.5, 8)]
+    assert timeline.total == pytest.approx(8 * US) and timeline.compute == (0, 0, 0)
+    assert [timeline.events[i].kind for i in timeline.critical] == ["copy", "flag"] * 2
+    assert events_of(timeline, "copy")[1] == Event(
+        0,
+        "copy 0",
+        "copy",
+        timeline.events[2].start,
+        timeline.events[2].end,
+        "pull a[0:10000] 2 -> 0",
+        "a[0:10000]",
+        (0, 1),
+        2,
+    )
+
+
+def test_a_dependency_waits_for_the_flag_on_another_rank():
+    timeline = simulate(plan_of(3, [pull(1, 0)], [], [pull(0, 2, depends=((0, 0),))]), BOX)
+    assert times(events_of(timeline, "copy")) == [(2, 4), (4.5, 6.5)]
+    assert len(timeline.critical) == 4
+
+
+@pytest.mark.parametrize("crowd", ["source", "target"])
+def test_a_port_is_taken_whole_in_the_order_asked(crowd):
+    if crowd == "source":
+        plan = plan_of(4, [], [pull(0, 1)], [pull(0, 2)], [pull(0, 3)])
+    else:
+        plan = plan_of(4, [pull(1, 0, channel=0), pull(2, 0, channel=1), pull(3, 0, channel=2)], [], [], [])
+    copies = events_of(simulate(plan, BOX), "copy")
+    assert times(copies) == [(2, 4), (4, 6), (6, 8)]
+    timeline = simulate(plan, replace(BOX, own_wires=True))
+    assert times(events_of(timeline, "copy")) == [(2, 4)] * 3
+    # What waits for a port began because the copy before it ended, and the critical path says so.
+    timeline = simulate(plan, BOX)
+    assert [timeline.events[i].kind for i in timeline.critical] == ["copy", "copy", "copy", "flag"]
+
+
+def test_links_of_two_classes_have_ports_of_their_own():
+    plan = plan_of(4, [pull(1, 0, channel=0), pull(2, 0, channel=1)], [], [], [])
+    machine = replace(BOX, node=2, between=Link("net", 3e-6, 1e9, False))
+    assert times(events_of(simulate(plan, machine), "copy")) == [(2, 4), (2, 15)]
+
+
+def test_tiles_wait_for_their_chunks_and_share_waves():
+    """4 units, tiles of 10 us: 2 own ones leave 2 units free for the first tiles of the run that has to wait till 8."""
+    runs = (TileRun(2, 10 * US, label="own"), TileRun(5, 10 * US, ((0, 0),), label="theirs", source=1))
+    plan = plan_of(2, [pull(1, 0, 25000)], [])
+    timeline = simulate(plan, BOX, (Work(runs), Work(())))
+    assert times(events_of(timeline, "copy")) == [(2, 8)]
+    # Two start at 8.5 (the flag), two at 15 behind the own tiles, the last at 18.5.
+    assert times(events_of(timeline, "tile-run", 0)) == [(5, 15), (15, 28.5)]
+    assert timeline.compute == pytest.approx((20 * US, 0))
+    assert timeline.exposed == pytest.approx(8.5 * US) == pytest.approx(timeline.exposed_of(0))
+    slow = simulate(plan, replace(BOX, entry=7e-6), (Work(runs[1:]), Work(())))
+    assert times(events_of(slow, "wait", 0)) == [(0, 10), (10, 13.5)]
+
+
+def test_what_lands_slows_tiles_down():
+    runs = (TileRun(4, 10 * US), TileRun(4, 10 * US, ((0, 0),)))
+    plan = plan_of(2, [pull(1, 0)], [])
+    plain = simulate(plan, BOX, (Work(runs), Work(())))
+    slowed = simulate(plan, replace(BOX, contention=0.5), (Work(runs), Work(())))
+    assert slowed.total == pytest.approx(plain.total + 0.5 * 2 * US)
+
+
+def test_copies_wait_for_the_tiles_that_make_what_they_send():
+    runs = (TileRun(4, 10 * US, feeds=((0, 0),)), TileRun(6, 10 * US))
+    push = P2P("push", 0, 1, chunk(0, 5000), chunk(0, 5000), reduce=SUM)
+    machine = replace(BOX, memory=1e10)
+    timeline = simulate(plan_of(2, [push], []), machine, (Work(runs), Work((TileRun(1, 100 * US),))))
+    assert times(events_of(timeline, "copy")) == [(15, 17)]
+    # Rank 1 adds behind its own tiles: two summands read, one sum written, 3 x 1 us, and a launch.
+    assert times(events_of(timeline, "sum")) == [(105, 111)]
+    assert [timeline.events[i].kind for i in timeline.critical] == ["wait", "tile-run", "sum"]
+
+
+def test_collectives_start_together():
+    both = [Collective("all_gather", (0, 1), chunk(0, 8000), chunk(0, 16000), channel=1) for _ in range(2)]
+    timeline = simulate(plan_of(2, [both[0]], [replace(both[1], depends=((1, 1),)), pull(0, 1)]), BOX)
+    # Rank 1 comes at 4.5; half of 32,000 bytes at 8 a ns behind 5 us.
+    assert times([e for e in events_of(timeline, "copy") if e.lane == "copy 1"]) == [(4.5, 11.5)] * 2
+
+
+SHAPES = st.integers(0, 40)
+
+
+@st.composite
+def launches(draw):
+    """A plan, a machine and work on it."""
+    world, split = draw(st.integers(1, 7)), draw(st.integers(1, 3))
+    rows = draw(SHAPES)
+    make = draw(st.sampled_from([gather, ring, reduce_scatter, two_shot, ring_scatter]))
+    more = {} if make is ring_scatter else {"split": split}
+    plan = make((rows, 3), 0, world, channels=draw(st.integers(1, 2)), **more)
+    machine = replace(BOX, node=draw(st.integers(1, 7)), between=Link("net", 3e-6, 1e9, False))
+    machine = replace(machine, contention=draw(st.sampled_from([0, 0.3])), own_wires=draw(st.booleans()))
+    produced = ("c",) if make in (reduce_scatter, two_shot, ring_scatter) else ()
+    tiles = [draw(st.integers(0, 30)) for _ in range(world)]
+    work = work_per_chunk(plan, tiles, 2 * US, produced=produced)
+    return plan, machine, work if draw(st.booleans()) else ()
+
+
+@settings(max_examples=150, deadline=None)
+@given(launches())
+def test_what_holds_of_every_timeline(launch):
+    plan, machine, work = launch
+    timeline = simulate(plan, machine, work)
+    assert {e.kind for e in timeline.events} <= set(KINDS)
+    assert timeline.events == tuple(sorted(timeline.events, key=lambda e: e.start))
+    # Every operation once, behind what it depends on and what makes it.
+    landed = {e.op: e.end for e in events_of(timeline, "flag")}
+    copies = {e.op: e for e in events_of(timeline, "copy")}
+    assert set(landed) == set(copies) == {op_id for op_id, _ in plan.items()}
+    slack = 1e-12
+    for op_id, op in plan.items():
+        assert all(copies[op_id].start >= landed[dep] - slack for dep in op.depends)
+    # A lane holds one event at a time, a port one copy.
+    spans: dict[object, list[tuple[float, float]]] = {}
+    for event in timeline.events:
+        spans.setdefault((event.rank, event.lane), []).append((event.start, event.end))
+        if event.kind == "copy" and event.op is not None:
+            op = plan.op(event.op)
+            link = machine.link(op.src_rank, op.dst_rank)
+            ports = [(link.name, op.src_rank, op.dst_rank)]
+            if not machine.own_wires:
+                ports = [(link.name, "out", op.src_rank), (link.name, "in", op.dst_rank)]
+            for port in ports:
+                spans.setdefault(port, []).append((event.start, event.end))
+    for taken in spans.values():
+        taken.sort()
+        assert all(a[1] <= b[0] + slack for a, b in zip(taken, taken[1:], strict=False))
+    # The critical path has no gap and ends with everything.
+    path = [timeline.events[i] for i in timeline.critical]
+    assert timeline.total == max((e.end for e in timeline.events), default=0)
+    assert not timeline.events or path[-1].end == timeline.total
+    assert all(abs(a.end - b.start) < slack for a, b in zip(path, path[1:], strict=False))
+    # Nothing is faster than the tiles alone.
+    assert all(timeline.end_of(rank) >= timeline.compute[rank] - slack for rank in range(plan.world))
+    assert str(timeline).count("\n") == len(timeline.events)
+    ends = simulate_ends(plan, machine, work)
+    assert (ends.total, ends.compute) == (timeline.total, timeline.compute)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+@pytest.mark.parametrize("rows, tiles", [(40, 7), (3, 7), (0, 7), (41, 100)])
+def test_no_tile_is_lost(world, rows, tiles):
+    for make, produced in [(gather, ()), (reduce_scatter, ("c",)), (two_shot, ("c",)), (ring_scatter, ("c",))]:
+        plan = make((rows, 2), 0, world)
+        for rank, work in enumerate(work_per_chunk(plan, tiles, US, produced=produced)):
+            assert work.tiles == tiles
+            sent = {i for i, op in enumerate(plan.ops[rank])}
+            if produced and make is not two_shot:
+                assert {i for run in work.runs for _, i in run.feeds} == sent
+
+
+def test_runs_of_a_schedule():
+    """What runs wait for comes from the schedule: each starts behind the flags it waits for."""
+    plan = gather((136, 8), 0, 4)
+    schedules = schedule_all(plan, reads_a(), gemm_axes(136, 64, 32, 16))
+    works = work_of_schedules(plan, schedules, 10 * US)
+    timeline = simulate(plan, BOX, works)
+    landed = {e.op: e.end for e in events_of(timeline, "flag")}
+    for rank, work in enumerate(works):
+        assert work.tiles == 20
+        runs = events_of(timeline, "tile-run", rank)
+        assert len(runs) == len(schedules[rank].runs)
+        for run, event in zip(work.runs, runs, strict=True):
+            assert all(event.start >= landed[op] for op in run.waits)
+    with pytest.raises(ScheduleError, match="3 ranks for a plan of 4"):
+        work_of_schedules(plan, schedules[:3], US)
+
+
+def test_refusals():
+    plan = gather((8, 2), 0, 4)
+    with pytest.raises(PlanError, match="no link from rank 0 to rank 3"):
+        simulate(plan, BOX, links=full_mesh(4).without(0, 3))
+    assert simulate(plan, BOX, links=full_mesh(4)).total > 0
+    with pytest.raises(PlanError, match="links of 5 ranks for a plan of 4"):
+        simulate(plan, BOX, links=full_mesh(5))
+    with pytest.raises(PlanError, match="one node of 2 ranks, not 4"):
+        simulate(plan, replace(BOX, node=2))
+    with pytest.raises(ScheduleError, match="work of 1 ranks"):
+        simulate(plan, BOX, (Work(()),))
+    with pytest.raises(ScheduleError, match="tiles of 2 ranks"):
+        work_per_chunk(plan, [1, 2], US)
+    with pytest.raises(PlanError, match="in a cycle"):
+        simulate(plan_of(2, [pull(1, 0, depends=((1, 0),))], [pull(0, 1, depends=((0, 0),))]), BOX)
+    with pytest.raises(PlanError, match="operation 7 of rank 1, which there is not"):
+        simulate(plan_of(2, [pull(1, 0, depends=((1, 7),))], []), BOX)
+    stuck = (Work((TileRun(1, US, ((0, 0),)), TileRun(1, US, feeds=((0, 0),)))), Work(()))
+    with pytest.raises(ScheduleError, match="tiles of rank 0 never end"):
+        simulate(plan_of(2, [pull(1, 0)], []), BOX, stuck)
+    alone = Collective("all_reduce", (0, 1), chunk(0, 4), chunk(0, 4))
+    with pytest.raises(PlanError, match="missing some of its ranks"):
+        simulate(plan_of(2, [alone], []), BOX)
+
+
+# Measured by hand-written kernels in a CUDA graph on 4 x H100 with NVLink, ms: gathers by pull in 1, 2 and 4 chunks a rank,
+# reduce-scatters by push in 1 and 2.
+GATHERED = {
+    (8192, 6144, 4096): (0.254, 0.270, 0.300),
+    (8192, 14336, 4096): (0.376, 0.372, 0.368),
+    (8192, 8192, 8192): (0.436, 0.466, 0.493),
+    (8192, 28672, 8192): (1.330, 1.321, 1.388),
+    (8192, 53248, 16384): (4.894, 5.450, 5.654),
+}
+SCATTERED = {
+    (8192, 4096, 14336): (0.406, 0.375),
+    (8192, 8192, 8192): (0.502, 0.506),
+    (8192, 8192, 28672): (1.346, 1.347),
+    (16384, 16384, 16384): (3.205, 3.238),
+}
+
+
+@pytest.mark.parametrize("shape", GATHERED)
+def test_gathers_as_measured(shape):
+    machine = load_machine("h100-nvlink")
+    m, n, k = shape
+    gemm = best_blocks(m, n // 4, k, machine)
+    for split, measured in zip((1, 2, 4), GATHERED[shape], strict=True):
+        plan = template("all_gather_1d", 4, (m, k), split, "pull")
+        total = simulate_ends(plan, machine, work_per_chunk(plan, gemm.tiles, gemm.tile_seconds(machine))).total
+        assert 0.82 < total * 1e3 / measured < 1.1
+
+
+@pytest.mark.parametrize("shape", SCATTERED)
+def test_reduce_scatters_as_measured(shape):
+    machine = load_machine("h100-nvlink")
+    m, n, k = shape
+    gemm = best_blocks(m, n, k // 4, machine)
+    for split, measured in zip((1, 2), SCATTERED[shape], strict=True):
+        plan = template("reduce_scatter_1d", 4, (m, n), split)
+        work = work_per_chunk(plan, gemm.tiles, gemm.tile_seconds(machine), produced=("x",))
+        assert 0.9 < simulate_ends(plan, machine, work).total * 1e3 / measured < 1.1
+
+
+def test_a_product_is_full_waves_of_tiles():
+    assert Gemm(256, 512, 64).tiles == 4 and Gemm(257, 513, 64).tiles == 9 and Gemm(0, 512, 64).tiles == 0
+    machine = replace(BOX, units=4)
+    one = Gemm(256, 512, 64).seconds(machine)
+    assert one == pytest.approx(2 * 256 * 512 * 64 / 2e12) == pytest.approx(Gemm(1, 1, 64).seconds(machine))
+    assert Gemm(257, 512, 64).seconds(machine) == pytest.approx(2 * one)
+    # A product of few rows is bound by memory, not by its tiles.
+    h100 = load_machine("h100-nvlink")
+    thin = best_blocks(16, 4096, 3584, h100)
+    assert thin.seconds(h100) == pytest.approx((16 * 3584 + 3584 * 4096 + 16 * 4096) * 2 / 3e12)
+    with pytest.raises(PlanError, match="unknown dtype `int3`"):
+        best_blocks(1, 1, 1, h100, "int3")
+
+
+def test_time_grows_as_operations_do():
+    """Three times the ranks are nine times the copies, flags and runs, each as long as before; `bench/event_model.py` has more."""
+    machine = load_machine("h100-nvlink-ib400")
+    spent = []
+    for world in (24, 72):
+        plan = gather((world * 4, 8), 0, world, split=4)
+        best = float("inf")
+        for _ in range(2):
+            began = time.process_time()
+            timeline = simulate(plan, machine, work_per_chunk(plan, 2000, US))
+            best = min(best, time.process_time() - began)
+        spent.append(best / len(events_of(timeline, "copy")))
+        assert len(events_of(timeline, "copy")) == world * (world - 1) * 4
+    assert spent[1] < 2.5 * spent[0]
