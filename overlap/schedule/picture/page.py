@@ -94,12 +94,16 @@ def _page(drawn: Rows, title: str, notes: Sequence[str]) -> str:
 <h1>{_text(title)}</h1>
 {said}{_facts(drawn)}{_legend(drawn)}</header>
 <main id="view">
+<div id="head">
 <div id="corner"><button type="button" id="out" title="Zoom out">&minus;</button>
 <button type="button" id="fit" title="The whole launch">fit</button>
 <button type="button" id="in" title="Zoom in">+</button></div>
 <svg id="axis" role="img" aria-label="Time in milliseconds"></svg>
+</div>
+<div id="rows">
 <div id="names"></div>
 <svg id="chart" role="img" aria-label="Events of each rank over time"></svg>
+</div>
 </main>
 <div id="tip" role="tooltip" hidden></div>
 <noscript><p>The rows are drawn by a script in this file.</p></noscript>
