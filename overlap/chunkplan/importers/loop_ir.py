@@ -123,22 +123,27 @@ def stored_boxes(nest: LoopNest, name: str) -> tuple[Box, ...]:
 
 
 def _check_order(nest: LoopNest, buffer: Buffer, ring: dict[int, int]) -> None:
-    """The loops of a dimension cut it as mesh axes do: spread loops first, in the order of their axes."""
+    """The loops of a dimension cut it as mesh axes do, so that what a rank has of it is one interval.
+
+    Spread loops come first, in the order of their axes; then those whose pieces travel, in that order too; then others.
+    """
     for dim, names in enumerate(buffer.index):
-        last, local = -1, ""
+        last, step, before = -1, 0, names[0] if names else ""
         for name in names:
             loop = nest.loop(name)
             over = loop if loop.by is None else nest.loop(loop.by)
-            if over.axis is None or (loop.by is not None and ring.get(over.axis) != nest.loops.index(loop)):
-                local = local or name
-                continue
-            if local or over.axis < last:
+            travels = over.axis is not None and ring.get(over.axis) == nest.loops.index(loop)
+            turn = 1 if travels else 0 if loop.axis is not None else 2
+            axis = last if turn == 2 or over.axis is None else over.axis
+            if turn < step or axis < last:
                 raise PlanError(
-                    f"dimension {dim} of buffer {buffer.name} is cut by {local or names[0]} before {name}, which is spread"
-                    f" over axis {over.axis}: what a rank holds would not be one box",
-                    help="put spread loops first in the index, in the order of the mesh's axes, and local loops behind",
+                    f"dimension {dim} of buffer {buffer.name} is cut by {before} before {name}, which is "
+                    f"{'shifted over' if travels else 'spread over' if turn == 0 else 'local beside'} axis {over.axis}: "
+                    "what a rank has would not be one box",
+                    help="let spread loops come first in the index, then shifted ones, both in the order of the mesh's "
+                    "axes, then local ones: give them axes in that order",
                 )
-            last = over.axis
+            last, step, before = axis, turn, name
 
 
 def _lower(nest: LoopNest, buffer: Buffer, direction: str, split: int, accumulate: str) -> CommPlan:
@@ -159,7 +164,7 @@ def _lower(nest: LoopNest, buffer: Buffer, direction: str, split: int, accumulat
         reshard(moves, mesh, passing, final, accumulate)
     else:
         reshard(moves, mesh, made, passing, accumulate)
-        _pass_pieces(moves, nest, layout.ring, passing)
+        _pass_pieces(moves, nest, layout.ring, passing, before)
     meta = {"mesh": str(mesh)}
     return split_plan(moves.plan(buffer.name, before, after, meta), split)
 
@@ -194,10 +199,13 @@ def _hops(moves: Moves, nest: LoopNest, ring: Sequence[int], placements: Sequenc
     return sorted(found, key=lambda hop: hop[:2])
 
 
-def _pass_pieces(moves: Moves, nest: LoopNest, ring: Sequence[int], placements: Sequence[Placement]) -> None:
+def _pass_pieces(
+    moves: Moves, nest: LoopNest, ring: Sequence[int], placements: Sequence[Placement], owned: Sequence[Box]
+) -> None:
     """Every rank takes each piece from the next rank, which has it from the one after it; its own piece comes first."""
     for _, rank, beside, box in _hops(moves, nest, ring, placements, 0):
-        moves.move(beside, rank, box)
+        for missing in box.subtract(owned[rank]):
+            moves.move(beside, rank, missing)
 
 
 def _pass_sums(

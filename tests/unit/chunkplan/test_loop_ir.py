@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 
 import numpy as np
@@ -253,6 +254,43 @@ def test_rows_and_columns_over_two_axes():
     assert axis_elements(plan, nest.mesh) == (3 * n // 3 * k, 2 * 2 * m // 2 * k + 2 * m // 2 * 2 * n)
 
 
+@pytest.mark.parametrize("seed", [*range(24), 102, 320, 376])
+def test_any_nest(seed):
+    """Each axis has a parallel loop, most have a loop that is shifted by it; buffers are indexed by either or by none."""
+    dice = random.Random(seed)
+    sizes = [dice.choice((1, 2, 2, 3)) for _ in range(dice.choice((1, 2, 2, 3)))]
+    loops, read, write = [], [[], []], [[], []]
+    for axis, size in enumerate(sizes):
+        summed = dice.random() < 0.6
+        loops += [Loop(f"P{axis}", size, reduce=summed), Loop(f"J{axis}", size, reduce=not summed)]
+        for index, names in ((read, f"P{axis} J{axis} -"), (write, f"J{axis} -" if summed else f"P{axis}")):
+            name = dice.choice(names.split())
+            if name != "-":
+                index[dice.randrange(2)].append(name)
+    shape = tuple(dice.choice((2, 5, 6, 7)) for _ in range(2))
+    buffers = (
+        Buffer("x", shape, (tuple(read[0]), tuple(read[1]))),
+        Buffer("y", shape, (tuple(write[0]), tuple(write[1])), write=True),
+    )
+    nest = LoopNest(parse_mesh("x".join(map(str, sizes))), tuple(loops), buffers)
+    for axis in range(len(sizes)):
+        nest = nest.parallelize(f"P{axis}", axis)
+    for axis in range(len(sizes)):
+        nest = nest.shift(f"J{axis}", f"P{axis}") if dice.random() < 0.75 else nest
+        for name in "xy":
+            if dice.random() < 0.2:
+                nest = nest.shard(name, f"P{axis}", dice.choice((None, 0, 1)))
+            elif dice.random() < 0.1:
+                nest = nest.replicate(name, f"P{axis}")
+    try:
+        plan = check(nest, direction=dice.choice(("pull", "push")))
+    except PlanError as error:
+        # Spread loops come before shifted ones, and those before local ones.
+        assert "has would not be one box" in error.message
+    else:
+        assert plan.world == nest.mesh.world
+
+
 def base() -> LoopNest:
     return attention("4", {"I": 4, "J": 4, "L": 2}, "I", "J L")
 
@@ -288,7 +326,7 @@ def both() -> LoopNest:
         (
             lambda: lower_loop_ir(attention("4", {"I": 4, "L": 2}, "L I", "L").parallelize("I", 0)),
             "dimension 0 of buffer q is cut by L before I",
-            "spread loops first",
+            "spread loops come first",
         ),
         (
             lambda: lower_loop_ir(both().parallelize("I", 0).shift("J", "I").shift("L", "I")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from dataclasses import replace
 
@@ -90,6 +91,23 @@ def test_three_axes_and_other_ranks_of_tensor():
     check(lowered("2x2", (), "P R", "R R"), "2x2", (), "P R", "R R")
     check(lowered("1x4", (9,), "P S(0)", "R R"), "1x4", (9,), "P S(0)", "R R")
     check(lowered("1", (9, 2), "P", "R"), "1", (9, 2), "P", "R")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_placements_on_any_mesh(seed):
+    dice = random.Random(seed)
+    mesh = "x".join(str(dice.choice((1, 2, 2, 3))) for _ in range(dice.choice((1, 2, 2, 3))))
+    shape = tuple(dice.choice((0, 1, 2, 5, 6, 7)) for _ in range(dice.choice((1, 2, 3))))
+    cuts = [f"S({dim})" for dim in range(len(shape))]
+    before = [dice.choice([*cuts, "R", "P", "P"]) for _ in mesh.split("x")]
+    after = [dice.choice([*cuts, "R", *(["P"] if old == "P" else [])]) for old in before]
+    pair = (" ".join(before), " ".join(after))
+    check(
+        lowered(mesh, shape, *pair, direction=dice.choice(("pull", "push")), split=dice.choice((1, 2))),
+        mesh,
+        shape,
+        *pair,
+    )
 
 
 def test_split_transfers_do_the_same():
