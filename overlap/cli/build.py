@@ -6,9 +6,10 @@ import os
 
 import click
 
+from overlap.chunkplan.mesh import Mesh
 from overlap.errors import UsageError
 
-from .options import DTYPES, SHAPE, need
+from .options import DTYPES, SHAPE, need, ranks_of, world_options
 
 
 @click.command("build")
@@ -16,11 +17,19 @@ from .options import DTYPES, SHAPE, need
 @click.option("--target", required=True, metavar="sm_90|gfx942", help="Architecture.")
 @click.option("--shape", type=SHAPE, help="Global sizes the launch is specialised for (default: 4096 each).")
 @click.option("--dtype", type=click.Choice(DTYPES), default="fp16", show_default=True)
-@click.option("--world", type=click.IntRange(min=1), default=4, show_default=True)
+@world_options
 @click.option(
     "-o", "folder", metavar="DIR", type=click.Path(file_okay=False), help="Write the intermediate files here."
 )
-def command(file: str, target: str, shape: dict[str, int] | None, dtype: str, world: int, folder: str | None) -> None:
+def command(
+    file: str,
+    target: str,
+    shape: dict[str, int] | None,
+    dtype: str,
+    world: int | None,
+    mesh: Mesh | None,
+    folder: str | None,
+) -> None:
     """Build OUT.py's kernel and check the emitted code: registers, shared memory, stages, findings."""
     need("build", "torch", "triton")
     if os.environ.get("TRITON_INTERPRET") == "1":
@@ -29,7 +38,8 @@ def command(file: str, target: str, shape: dict[str, int] | None, dtype: str, wo
         )
     from overlap.build import build_module
 
-    result = build_module(file, target=target, shape=shape, dtype=dtype, world=world, folder=folder)
+    ranks = ranks_of(world, mesh) if world or mesh else 4
+    result = build_module(file, target=target, shape=shape, dtype=dtype, world=ranks, folder=folder)
     click.echo(result.text.rstrip("\n"))
     if not result.ok:
         raise SystemExit(1)

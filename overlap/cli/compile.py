@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from overlap.chunkplan.mesh import Mesh
 from overlap.pipeline import compile_source
 
 from .options import compile_options, request_of
@@ -26,12 +27,15 @@ def command(
     plan: tuple[str, ...],
     on: tuple[str, ...],
     world: int | None,
+    mesh: Mesh | None,
     backend: str | None,
     settings: tuple[str, ...],
     output: str,
 ) -> None:
     """Write the distributed kernel of FILE.py."""
-    request = request_of(file, plan=plan, on=on, world=world, backend=backend, settings=settings, output=output)
+    request = request_of(
+        file, plan=plan, on=on, world=world, mesh=mesh, backend=backend, settings=settings, output=output
+    )
     module = compile_source(request).module
     if output == "-":
         click.echo(module.text, nl=False)

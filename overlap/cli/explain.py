@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import click
 
+from overlap.chunkplan.mesh import Mesh
 from overlap.pipeline import Compilation, Planned, compile_source, default_sizes, explain, need_sizes, planned
 from overlap.pipeline.timing import tile_seconds, timeline_of
 from overlap.schedule.machine import Machine, load_machine
@@ -45,6 +46,7 @@ def command(
     plan: tuple[str, ...],
     on: tuple[str, ...],
     world: int | None,
+    mesh: Mesh | None,
     backend: str | None,
     settings: tuple[str, ...],
     shape: dict[str, int] | None,
@@ -56,8 +58,9 @@ def command(
     tile_us: float | None,
 ) -> None:
     """Show model, plan, runs and waits of FILE.py under a plan."""
-    compilation = compile_source(request_of(file, plan=plan, on=on, world=world, backend=backend, settings=settings))
-    ranks = world or 4
+    request = request_of(file, plan=plan, on=on, world=world, mesh=mesh, backend=backend, settings=settings)
+    compilation = compile_source(request)
+    ranks = request.world or 4
     if rank is not None and rank >= ranks:
         raise click.UsageError(f"--rank {rank}: there are ranks 0 to {ranks - 1}")
     sizes = shape if shape is not None else default_sizes(compilation.program)

@@ -104,6 +104,7 @@ def compile_options(function: F) -> F:
                 "Repeat it for several tensors.",
             ),
             click.option("--world", type=click.IntRange(min=1), help="Number of ranks; compile: pins the file to it."),
+            click.option("--mesh", type=MESH, help="Ranks in a grid, such as 2x4, in place of --world; pins the plan."),
             click.option("--backend", metavar="NAME", help="How chunks move (default: copy_engine)."),
             click.option(
                 "--set", "settings", multiple=True, metavar="KEY=VALUE", help="A Realization key, e.g. split=2."
@@ -134,6 +135,7 @@ def request_of(
     plan: tuple[str, ...],
     on: tuple[str, ...],
     world: int | None,
+    mesh: Mesh | None = None,
     backend: str | None,
     settings: tuple[str, ...],
     output: str | None = None,
@@ -142,7 +144,7 @@ def request_of(
 
     Raises:
         SourceError: no such file.
-        UsageError: a ``--set`` that is not KEY=VALUE.
+        UsageError: a ``--set`` that is not KEY=VALUE, or a mesh of another number of ranks than the world.
     """
     path, kernel = file, None
     if not os.path.exists(path) and ":" in path:
@@ -160,7 +162,8 @@ def request_of(
         plan=plan,
         on=on,
         kernel=kernel,
-        world=world,
+        world=None if world is None and mesh is None else ranks_of(world, mesh),
+        mesh=mesh,
         backend=backend,
         settings=values,
         output=output or "OUT.py",

@@ -7,18 +7,21 @@ from collections.abc import Callable
 
 import click
 
+from overlap.chunkplan.mesh import Mesh
 from overlap.errors import UsageError
 
-from .options import need, run_options
+from .options import need, ranks_of, run_options, world_options
 
 
 @click.command("simulate")
 @click.argument("file", metavar="OUT.py")
-@click.option("--world", type=click.IntRange(min=1), required=True, help="Number of simulated ranks.")
+@world_options
 @run_options
-def command(file: str, world: int, shape: dict[str, int], dtype: str, seeds: int, seed: int | None) -> None:
+def command(
+    file: str, world: int | None, mesh: Mesh | None, shape: dict[str, int], dtype: str, seeds: int, seed: int | None
+) -> None:
     """Run OUT.py on simulated ranks: races, deadlocks, stray accesses, wrong or missing values."""
-    simulate(file, world=world, shape=shape, dtype=dtype, seeds=seeds, seed=seed, command="simulate")
+    simulate(file, world=ranks_of(world, mesh), shape=shape, dtype=dtype, seeds=seeds, seed=seed, command="simulate")
 
 
 def simulate(

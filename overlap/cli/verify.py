@@ -7,6 +7,7 @@ import tempfile
 
 import click
 
+from overlap.chunkplan.mesh import Mesh
 from overlap.pipeline import compile_source, need_sizes
 
 from .compile import write_text
@@ -23,6 +24,7 @@ def command(
     plan: tuple[str, ...],
     on: tuple[str, ...],
     world: int | None,
+    mesh: Mesh | None,
     backend: str | None,
     settings: tuple[str, ...],
     output: str | None,
@@ -32,10 +34,12 @@ def command(
     seed: int | None,
 ) -> None:
     """Compile FILE.py and run the result on simulated ranks."""
-    request = request_of(file, plan=plan, on=on, world=world, backend=backend, settings=settings, output=output)
+    request = request_of(
+        file, plan=plan, on=on, world=world, mesh=mesh, backend=backend, settings=settings, output=output
+    )
     compilation = compile_source(request)
     need_sizes(compilation.program, shape)
     with tempfile.TemporaryDirectory(prefix="overlap-") as folder:
         path = output or os.path.join(folder, os.path.basename(request.unit.path))
         write_text(path, compilation.module.text)
-        simulate(path, world=world or 4, shape=shape, dtype=dtype, seeds=seeds, seed=seed, command="verify")
+        simulate(path, world=request.world or 4, shape=shape, dtype=dtype, seeds=seeds, seed=seed, command="verify")

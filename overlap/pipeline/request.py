@@ -11,6 +11,7 @@ from overlap.annotate.model import ProgramModel
 from overlap.annotate.source import SourceUnit
 from overlap.backends import backend as find_backend
 from overlap.backends.base import Realization
+from overlap.chunkplan.mesh import Mesh
 from overlap.errors import UsageError
 
 
@@ -20,8 +21,8 @@ class Request:
 
     ``kernel``: name of the annotated kernel, None for the file's only one. ``plan``: a template's name or a YAML path.
     ``on``: ``a[M]``; several communicated tensors are a sequence, with a sequence of as many plans in ``plan``.
-    ``world``: pins the module, None for any. ``settings``: Realization keys. ``output``: where the module will be
-    written, for its header.
+    ``world``: pins the module, None for any; ``mesh``: the grid of as many ranks that plans see. ``settings``:
+    Realization keys. ``output``: where the module will be written, for its header.
     """
 
     unit: SourceUnit
@@ -32,6 +33,7 @@ class Request:
     backend: str | None = None
     settings: dict[str, str] = field(default_factory=dict)
     output: str = "OUT.py"
+    mesh: Mesh | None = None
 
     @property
     def plans(self) -> tuple[str, ...]:
@@ -122,7 +124,9 @@ def regenerate_command(request: Request, program: ProgramModel) -> str:
     words = ["overlap", "compile", f"{shown_path(request.unit.path)}:{program.kernel.name}"]
     for plan, on in zip(request.plans, request.ons, strict=True):
         words += ["--plan", plan, "--on", on]
-    if request.world is not None:
+    if request.mesh is not None:
+        words += ["--mesh", str(request.mesh)]
+    elif request.world is not None:
         words += ["--world", str(request.world)]
     if request.backend:
         words += ["--backend", request.backend]

@@ -23,6 +23,7 @@ from overlap.backends import backend as find_backend
 from overlap.backends.base import Realization
 from overlap.chunkplan.describe import describe as describe_plan
 from overlap.chunkplan.library import find_template
+from overlap.chunkplan.pins import pin_mesh
 from overlap.codegen import GeneratedModule, PlanText, generate, generate_kernel
 from overlap.errors import HostEntryError, OverlapError, SourceSpan, UnsupportedError, UsageError
 from overlap.schedule.describe import describe as describe_schedule
@@ -133,6 +134,8 @@ def _communicated(
         plans = []
         for name in request.plans:
             path, text = find_template(name)
+            if request.mesh is not None:
+                text = pin_mesh(text, path, request.mesh)
             plans.append(PlanText(name, text, path))
         dump("plan", "\n".join(plan.text for plan in plans))
         check_backend(ons, realization)

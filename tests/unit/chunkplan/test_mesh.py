@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
@@ -10,8 +12,11 @@ from hypothesis import strategies as st
 from overlap.chunkplan.build import build_plan, load_plan
 from overlap.chunkplan.dump import dump_plan
 from overlap.chunkplan.mesh import Mesh, mesh_of_ranks, parse_mesh
+from overlap.chunkplan.pins import pin_mesh, pins_of
 from overlap.chunkplan.plan import CommPlan, TensorSpec
 from overlap.cli.check import command
+from overlap.cli.compile import command as compile_command
+from overlap.cli.simulate import command as simulate_command
 from overlap.errors import PlanError, UsageError
 
 HEAD = "plan: p\nmesh: [node, gpu]\nbefore: shard(rank)\nafter: shard(rank)\nops:\n"
@@ -207,3 +212,49 @@ def test_check_says_what_is_wrong_with_a_mesh():
         check("all_gather_1d", *shape)
     with pytest.raises(PlanError, match="is for a mesh of 2 axes"):
         check("all_gather_2d", "--world", "8", *shape)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "pinned"),
+    [
+        ("[node, gpu]", "{node: 2, gpu: 4}"),
+        ("[ node,\n  gpu ]  # two levels", "{node: 2, gpu: 4}  # two levels"),
+        ("\n  - node\n  - gpu", "\n  {node: 2, gpu: 4}"),
+        ("{node: 2, gpu: 4}", "{node: 2, gpu: 4}"),
+        ("2x4", "2x4"),
+    ],
+)
+def test_a_plan_pinned_to_a_mesh(mesh, pinned):
+    """Only the mesh changes, and the plan then needs no mesh given."""
+    text = "plan: p\nmesh: {}\nbefore: whole\nafter: whole\n"
+    found = pin_mesh(text.format(mesh), "p.yaml", parse_mesh("2x4"))
+    assert found == text.format(pinned)
+    assert build(found, None, 8) == build(text.format(mesh), "2x4", 8)
+    assert pins_of(found, "p.yaml", "a").world == 8
+
+
+def test_what_cannot_be_pinned():
+    text = "plan: p\nbefore: whole\nafter: whole\n"
+    assert pin_mesh(text, "p.yaml", parse_mesh("2x4")) == text
+    with pytest.raises(PlanError, match="and 8 has 1"):
+        pin_mesh(f"mesh: [a, b]\n{text}", "p.yaml", parse_mesh("8"))
+    with pytest.raises(PlanError, match="not 2x4"):
+        pin_mesh(f"mesh: 2x3\n{text}", "p.yaml", parse_mesh("2x4"))
+
+
+KERNEL = str(Path(__file__).parents[3] / "templates" / "kernels" / "grouped_gemm.py")
+
+
+def test_a_kernel_compiled_for_a_mesh_carries_it():
+    arguments = [KERNEL, "--plan", "reduce_scatter_2d", "--on", "c[M]", "-o", "-"]
+    result = CliRunner().invoke(compile_command, [*arguments, "--mesh", "2x3"], catch_exceptions=False)
+    assert result.exit_code == 0 and "\nmesh: {node: 2, gpu: 3}\n" in result.output
+    assert "--mesh 2x3" in result.output and "--world 6 --shape" in result.output
+    with pytest.raises(PlanError, match="for a mesh of 2 axes"):
+        CliRunner().invoke(compile_command, arguments, catch_exceptions=False)
+
+
+def test_simulate_takes_a_mesh_in_place_of_a_world():
+    for words, said in ((["--world", "3", "--mesh", "2x2"], "has 4 ranks"), ([], "no number of ranks")):
+        with pytest.raises(UsageError, match=said):
+            CliRunner().invoke(simulate_command, ["x.py", "--shape", "M=4", *words], catch_exceptions=False)
