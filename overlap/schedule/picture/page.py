@@ -54,7 +54,8 @@ def html_picture(
     Raises:
         UnsupportedError: not even one rank fits.
     """
-    ranks = list(range(timeline.world))
+    # An event is eight numbers and as many commas, so no more ranks than these can fit.
+    ranks = _first_shown(timeline, max(1, timeline.world * limit // max(limit, 16 * len(timeline.events))))
     while True:
         drawn = rows(timeline, sorted(ranks), schedules)
         text = _page(drawn, title, notes)
