@@ -7,6 +7,7 @@
     build       build_plan(text, ...), load_plan        merge    several plans as one: merge_plans
     mesh        Mesh, parse_mesh                        links    Links, full_mesh, ring, two_level
     dump        CommPlan to text; describe for people   window   what a rank's kernel works on: kernel_window
+    collectives/  a collective as a plan: handed to a library, by a template, or made for a link table
 
 A plan file is YAML. Operations are written from the view of one rank, and every rank has them:
 
