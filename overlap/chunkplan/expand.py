@@ -35,6 +35,34 @@ class _Instance:
     item: OpItem
 
 
+def loop_steps(
+    loops: tuple[Loop, ...], env: Mapping[str, int], key: tuple[int, ...], taken: list[int] | None = None
+) -> Iterator[tuple[tuple[int, ...], Env]]:
+    """Every step of loops inside each other: its number in each, behind ``key``, and the values of all names.
+
+    ``taken`` counts the steps of all loops, those that a condition leaves out too.
+    """
+    taken = [0] if taken is None else taken
+    if not loops:
+        yield key, dict(env)
+        return
+    loop, rest = loops[0], loops[1:]
+    values = [bound(env) for bound in loop.bounds]
+    if loop.is_range:
+        start, stop, step = values if len(values) == 3 else [0, *values, 1][-3:]
+        if step == 0:
+            raise loop.bounds[2].error("a range whose step is 0", "leave the step out")
+        if (stop - start) // step > MAX_INSTANCES:
+            raise loop.bounds[0].error(f"a loop of more than {MAX_INSTANCES} steps", "make it shorter")
+    for iteration, value in enumerate(range(*values) if loop.is_range else values):
+        taken[0] += 1
+        if taken[0] > MAX_INSTANCES:
+            raise loop.bounds[0].error(f"more than {MAX_INSTANCES} loop steps", "make the loops shorter")
+        inner = {**env, loop.name: value}
+        if all(condition(inner) for condition in loop.conditions):
+            yield from loop_steps(rest, inner, (*key, iteration), taken)
+
+
 class Expansion:
     """Unrolls a template once.
 
@@ -130,7 +158,7 @@ class Expansion:
     ) -> Iterator[tuple[tuple[int, ...], Env, OpItem | ChunkItem]]:
         """Operations or chunks under ``items`` with their values; the keys put them in program order."""
         for position, item in enumerate(items):
-            for step, inner in self._loop(item.loops, env, (*key, position)):
+            for step, inner in loop_steps(item.loops, env, (*key, position)):
                 self._count(item)
                 for name, value in item.lets:
                     inner[name] = value(inner)
@@ -141,23 +169,6 @@ class Expansion:
                         yield from self._leaves((leaf,), inner, (*step, place))
                     else:
                         yield (*step, place), inner, leaf
-
-    def _loop(self, loops: tuple[Loop, ...], env: Env, key: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Env]]:
-        if not loops:
-            yield key, dict(env)
-            return
-        loop, rest = loops[0], loops[1:]
-        values = [bound(env) for bound in loop.bounds]
-        if loop.is_range:
-            start, stop, step = values if len(values) == 3 else [0, *values, 1][-3:]
-            if step == 0:
-                raise loop.bounds[2].error("a range whose step is 0", "leave the step out")
-            if (stop - start) // step > MAX_INSTANCES:
-                raise loop.bounds[0].error(f"a loop of more than {MAX_INSTANCES} steps", "make it shorter")
-        for iteration, value in enumerate(range(*values) if loop.is_range else values):
-            inner = {**env, loop.name: value}
-            if all(condition(inner) for condition in loop.conditions):
-                yield from self._loop(rest, inner, (*key, iteration))
 
     def _held(self, rank: int, what: str) -> tuple[Chunk, ...]:
         section = self.template.ranks.get(rank)
@@ -211,7 +222,7 @@ class Expansion:
         depends = tuple(
             self._dependency(dependency, instance.rank, inner, ids, sizes)
             for dependency in item.depends
-            for _, inner in self._loop(dependency.loops, env, ())
+            for _, inner in loop_steps(dependency.loops, env, ())
             if dependency.when is None or dependency.when(inner)
         )
         if item.verb == "collective":
