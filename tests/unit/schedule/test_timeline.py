@@ -314,7 +314,7 @@ def test_a_product_is_full_waves_of_tiles():
 
 
 def test_time_grows_as_operations_do():
-    """Three times the ranks are nine times the copies, flags and runs, each as long as before; `bench/event_model.py` has more."""
+    """Three times the ranks are nine times the copies, flags and runs, each as long as before (more: bench/event_model.py)."""
     machine = load_machine("h100-nvlink-ib400")
     spent = []
     for world in (24, 72):
