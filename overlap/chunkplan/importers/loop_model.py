@@ -25,6 +25,7 @@ from overlap.errors import PlanError
 
 from ..document import nearest
 from ..mesh import Mesh
+from .placement import check_shape
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ class LoopNest:
     """Loops from the outermost in, the buffers of the body, and the mesh they are spread over.
 
     Raises:
-        PlanError: two loops or buffers of one name, a length below 1, an index that is not one entry a dimension, or
-            that names a loop that does not exist or names one twice.
+        PlanError: two loops or buffers of one name, a length below 1, a negative size, an index that is not one entry a
+            dimension, or that names a loop that does not exist or names one twice.
     """
 
     mesh: Mesh
@@ -81,6 +82,7 @@ class LoopNest:
             if loop.length < 1:
                 raise PlanError(f"loop {loop.name} has {loop.length} steps", help="a loop has 1 step or more")
         for buffer in self.buffers:
+            check_shape(f"buffer {buffer.name}", buffer.shape)
             if len(buffer.index) != len(buffer.shape):
                 raise PlanError(
                     f"buffer {buffer.name} has {len(buffer.shape)} dimensions and {len(buffer.index)} indices",

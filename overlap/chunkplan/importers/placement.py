@@ -119,8 +119,10 @@ def checked(
         what: ``before`` or ``after``, for errors.
 
     Raises:
-        PlanError: not one an axis, a dimension that the tensor does not have, or a merge that is not known.
+        PlanError: a negative size, not one placement an axis, a dimension that the tensor does not have, or a merge
+            that is not known.
     """
+    check_shape(f"tensor {name}", shape)
     if isinstance(placements, str) or len(placements) != len(mesh.sizes):
         count = "a text" if isinstance(placements, str) else str(len(placements))
         raise PlanError(
@@ -147,6 +149,16 @@ def checked(
             )
         found.append(placement)
     return tuple(found)
+
+
+def check_shape(what: str, shape: Sequence[int]) -> None:
+    """Sizes are 0 or more.
+
+    Raises:
+        PlanError: one is not.
+    """
+    if any(size < 0 for size in shape):
+        raise PlanError(f"{what} has a negative size, {min(shape)}", help="sizes are 0 or more")
 
 
 def _check_merge(name: str, placement: Partial, what: str) -> None:

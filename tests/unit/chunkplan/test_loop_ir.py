@@ -342,6 +342,7 @@ def both() -> LoopNest:
         ),
         (lambda: LoopNest(parse_mesh("4"), (Loop("I", 4),), (Buffer("x", (4,), (("J",),)),)), "no loop", "I"),
         (lambda: LoopNest(parse_mesh("4"), (Loop("I", 4),), (Buffer("x", (4, 4), (("I",), ("I",))),)), "twice", "diag"),
+        (lambda: LoopNest(parse_mesh("4"), (), (Buffer("x", (-4,), ((),)),)), "buffer x has a negative size", "0 or"),
         (lambda: lower_loop_ir(LoopNest(parse_mesh("4"), (), ())), "without buffers", "Buffer"),
     ],
 )

@@ -228,6 +228,7 @@ def test_alpa_and_text():
             "keep it replicate along axis0",
         ),
         (lambda: lowered("4", (8, 8), "S(0)", "P"), r"from shard\(0\) to partial", "let the kernel that makes it"),
+        (lambda: lowered("4", (8, -1), "S(0)", "R"), r"tensor x has a negative size, -1", "0 or more"),
         (lambda: lowered("4", (8, 8), "S(2)", "R"), r"it has 2 dimensions", "dimensions are 0 to 1"),
         (lambda: lowered("4", (), "S(0)", "R"), r"it has 0 dimensions", "replicated or partial"),
         (lambda: lowered("2x2", (8, 8), "S(0)", "R R"), r"`before` is 1 for mesh 2x2", "one an axis"),
