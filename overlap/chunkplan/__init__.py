@@ -25,7 +25,7 @@ A plan file is YAML. Operations are written from the view of one rank, and every
                                                                               # a `for` in it makes it several
 
 Symbols are `rank world split dim extent`, the axes of a `mesh` (see `meshkey`), loop variables, `let` names, and sizes
-named in `tensors: {x: [M, K]}`.
+named in `tensors: {x: [M, K]}` (`x: tensor`: sized as the tensor the plan is applied to).
 Further keys: of an operation `when into do channel reduce backend`; of a plan `world` and `dim` (any other is refused),
 `tensors`, `meta`, `parts: {x: [0, 1, 0, 1]}` for the part of a sum that each rank holds (its own otherwise), and
 `ranks: {0: {before, after, ops}}` for what single ranks have or do. A `move` becomes a pull or a push as the backend wants.

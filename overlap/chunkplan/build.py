@@ -89,7 +89,7 @@ def build_plan(
     named[GIVEN] = tensor
     for decl in decls:
         if decl is not applied:
-            named[decl.name] = _spec(template, decl, sizes)
+            named[decl.name] = _spec(template, decl, sizes, tensor)
     specs = tuple(named[decl.name] for decl in decls) or (tensor,)
     tensors = Tensors(named, dim, world, to_dim)
     return _expanded(template, world, tensors, specs, tensor, sizes, split, direction, grid)
@@ -165,6 +165,8 @@ def _bind(
     document: Document, template: PlanTemplate, decl: TensorDecl, tensor: TensorSpec, sizes: dict[str, int]
 ) -> None:
     """Gives the names in a declared shape the sizes of the tensor the plan is applied to."""
+    if decl.dims is None:
+        return
     if len(decl.dims) != len(tensor.shape):
         raise document.error(
             decl.node,
@@ -181,13 +183,21 @@ def _bind(
             )
 
 
-def _spec(template: PlanTemplate, decl: TensorDecl, sizes: Mapping[str, int]) -> TensorSpec:
-    """A declared tensor that no given tensor decides."""
+def _spec(
+    template: PlanTemplate, decl: TensorDecl, sizes: Mapping[str, int], given: TensorSpec | None = None
+) -> TensorSpec:
+    """A declared tensor besides the ``given`` one."""
+    if decl.dims is None:
+        if given is None:
+            help = "write its sizes, as in `[1000, 64]`, or give the plan a tensor"
+            raise template.document.error(decl.node, f"the sizes of `{decl.name}` are open", help=help)
+        return TensorSpec(decl.name, given.shape, template.parts.get(decl.name, ()))
     return TensorSpec(decl.name, _shape(template.document, decl, sizes), template.parts.get(decl.name, ()))
 
 
 def _shape(document: Document, decl: TensorDecl, sizes: Mapping[str, int]) -> tuple[int, ...]:
     """The sizes of a declared tensor that no given tensor decides."""
+    assert decl.dims is not None
     shape = []
     for wanted in decl.dims:
         if isinstance(wanted, str):

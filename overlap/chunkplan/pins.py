@@ -29,7 +29,7 @@ def pins_of(text: str, path: str, tensor: str) -> Pins:
     world = template.world or (template.mesh.world if template.mesh else None)
     decls = template.tensors
     decl = next((d for d in decls if d.name == tensor), decls[0] if len(decls) == 1 else None)
-    if decl is None:
+    if decl is None or decl.dims is None:
         return Pins(world, None)
     shape: list[int | None] = []
     for dim in decl.dims:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import yaml
 
+from .chunkexpr import GIVEN
 from .document import Document, Node, nearest
 from .expr import IntExpr, parse_int
 from .frame import FRAME_KEYS, NAME, SYMBOLS, FrameReader
@@ -62,7 +63,7 @@ class _Reader(FrameReader):
         axes, mesh = self._mesh(entries)
         tensors = self._tensors(entries.get("tensors"))
         self.declared = frozenset(decl.name for decl in tensors)
-        scope = frozenset((*SYMBOLS, *axes)).union(d for decl in tensors for d in decl.dims if isinstance(d, str))
+        scope = frozenset((*SYMBOLS, *axes)).union(d for decl in tensors for d in decl.dims or () if isinstance(d, str))
         before = self._chunks(entries.get("before"), "before", scope)
         after = self._chunks(entries.get("after"), "after", scope)
         ops = self._items(entries.get("ops"), "ops", scope)
@@ -128,6 +129,9 @@ class _Reader(FrameReader):
         for name, (key, value) in rows.items():
             if not NAME.match(name):
                 raise document.error(key, f"`{name}` cannot name a tensor", help="write a Python identifier")
+            if isinstance(value, yaml.ScalarNode) and value.value == GIVEN:
+                found.append(TensorDecl(name, key, None))
+                continue
             dims: list[str | IntExpr] = []
             for dim in document.sequence(value, f"the shape of `{name}`"):
                 text = document.scalar(dim, "a dimension").strip()

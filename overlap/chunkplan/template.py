@@ -95,11 +95,11 @@ class RankSection:
 
 @dataclass(frozen=True)
 class TensorDecl:
-    """``NAME: [M, 64]``. A dimension is a name to bind (str) or an expression."""
+    """``NAME: [M, 64]``. A dimension is a name to bind (str) or an expression; None: as the tensor it is applied to."""
 
     name: str
     node: Node
-    dims: tuple[str | IntExpr, ...]
+    dims: tuple[str | IntExpr, ...] | None
 
 
 @dataclass(frozen=True)

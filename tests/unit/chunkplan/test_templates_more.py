@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from math import prod
 
+import numpy as np
 import pytest
 
 from overlap.chunkplan.build import build_plan, load_plan
@@ -20,8 +21,9 @@ from overlap.chunkplan.plan import Chunk, CommPlan, TensorSpec
 from overlap.chunkplan.promise import verify_kind
 from overlap.chunkplan.region import Box, shard_interval
 from overlap.chunkplan.verify import verify_contributions, verify_plan
+from overlap.errors import PlanError
 
-from .oracle import collective
+from .oracle import collective, execute
 
 GATHERS = (
     "all_gather_1d",
@@ -70,7 +72,7 @@ def links_used(plan: CommPlan) -> Counter[tuple[int, int]]:
 
 
 def test_these_are_the_templates():
-    assert list_templates() == tuple(sorted(KIND_OF))
+    assert list_templates() == tuple(sorted((*KIND_OF, "kv_ring")))
 
 
 @pytest.mark.parametrize("pieces", SHAPES)
@@ -205,3 +207,38 @@ def test_a_halo_is_one_element_on_either_side(world, extent):
 def test_every_reduction_is_one_sum():
     for name in (*KINDS["reduce_scatter"], *KINDS["all_reduce"]):
         assert reduced_tensors(make(name, (2, 2), (8, 2))) == {"a"}
+
+
+@pytest.mark.parametrize("direction", ["pull", "push"])
+@pytest.mark.parametrize("shape", [(2, 12, 3), (2, 7, 3), (2, 2, 3), (2, 0, 3)])
+@pytest.mark.parametrize("world", [1, 2, 5])
+def test_keys_and_values_go_round_together(world, shape, direction):
+    path, text = find_template("kv_ring")
+    tensor = TensorSpec("v", shape)
+    plan = build_plan(text, world=world, tensor=tensor, dim=1, split=2, direction=direction, path=path)
+    assert plan.tensors == (TensorSpec("k", shape), tensor)
+    verify_plan(plan)
+    keys = np.arange(1.0, 1.0 + prod(shape)).reshape(shape)
+    execute(plan, {"k": keys, "v": -keys}, seed=world)
+    for rank in range(world):
+        arriving = [plan.op(op) for op in plan.arriving(rank)]
+        assert {op.src_rank for op in arriving} <= {(rank - 1) % world}
+        for name in ("k", "v"):
+            owners = [op.dst.box.lo[1] for op in arriving if op.dst.tensor == name and not op.dst.box.empty]
+            wanted = [
+                cut.lo[1]
+                for step in range(1, world)
+                for cut in Box.whole(shape)
+                .with_interval(1, *shard_interval(shape[1], world, (rank - step) % world))
+                .split(1, 2)
+                if not cut.empty
+            ]
+            assert owners == wanted
+
+
+def test_a_tensor_of_the_given_sizes_needs_a_given_tensor():
+    with pytest.raises(PlanError, match="the sizes of `k` are open") as caught:
+        load_plan("plan: p\nworld: 2\ntensors: {k: tensor}\nbefore: k.whole\nafter: k.whole\n")
+    assert caught.value.where is not None and caught.value.where.line == 3
+    with pytest.raises(PlanError, match="has no tensor `a`"):
+        build_plan(find_template("kv_ring")[1], world=2, tensor=TensorSpec("a", (4,)), dim=0)
