@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import yaml
 
 from .chunkexpr import GIVEN
-from .document import Document, Node, nearest
+from .depends import DependencyReader
+from .document import Document, Node
 from .expr import IntExpr, parse_int
-from .frame import FRAME_KEYS, NAME, SYMBOLS, FrameReader
+from .frame import FRAME_KEYS, NAME, SYMBOLS
 from .mesh import Mesh
 from .meshkey import read_mesh
 from .rankkinds import need_global
@@ -17,9 +18,7 @@ from .reduction import REDUCTIONS, Reduction
 from .template import (
     VERBS,
     ChunkItem,
-    Dependency,
     Item,
-    Loop,
     OpItem,
     PlanTemplate,
     RankSection,
@@ -48,12 +47,10 @@ def read_template(text: str, path: str) -> PlanTemplate:
         raise document.error(document.root, "nested too deeply", help="a plan needs a few levels only") from None
 
 
-class _Reader(FrameReader):
+class _Reader(DependencyReader):
     def __init__(self, document: Document) -> None:
         super().__init__(document)
         self.verbs: set[str] = set()
-        self.labels: dict[str, OpItem] = {}
-        self.references: list[tuple[Dependency, tuple[str, ...]]] = []
 
     def plan(self) -> PlanTemplate:
         document = self.document
@@ -72,7 +69,7 @@ class _Reader(FrameReader):
             if given is None and not ranks:
                 document.require(root, entries, key, "a plan", "shard(rank)" if key == "before" else "whole")
         for dependency, loops in self.references:
-            self._check_reference(dependency, loops)
+            self.check_reference(dependency, loops)
         return PlanTemplate(
             document=document,
             name=name,
@@ -265,7 +262,7 @@ class _Reader(FrameReader):
             target=need_global(target, "`to`") if (target := optional_int("to")) else None,
             label=optional_text("label"),
             loops=loops,
-            depends=self._depends(entries.get("depends"), scope, loops),
+            depends=self.depends_of(entries.get("depends"), scope, loops),
             channel=optional_int("channel"),
             reduce=self._reduction(entries["reduce"]) if "reduce" in entries else None,
             backend=optional_text("backend"),
@@ -302,68 +299,3 @@ class _Reader(FrameReader):
             return Reduction(op)
         known = REDUCTIONS[op].accumulators
         return Reduction(op, document.choice(entries["accumulate"], f"accumulator of a {op}", known))
-
-    # Dependencies
-
-    def _depends(self, node: Node | None, scope: frozenset[str], loops: tuple[str, ...]) -> tuple[Dependency, ...]:
-        if node is None:
-            return ()
-        return tuple(self._dependency(item, scope, loops) for item in self.document.items(node, "`depends`"))
-
-    def _dependency(self, node: Node, scope: frozenset[str], loops: tuple[str, ...]) -> Dependency:
-        document = self.document
-        if isinstance(node, yaml.SequenceNode):
-            pair = document.sequence(node, "a dependency")
-            if len(pair) != 2:
-                raise document.error(node, "a dependency is `[rank, index]`", help="write `depends: [[0, 2], [1, 0]]`")
-            return Dependency(node, self.rank_of(pair[0], "a rank", scope), self.int_of(pair[1], "an index", scope))
-        if isinstance(node, yaml.ScalarNode):
-            dependency = Dependency(node, None, label=document.scalar(node, "a dependency"))
-            self.references.append((dependency, loops))
-            return dependency
-        entries = document.mapping(node, "a dependency")
-        fixed = ("on", "rank", "index", "when", "for")
-        over: list[Loop] = []
-        if "for" in entries:
-            over, scope = self.loops_of(entries["for"], scope)
-            loops += tuple(loop.name for loop in over)
-        rank = self.rank_of(entries["rank"], "`rank`", scope) if "rank" in entries else None
-        when = self.int_of(entries["when"], "`when`", scope) if "when" in entries else None
-        if "index" in entries:
-            document.mapping(node, "a dependency with `index`", ("rank", "index", "when", "for"))
-            document.require(node, entries, "rank", "a dependency with `index`", "rank")
-            index = self.int_of(entries["index"], "`index`", scope)
-            return Dependency(node, rank, index, when=when, loops=tuple(over))
-        label = document.scalar(document.require(node, entries, "on", "a dependency", "LABEL"), "`on`")
-        values = tuple(
-            (key, self.int_of(value, f"`{key}`", scope)) for key, value in entries.items() if key not in fixed
-        )
-        dependency = Dependency(node, rank, label=label, values=values, when=when, loops=tuple(over))
-        self.references.append((dependency, loops))
-        return dependency
-
-    def _check_reference(self, dependency: Dependency, loops: tuple[str, ...]) -> None:
-        document = self.document
-        label = dependency.label or ""
-        if label not in self.labels:
-            help = (
-                nearest(label, self.labels)
-                or "no operation has a label: give one `label: NAME`, or write `[[rank, index]]`"
-            )
-            raise document.error(dependency.node, f"no operation is labelled `{label}`", help=help)
-        wanted = self.labels[label].loops
-        given = {name for name, _ in dependency.values}
-        for name in sorted(given):
-            if name not in wanted:
-                raise document.error(
-                    dependency.node,
-                    f"`{label}` has no loop variable `{name}`",
-                    help=nearest(name, ("on", "rank", "when", "for", *wanted)),
-                )
-        missing = [name for name in wanted if name not in given and name not in loops]
-        if missing:
-            raise document.error(
-                dependency.node,
-                f"which `{missing[0]}` of `{label}`?",
-                help=f"write `{{on: {label}, {missing[0]}: ...}}`",
-            )
