@@ -15,6 +15,7 @@ from typing import Literal
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.document import nearest
 from overlap.chunkplan.library import find_template
+from overlap.chunkplan.mesh import Mesh
 from overlap.chunkplan.plan import P2P, CommPlan, OpId, TensorSpec
 from overlap.errors import UsageError
 
@@ -26,8 +27,8 @@ from .work import Gemm, TileRun, Work, best_blocks, itemsize_of, work_per_chunk
 
 Sizes = Mapping[str, int]
 AXES = ("M", "N", "K")
-LARGEST = 1 << 24
-"""Break-evens are looked for up to this size."""
+REACH = 64
+"""Break-evens are looked for up to so many times the size given, and as far below it."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Operator:
 
     Args:
         kind: the collective that overlap replaces.
-        plan: the template.
+        plan: the template on one node; on several of one size it is that of two levels, ``{kind}_2d``.
         moved: axes of the tensor that moves (``a`` is [M, K] and read, ``c`` [M, N] and written).
         divided: the axis of which each rank computes its part.
         dim, to_dim: the dimension of the tensor in which it is sharded, before and after an all-to-all.
@@ -73,13 +74,14 @@ class Prediction:
     ``gemm``: the product alone; ``library``: the collective alone; ``serial``: one behind the other; ``fused``: overlapped;
     ``limit``: no order of things is faster (the longer of product and bytes). ``pays[axis]`` is the smallest size of an axis
     from which on ``fused`` beats ``serial``, the others as given, and ``hides[axis]`` the smallest at which the product is as
-    long as the bytes take; None where no size does.
+    long as the bytes take; None where no size within `REACH` does. ``plan`` is what moves the bytes.
     """
 
     op: str
     world: int
     sizes: Sizes
     machine: str
+    plan: str
     gemm: float
     library: float
     fused: float
@@ -110,26 +112,26 @@ class Prediction:
             verdict = f"overlap pays: {self.gain:.2f} times as fast as serial"
         else:
             verdict = f"overlap does not pay: {self.gain:.2f} times as fast as serial"
+        exposed = max(0.0, self.fused - self.gemm)
         lines = [
             f"{self.op} on {self.world} ranks of {self.machine}, {shape}",
             f"  product alone      {self.gemm * 1e3:10.3f} ms",
             f"  collective alone   {self.library * 1e3:10.3f} ms, {self.sent / 1e6:.1f} MB from each rank",
             f"  serial             {self.serial * 1e3:10.3f} ms",
-            f"  overlapped         {self.fused * 1e3:10.3f} ms, {max(0.0, self.fused - self.gemm) * 1e3:.3f} ms exposed",
+            f"  overlapped         {self.fused * 1e3:10.3f} ms, {exposed * 1e3:.3f} ms exposed, by {self.plan}",
             f"  limit              {self.limit * 1e3:10.3f} ms, a ceiling of {self.ceiling:.2f} times serial",
             verdict,
         ]
         for axis, size in self.pays.items():
             lines.append(
-                f"  pays from {axis} {_from(size)}; communication is hidden from {axis} {_from(self.hides[axis])}"
+                f"  {axis}: pays {self._from(axis, size)}, hides communication {self._from(axis, self.hides[axis])}"
             )
         return "\n".join(lines)
 
-
-def _from(size: int | None) -> str:
-    if size is None:
-        return "never"
-    return f"about {size}" if size > 1 else "1"
+    def _from(self, axis: str, size: int | None) -> str:
+        if size is None:
+            return f"not up to {self.sizes[axis] * REACH}"
+        return f"from {size} or less" if size <= max(1, self.sizes[axis] // REACH) else f"from about {size}"
 
 
 def predict(
@@ -153,13 +155,14 @@ def predict(
     hides: dict[str, int | None] = {}
     if break_even and world > 1:
         for axis in ("N", "K"):
-            pays[axis] = _least(case.gains, sizes, axis)
-            hides[axis] = _least(case.hides, sizes, axis)
+            pays[axis] = _least(case.gains, sizes, axis, ends.total < gemm + case.library(sizes))
+            hides[axis] = _least(case.hides, sizes, axis, case.hides(sizes))
     return Prediction(
         op=op,
         world=world,
         sizes=dict(sizes),
         machine=machine.name,
+        plan=case.plan.name,
         gemm=gemm,
         library=case.library(sizes),
         fused=ends.total,
@@ -200,7 +203,8 @@ class _Case:
         self.op, self.world, self.machine, self.dtype = op, world, machine, dtype
         self.itemsize = itemsize_of(dtype)
         self.shape = tuple(sizes[axis] for axis in op.moved)
-        self.plan = _plan(op, world, self.shape, split)
+        levels = machine.between is not None and world > machine.node > 1 and world % machine.node == 0
+        self.plan = _plan(op, world, self.shape, split, machine.node if levels else 0)
 
     def scale(self, sizes: Sizes) -> float:
         """Bytes of the tensor that moves, against those of the plan."""
@@ -257,17 +261,28 @@ class _Case:
 
 
 @lru_cache(maxsize=8)
-def _plan(op: Operator, world: int, shape: tuple[int, ...], split: int) -> CommPlan:
-    """The plan of the operator's tensor ``x``."""
+def _plan(op: Operator, world: int, shape: tuple[int, ...], split: int, node: int) -> CommPlan:
+    """The plan of the operator's tensor ``x``; ``node``: ranks of a node where there are two levels, else 0."""
+    mesh = Mesh((world // node, node), ("node", "gpu")) if node else None
     direction = "push" if op.produced else "pull"
 
     def build(name: str) -> CommPlan:
         path, text = find_template(name)
         tensor = TensorSpec("x", shape)
         return build_plan(
-            text, world=world, tensor=tensor, dim=op.dim, to_dim=op.to_dim, split=split, direction=direction, path=path
+            text,
+            world=world,
+            mesh=mesh,
+            tensor=tensor,
+            dim=op.dim,
+            to_dim=op.to_dim,
+            split=split,
+            direction=direction,
+            path=path,
         )
 
+    if node:
+        return build(f"{op.kind}_2d")
     if op.kind != "all_reduce":
         return build(op.plan)
     # As the template, but for the dependencies that a channel implies: of those behind the first they would be world ** 3.
@@ -301,30 +316,32 @@ def _in_parts(plan: CommPlan, tiles: int, seconds: float, units: int) -> tuple[W
     return tuple(works)
 
 
-def _least(holds: Callable[[Sizes], bool], sizes: Sizes, axis: str) -> int | None:
-    """The smallest size of an axis, to about a fifth, from which on a condition holds; None if it holds at no size.
+def _least(holds: Callable[[Sizes], bool], sizes: Sizes, axis: str, here: bool) -> int | None:
+    """The smallest size of an axis from which on a condition holds, to about a third; None if none within `REACH`.
 
-    Looked for from the size given in steps of 8, up or down, and then between the last two: few simulations.
+    Looked for from the size given, where it is ``here``, in steps of 8, then between the last two: few simulations.
     """
 
     def at(size: int) -> bool:
         return holds({**sizes, axis: size})
 
-    low, high = 0, sizes[axis]
-    if at(high):
-        while high > 1 and at(max(1, high // 8)):
-            high = max(1, high // 8)
-        low = high // 8
-    else:
-        while True:
-            low, high = high, min(8 * high, LARGEST)
-            if low >= LARGEST:
-                return None
-            if at(high):
+    least, most = max(1, sizes[axis] // REACH), sizes[axis] * REACH
+    if here:
+        low = high = sizes[axis]
+        while high > least:
+            low = max(least, high // 8)
+            if not at(low):
                 break
-    while high > low + 1 and high > 1.2 * low:
-        middle = max(low + 1, round((max(low, 1) * high) ** 0.5))
-        if middle >= high:
-            break
+            high = low
+        if high == least:
+            return least
+    else:
+        low, high = sizes[axis], min(8 * sizes[axis], most)
+        while not at(high):
+            if high == most:
+                return None
+            low, high = high, min(8 * high, most)
+    while high > 1.33 * low and high > low + 1:
+        middle = round((low * high) ** 0.5)
         low, high = (low, middle) if at(middle) else (middle, high)
     return high
