@@ -67,8 +67,8 @@ def match(demand: Demand, network: Network, *, patient: bool = True) -> tuple[Tr
     """Transfers that bring every rank what it wants, in order of their start; each brings a chunk to a rank once.
 
     Args:
-        patient: a slow link stays idle rather than bring what fast ones can bring earlier; otherwise only if they
-            are not behind with their work.
+        patient: a slow link stays idle rather than bring what fast ones can bring earlier; otherwise only while
+            they keep up with their work, and never if the chunk is wanted by no other rank.
 
     Raises:
         PlanError: no links lead from a chunk's origin to a rank that wants it.
@@ -128,6 +128,10 @@ class _Matching:
         }
         self.uses = {pair: network.resources(*pair) for pair in pairs}
         self.onward = {pair: self._onward(*pair) for pair in pairs}
+        self.roundabout = {
+            (src, dst) for (src, dst), duration in self.seconds.items() if duration * NEXT_TO > self.distance[src][dst]
+        }
+        """Links that are slower than a way over other ranks."""
         self.faster = {pair: self._faster(*pair) for pair in pairs}
         self.promised = [0] * world
         """What relays are to bring to a rank."""
@@ -242,6 +246,8 @@ class _Matching:
         if not open_chunks:
             return None
         useful = open_chunks & self.wants[dst]
+        if self.demand.single and self.patient and not forced and (src, dst) in self.roundabout:
+            useful = 0
         if useful != open_chunks:
             for rank in self.onward[src, dst]:
                 left = open_chunks & self.wants[rank] & ~self.coming[rank]

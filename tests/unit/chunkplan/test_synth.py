@@ -255,6 +255,50 @@ def test_an_exchange_through_a_switch_takes_the_least_rounds():
         assert rounds == pytest.approx((world - 1) * split)
 
 
+def test_any_regular_exchange_through_a_switch_takes_the_least_rounds():
+    """Every rank sends and receives as many chunks as any other, to whom it may be: no port is ever idle."""
+    dice = random.Random(11)
+    unit = Link("unit", 1.0, float("inf"), True)
+    for _ in range(60):
+        world, rounds = dice.randint(3, 7), dice.randint(1, 4)
+        origins: list[int] = []
+        wants = [0] * world
+        for _ in range(rounds):
+            turned = list(range(world))
+            while any(a == b for a, b in enumerate(turned)):
+                dice.shuffle(turned)
+            for src, dst in enumerate(turned):
+                wants[dst] |= 1 << len(origins)
+                origins.append(src)
+        demand = Demand((1,) * len(origins), tuple(origins), tuple(wants), single=True)
+        found = match(demand, Network(full_mesh(world, unit), ["unit"]))
+        assert max(t.finish for t in found) == rounds and len(found) == len(origins)
+
+
+def test_pieces_go_round_a_link_that_is_slower_than_two():
+    """Unless so much has to go that the slow link is worth its while."""
+    links = Links(3, {(a, b): SLOW if 2 not in (a, b) else FAST for a, b in product(range(3), repeat=2) if a != b})
+    plan = lower_collective(step_of("all_to_all", (30, 30), 3), path="synth", links=links)
+    assert pairs(plan) == {(0, 2), (2, 0), (1, 2), (2, 1)}
+    check_numbers(plan, step_of("all_to_all", (30, 30), 3))
+    even = replace(FAST, name="even", bytes_per_s=1.9e9)
+    close = Links(3, {pair: FAST if link is SLOW else even for pair, link in links.classes.items()})
+    step = step_of("all_to_all", (3000, 3000), 3, split=20)
+    assert (0, 1) in pairs(lower_collective(step, path="synth", links=close))
+
+
+def test_a_chunk_is_sent_on_behind_what_brought_it():
+    """In the second half of an all-reduce: owners wait for all that makes up their sum, the others for one arrival."""
+    plan = lower_collective(step_of("all_reduce", (16, 4)), path="synth", links=ring(8))
+    owner = {Box((2 * r, 0), (2 * r + 2, 4)): r for r in range(8)}
+    spread = [op for _, op in plan.items() if op.reduce is None]
+    assert len(spread) == 56
+    for op in spread:
+        brought = [plan.op(dep) for dep in op.depends]
+        assert len(brought) == (2 if owner[op.src.box] == op.src_rank else 1)
+        assert all(dep.dst_rank == op.src_rank and dep.dst == op.src for dep in brought)
+
+
 def test_small_sums_go_straight_to_everyone():
     """Through a switch one step of whole results beats two of shards, when it is latency that counts."""
     small = lower_collective(step_of("all_reduce", (8, 2)), path="synth", links=TABLES["mesh"], switched=["nvlink"])
@@ -264,11 +308,16 @@ def test_small_sums_go_straight_to_everyone():
 
 
 def test_a_slow_link_carries_only_what_a_fast_one_does_not_bring_sooner():
-    """Once a shard has crossed, its node passes it on: every chunk crosses once."""
-    step = step_of("all_gather", (4096, 16384), split=4)
-    plan = lower_collective(step, path="synth", links=TABLES["2x4"])
-    crossings = [op.src for _, op in plan.items() if op.src_rank // 4 != op.dst_rank // 4]
-    assert len(crossings) == len(set(crossings)) == 32
+    """Once a chunk has crossed, its node passes it on; with links of more equal speed, some chunks cross again."""
+
+    def crossings(columns: int) -> list[Chunk]:
+        step = step_of("all_gather", (4096, columns), split=4)
+        plan = lower_collective(step, path="synth", links=TABLES["2x4"])
+        return [op.src for _, op in plan.items() if op.src_rank // 4 != op.dst_rank // 4]
+
+    far = crossings(16384)
+    assert len(far) == len(set(far)) == 32
+    assert len(crossings(1024)) > 32
 
 
 def test_the_prediction_is_that_of_the_cost_model():
