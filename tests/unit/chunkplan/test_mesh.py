@@ -152,7 +152,15 @@ def test_local_and_global_ranks_never_mix(op, said, help):
     assert caught.value.where is not None and caught.value.where.line >= 6
 
 
-@pytest.mark.parametrize("to", ["(rank + 1) % world", "global_rank(1 - node, gpu)", "global_rank(0, 1 - min(gpu, 1))"])
+@pytest.mark.parametrize(
+    "to",
+    [
+        "(rank + 1) % world",
+        "global_rank(1 - node, rank % axis_size(gpu))",
+        "global_rank(1 - node, gpu)",
+        "global_rank(0, 1 - min(gpu, 1))",
+    ],
+)
 def test_what_is_no_mixing(to):
     assert build(f"{HEAD}  - when: rank < 2\n    push: whole\n    to: {to}\n").ops[0]
 
