@@ -124,7 +124,7 @@ class _Run(Wiring):
     # Time
 
     def _go(self) -> None:
-        heap, next_of, followers = self.heap, self.next, self.followers
+        heap, next_of, followers, freed = self.heap, self.next, self.followers, self._freed
         for rank, work in enumerate(self.work):
             self._let_in(rank, work)
         for rank, sums in enumerate(self.rank_sums):
@@ -143,9 +143,10 @@ class _Run(Wiring):
             if node < count:
                 landed += 1
                 if next_of[node] >= 0:
-                    self._freed(next_of[node], now, by)
-            for follower in followers.get(node, ()):
-                self._freed(follower, now, by)
+                    freed(next_of[node], now, by)
+            if node in followers:
+                for follower in followers[node]:
+                    freed(follower, now, by)
         if landed < count or any(self.undone):
             self._stuck()
 
@@ -300,7 +301,10 @@ class _Run(Wiring):
     def ends(self) -> Ends:
         total = max((end for *_, end, _ in self.records), default=0.0)
         copies = max((end for _, kind, _, _, end, _ in self.records if kind == _FLAG), default=0.0)
-        return Ends(total, copies, tuple(map(self._alone, self.work or [Work(())] * self.plan.world)))
+        return Ends(total, copies, self._compute())
+
+    def _compute(self) -> tuple[float, ...]:
+        return tuple(map(self._alone, self.work)) or (0.0,) * self.plan.world
 
     def _alone(self, work: Work) -> float:
         """The tiles of a rank if they never waited."""
@@ -315,15 +319,16 @@ class _Run(Wiring):
         records = self.records
         events = self._events()
         path = []
-        at = max(range(len(records)), key=lambda record: records[record][4], default=-1)
+        end_of = [record[4] for record in records]
+        total = max(end_of, default=0.0)
+        at = end_of.index(total) if records else -1
         while at >= 0:
             path.append(events[at])
             at = records[at][5]
         events.sort(key=itemgetter(3))
         wanted = {id(event) for event in path}
         critical = [place for place, event in enumerate(events) if id(event) in wanted]
-        ends = self.ends()
-        return Timeline(self.plan.world, tuple(events), tuple(critical), ends.total, ends.compute)
+        return Timeline(self.plan.world, tuple(events), tuple(critical), total, self._compute())
 
     def _events(self) -> list[Event]:
         """An event for each record. There may be a million: what many share is looked up, and made once."""

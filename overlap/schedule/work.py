@@ -75,7 +75,7 @@ def best_blocks(m: int, n: int, k: int, machine: Machine, dtype: str = "bf16") -
     return min(found, key=lambda gemm: gemm.seconds(machine))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TileRun:
     """``tiles`` tiles of ``seconds`` each, that start when all of ``waits`` have landed; ``feeds`` start when they are done.
 

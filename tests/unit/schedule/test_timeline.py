@@ -218,6 +218,25 @@ def test_no_tile_is_lost(world, rows, tiles):
                 assert {i for run in work.runs for _, i in run.feeds} == sent
 
 
+def test_a_tile_of_two_chunks_is_made_for_the_first_and_read_for_the_last():
+    """Four chunks, two tiles: each tile lies over two of them."""
+    makes = work_per_chunk(reduce_scatter((4, 2), 0, 4), 2, US, produced=("c",))[1]
+    assert [(run.tiles, run.feeds) for run in makes.runs] == [(1, ((1, 0), (1, 1))), (1, ((1, 2),))]
+    reads = work_per_chunk(gather((4, 2), 0, 4), 2, US)[1]
+    assert [(run.tiles, run.waits) for run in reads.runs] == [(1, ((1, 0),)), (1, ((1, 2),))]
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_every_part_is_added_once(world):
+    """Where a sum is sent on it is the result as well; in a ring each stop adds, the last one for good."""
+    shot = simulate(two_shot((10, 2), 0, world), BOX)
+    around = simulate(ring_scatter((10, 2), 0, world), BOX)
+    for rank in range(world):
+        assert len(events_of(shot, "sum", rank)) == 1
+        assert len(events_of(around, "sum", rank)) == world - 1
+        assert len(events_of(simulate(reduce_scatter((10, 2), 0, world), BOX), "sum", rank)) == 1
+
+
 def test_runs_of_a_schedule():
     """What runs wait for comes from the schedule: each starts behind the flags it waits for."""
     plan = gather((136, 8), 0, 4)
