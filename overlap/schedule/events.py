@@ -335,24 +335,27 @@ class _Run(Wiring):
         names: dict[tuple[object, ...], str] = {}
         lanes: dict[int, str] = {}
         ops, ids = self.ops, self.ids
-        events = []
+        events: list[Event] = []
+        lane = chunk = label = ""
+        source, op_id = -1, (-1, -1)
         for rank, kind, node, start, end, _ in self.records:
-            if kind != _COPY and kind != _FLAG:
-                events.append(self._on_units(rank, kind, node, start, end))
-                continue
-            op = ops[node]
-            box = op.dst.box
-            key = (op.dst.tensor, box.lo, box.hi)
-            chunk = names.get(key) or names.setdefault(key, str(op.dst))
-            lane = lanes.get(op.channel) or lanes.setdefault(op.channel, f"copy {op.channel}")
-            source, label = -1, chunk
-            if isinstance(op, Collective):
-                label = f"{op.kind} {chunk}"
-            else:
-                source = op.src_rank
-                if kind == _COPY:
+            if kind == _COPY:
+                op, op_id = ops[node], ids[node]
+                box = op.dst.box
+                key = (op.dst.tensor, box.lo, box.hi)
+                chunk = names.get(key) or names.setdefault(key, str(op.dst))
+                lane = lanes.get(op.channel) or lanes.setdefault(op.channel, f"copy {op.channel}")
+                if isinstance(op, Collective):
+                    source, label = -1, f"{op.kind} {chunk}"
+                else:
+                    source = op.src_rank
                     label = f"{op.direction} {chunk} {source} -> {op.dst_rank}"
-            events.append(Event(rank, lane, _KINDS[kind], start, end, label, chunk, ids[node], source))
+                events.append(Event(rank, lane, "copy", start, end, label, chunk, op_id, source))
+            elif kind == _FLAG:
+                # Recorded right behind its copy.
+                events.append(Event(rank, lane, "flag", start, end, chunk, chunk, op_id, source))
+            else:
+                events.append(self._on_units(rank, kind, node, start, end))
         return events
 
     def _on_units(self, rank: int, kind: int, node: int, start: float, end: float) -> Event:
