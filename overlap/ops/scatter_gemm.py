@@ -65,8 +65,8 @@ def gemm_rs(
             product, then a collective); by default fused by copy engine, and serial where that is impossible or
             slower, which `last_plan` and the log say.
         plan: the plan template that moves the partial results.
-        split: chunks a piece is cut into. Two were faster than one by a tenth for pieces of 16 MB and more, and slower by
-            2 % for 8 MB (4 x H100, bench/results/ways).
+        split: chunks a piece is cut into. Two were faster than one by a tenth for pieces of 16 and 32 MB, level for another
+            shape of 32 MB, and slower by 2 % for 8 MB (4 x H100, bench/results/ways).
         accumulate_main_grad: add the gradient of the weight to its parameter's ``main_grad`` in place, in that one's
             precision (fp32), while ``grad`` stays None; or the tensors to add to, in the shapes of the weights.
 

@@ -32,6 +32,13 @@ CASES = {
     "scatter_gemm_2d": ("templates/kernels/gemm_2d.py", "reduce_scatter_1d", "c[M]", {}, 3),
     "scatter_two_regions": ("tests/kernels/persistent_epilogue_tile.py", "reduce_scatter_1d", "c[M]", {}, None),
     "scatter_split_k": ("tests/kernels/split_k.py", "reduce_scatter_1d", "c[M]", {}, None),
+    "scatter_stored": (
+        "templates/kernels/grouped_gemm.py",
+        "reduce_scatter_1d",
+        "c[M]",
+        {"backend": "ldst_inline"},
+        None,
+    ),
     "all_reduce": ("templates/kernels/grouped_gemm.py", "all_reduce_two_shot", "c[]", {}, None),
     "exchange_result": ("templates/kernels/grouped_gemm.py", "all_to_all_1d", "c[M:N]", {}, None),
     "exchange_input": ("templates/kernels/grouped_gemm.py", "all_to_all_1d", "a[K:M]", {}, None),

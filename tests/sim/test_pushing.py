@@ -81,7 +81,6 @@ def faults(path, **options):
     return faults_of(path, seeds=SEEDS, **options)
 
 
-LOOP = "    for ol_way in range(ol.ways(ol_table, ol_run)):\n"
 PUSHED = "    ol.pushed(ol_table, ol_run, ol_state, ol_slots)\n"
 NOTE = "    # Where the tile goes: slots of other ranks, the own part; one place, but on the edges of chunks.\n"
 

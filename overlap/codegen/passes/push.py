@@ -8,7 +8,8 @@ After::
 
     # Where the tile goes: slots of other ranks, the own part; one place, but on the edges of chunks.
     for ol_way in range(ol.ways(ol_table, ol_run)):
-        tl.store(c_ptrs + ol.shift(ol_table, ol_run, ol_way, ol_slots), c, mask=mask)
+        ol_shift = ol.shift(ol_table, ol_run, ol_way, ol_slots)
+        tl.store(c_ptrs + ol_shift, c, mask=mask)
 
 The address is the user's own; the places differ from the result's memory by a shift alone. Kernels whose tiles leave by
 other means pass through.
@@ -24,7 +25,7 @@ from overlap.annotate.model import Access
 from overlap.errors import CodegenError, UnsupportedError
 
 from ..context import Context
-from ..locate import comment, find_function, replaced
+from ..locate import comment, find_function, replaced, statements
 
 NOTE = "Where the tile goes: slots of other ranks, the own part; one place, but on the edges of chunks."
 _STORE = m.SimpleStatementLine(body=[m.Expr(m.Call(func=m.Attribute(attr=m.Name("store"))))])
@@ -100,7 +101,8 @@ class _Spread(cst.CSTTransformer):
         names = self.context.names
         table, run = names.local("table"), names.local("run", access.region or 0)
         way = names.local("way")
-        moved = f"{names.language}.shift({table}, {run}, {way}, {names.local('slots')})"
+        shift = names.local("shift")
+        (moved,) = statements(f"{shift} = {names.language}.shift({table}, {run}, {way}, {names.local('slots')})\n")
         expression = updated_node.body[0]
         assert isinstance(expression, cst.Expr) and isinstance(expression.value, cst.Call)
         call = expression.value
@@ -111,7 +113,7 @@ class _Spread(cst.CSTTransformer):
             isinstance(value, cst.BinaryOperation) and not isinstance(value.operator, cst.Add)
         ):
             value = value.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
-        sum_ = cst.BinaryOperation(value, cst.Add(), cst.parse_expression(moved))
+        sum_ = cst.BinaryOperation(value, cst.Add(), cst.Name(shift))
         args = [*call.args[:at], pointer.with_changes(value=sum_), *call.args[at + 1 :]]
         store = updated_node.with_changes(
             body=[expression.with_changes(value=call.with_changes(args=args))], leading_lines=[]
@@ -119,6 +121,6 @@ class _Spread(cst.CSTTransformer):
         return cst.For(
             target=cst.Name(way),
             iter=cst.parse_expression(f"range({names.language}.ways({table}, {run}))"),
-            body=cst.IndentedBlock(body=[store]),
+            body=cst.IndentedBlock(body=[moved, store]),
             leading_lines=[*updated_node.leading_lines, comment(NOTE)],
         )

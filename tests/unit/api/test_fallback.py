@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from overlap.api.fallback import Choice, choose, compare
+from overlap.api.fallback import STORING, Choice, check_backend, choose, compare
 from overlap.errors import UsageError
 
 
@@ -31,6 +31,13 @@ def test_ranks_that_reach_each_other():
 )
 def test_ranks_that_do_not(told, said):
     assert said in compare(told)
+
+
+def test_plain_stores_carry_results_and_no_inputs():
+    assert check_backend("ldst_inline", STORING) == "ldst_inline"
+    with pytest.raises(UsageError, match="ldst_inline stores what a kernel makes") as caught:
+        check_backend("ldst_inline")
+    assert caught.value.help == "backends: copy_engine, serial"
 
 
 def test_small_tensors_go_serially(fake_group, reachable, monkeypatch):

@@ -109,6 +109,7 @@ def test_an_empty_chunk_is_raised_by_a_lane():
     plan = reduce_scatter((2, 8), 0, 4)
     (kernel,) = (s for s in launch_steps(plan, 0, produced=["c"], stores=True) if isinstance(s, Kernel))
     left = [s.op for s in launch_steps(plan, 0, produced=["c"], stores=True) if isinstance(s, Raise)]
+    assert kernel.stores == stored_ops(plan, 0, "c")
     assert {plan.op(op).src.box.empty for op in kernel.stores} == {False}
     assert {plan.op(op).src.box.empty for op in left} == {True}
 
