@@ -170,16 +170,16 @@ def _moves(dice: random.Random, tensor: str, world: int) -> CommPlan:
             }[kind]
         )
     growth = _Growth(dice, world)
-    holds: list[dict[int, dict[Box, Key | None]]] = [
-        {r: {box: None} for r in found} for box, found in zip(pieces, owners, strict=True)
-    ]
+    copies = [_Copies(dice, growth, Chunk(tensor, box), found) for box, found in zip(pieces, owners, strict=True)]
     legs = [(number, rank) for number, found in enumerate(wanted) for rank in found]
     # Some pieces also pass through ranks that do not keep them.
     legs += [(number, dice.randrange(world)) for number in range(len(pieces)) if dice.random() < 0.2]
     dice.shuffle(legs)
     for number, rank in legs:
-        if rank not in holds[number]:
-            _deliver(dice, growth, tensor, pieces[number], holds[number], rank)
+        copies[number].bring(rank)
+    for number in range(len(pieces)):
+        if dice.random() < 0.2:
+            copies[number].bring_again()
     before = [
         [Chunk(tensor, box) for box, found in zip(pieces, owners, strict=True) if r in found] for r in range(world)
     ]
@@ -191,18 +191,46 @@ def _moves(dice: random.Random, tensor: str, world: int) -> CommPlan:
     return _plan(kind, world, (TensorSpec(tensor, shape),), before, after, growth)
 
 
-def _deliver(
-    dice: random.Random, growth: _Growth, tensor: str, box: Box, holds: dict[int, dict[Box, Key | None]], rank: int
-) -> None:
-    """``box`` to ``rank``, whole or in parts, each part from some rank that has it."""
-    parts = _cut(dice, box, dice.choice((1, 1, 1, 2, 3)))
-    arrived: dict[Box, Key | None] = {}
-    for part in parts:
-        source = dice.choice(sorted(holds))
-        needs = {key for held, key in holds[source].items() if key is not None and held.overlaps(part)}
-        chunk = Chunk(tensor, part)
-        arrived[part] = growth.add(_moved(dice, source, rank, chunk, chunk), needs)
-    holds[rank] = arrived
+class _Copies:
+    """Where a piece is while a plan grows: by rank the parts it came in, each with the operation that brought it."""
+
+    def __init__(self, dice: random.Random, growth: _Growth, chunk: Chunk, owners: set[int]) -> None:
+        self.dice = dice
+        self.growth = growth
+        self.chunk = chunk
+        self.owners = owners
+        self.on: dict[int, list[tuple[Box, Key | None]]] = {rank: [(chunk.box, None)] for rank in owners}
+        self.readers: dict[int, set[Key]] = {}
+
+    def bring(self, rank: int) -> None:
+        """To a rank that does not have it: whole or in parts, each part from some rank that has it."""
+        if rank in self.on:
+            return
+        parts = _cut(self.dice, self.chunk.box, self.dice.choice((1, 1, 1, 2, 3)))
+        arrived: list[tuple[Box, Key | None]] = [(part, self._send(part, rank, set())) for part in parts]
+        self.on[rank] = arrived
+
+    def bring_again(self) -> None:
+        """A second time to a rank that does not own it, behind all that brought it there and all that read it there."""
+        ranks = sorted(set(self.on) - self.owners)
+        if not ranks:
+            return
+        rank = self.dice.choice(ranks)
+        brought = {key for _, key in self.on[rank] if key is not None}
+        key = self._send(self.chunk.box, rank, brought | self.readers.get(rank, set()))
+        self.on[rank].append((self.chunk.box, key))
+        if len(self.on) < self.growth.world and self.dice.random() < 0.5:
+            self.bring(next(r for r in range(self.growth.world) if r not in self.on))
+
+    def _send(self, part: Box, rank: int, needs: set[Key]) -> Key:
+        sources = [r for r in sorted(self.on) if r != rank]
+        relays = [r for r in sources if r not in self.owners]
+        source = self.dice.choice(relays if relays and self.dice.random() < 0.6 else sources)
+        needs = needs | {key for held, key in self.on[source] if key is not None and held.overlaps(part)}
+        chunk = Chunk(self.chunk.tensor, part)
+        key = self.growth.add(_moved(self.dice, source, rank, chunk, chunk), needs)
+        self.readers.setdefault(source, set()).add(key)
+        return key
 
 
 def _packed(dice: random.Random, world: int) -> CommPlan:
@@ -492,6 +520,18 @@ def _duplicate_contribution(plan: CommPlan, dice: random.Random) -> CommPlan | N
     return _duplicate(plan, dice, lambda op: op.reduce is not None)
 
 
+def _pass_on(plan: CommPlan, dice: random.Random) -> CommPlan | None:
+    """What an operation brings goes on, behind it, to a rank that may have it already."""
+    at = _some_op(plan, dice, lambda op: op.reduce is None)
+    if at is None or plan.world < 2:
+        return None
+    op = plan.op(at)
+    assert isinstance(op, P2P)
+    rank = dice.choice([r for r in range(plan.world) if r != op.dst_rank])
+    more = P2P("push", op.dst_rank, rank, op.dst, op.dst, (at,), dice.randrange(3))
+    return also(plan, more.owner, more)
+
+
 def _drop_operation(plan: CommPlan, dice: random.Random) -> CommPlan | None:
     at = _some_op(plan, dice)
     return None if at is None else without_op(plan, at)
@@ -577,6 +617,7 @@ BREAKS: dict[str, Callable[[CommPlan, random.Random], CommPlan | None]] = {
     "a box shrunk": _shrink_box,
     "an operation twice": _duplicate,
     "a contribution twice": _duplicate_contribution,
+    "a chunk passed on": _pass_on,
     "an operation dropped": _drop_operation,
     "two operations of a lane swapped": _swap_in_lane,
     "another channel": _change_channel,
