@@ -7,19 +7,17 @@ build_plan(text, world=4, tensor=TensorSpec("a", (1000, 64)), dim=0, split=2) ->
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from typing import Any
 
 from overlap.errors import PlanError
 
-from .chunkexpr import GIVEN, Tensors, no_second_dimension
-from .document import Document
+from .bind import Bound, bound_by_itself, bound_to
+from .countskey import check_limits
 from .expand import Expansion
 from .mesh import Mesh
-from .meshkey import mesh_for
 from .plan import CommPlan, TensorSpec
 from .reader import read_template
 from .split import split_plan
-from .template import PlanTemplate, TensorDecl
 
 DIRECTIONS = ("pull", "push")
 
@@ -35,6 +33,8 @@ def build_plan(
     direction: str = "pull",
     path: str = "plan.yaml",
     mesh: Mesh | None = None,
+    counts: Mapping[str, Any] | None = None,
+    split_dim: int | None = None,
 ) -> CommPlan:
     """The plan in ``source`` for ``world`` ranks and one tensor. It is not verified: see `verify_plan`.
 
@@ -44,9 +44,11 @@ def build_plan(
         dim: the dimension in which the tensor is sharded (before an all-to-all).
         to_dim: the dimension in which it is sharded after an all-to-all; None for any other plan.
         split: parts every transfer is cut into. A plan that uses the symbol `split` does that itself.
+        split_dim: the dimension it is cut along; None is ``dim``. Parts along another dimension go round (`split_plan`).
         direction: what `move` becomes: ``pull`` (the destination carries it out) or ``push`` (the source).
         path: shown in errors.
         mesh: the grid in which the ranks stand, of ``world`` ranks; a plan for a mesh of one axis needs none.
+        counts: by name the sizes that the plan leaves to a call (its key `counts`): `CountArray`, lists in lists, or arrays.
 
     Raises:
         PlanError: the text is malformed, or is for another world, mesh, dimension or shape, with line and column.
@@ -67,146 +69,27 @@ def build_plan(
             help=f"give two different dimensions, 0 to {len(tensor.shape) - 1}",
         )
     template = read_template(source, path)
-    document = template.document
-    if template.across is not None and template.across.across is not None and to_dim is None:
-        raise no_second_dimension(template.across.snippet, template.across.across)
-    _check_pins(template, world, dim)
-    grid = mesh_for(template, world, mesh)
-    sizes: dict[str, int] = {"world": world}
-    decls = template.tensors
-    applied = next((decl for decl in decls if decl.name == tensor.name), decls[0] if len(decls) == 1 else None)
-    if decls and applied is None:
-        raise document.error(
-            decls[0].node,
-            f"plan {template.name} has no tensor `{tensor.name}`",
-            help=f"it has {', '.join(decl.name for decl in decls)}",
-        )
-    named: dict[str, TensorSpec] = {}
-    if applied is not None:
-        _bind(document, template, applied, tensor, sizes)
-        tensor = replace(tensor, parts=template.parts.get(applied.name, tensor.parts))
-        named[applied.name] = tensor
-    named[GIVEN] = tensor
-    for decl in decls:
-        if decl is not applied:
-            named[decl.name] = _spec(template, decl, sizes, tensor)
-    specs = tuple(named[decl.name] for decl in decls) or (tensor,)
-    tensors = Tensors(named, dim, world, to_dim)
-    return _expanded(template, world, tensors, specs, tensor, sizes, split, direction, grid)
+    bound = bound_to(template, world=world, tensor=tensor, dim=dim, to_dim=to_dim, mesh=mesh, counts=counts)
+    return _expanded(bound, split, direction, split_dim)
 
 
-def load_plan(text: str, path: str = "plan.yaml") -> CommPlan:
+def load_plan(text: str, path: str = "plan.yaml", counts: Mapping[str, Any] | None = None) -> CommPlan:
     """A concrete plan: one that says its world and the sizes of its tensors. The inverse of `dump_plan`.
+
+    ``counts`` are as in `build_plan`; what `dump_plan` writes needs none.
 
     Raises:
         PlanError: the text is malformed or leaves a size open, with line and column.
     """
-    template = read_template(text, path)
-    document = template.document
-    fixed = template.mesh
-    world = template.world or (fixed.world if fixed else None)
-    if world is None:
-        raise document.error(
-            document.root, f"plan {template.name} is for any world", help="add `world: 4`, or give a world"
-        )
-    if not template.tensors:
-        raise document.error(
-            document.root,
-            f"plan {template.name} declares no tensor",
-            help="add `tensors: {x: [1000, 64]}`, or give a tensor",
-        )
-    grid = mesh_for(template, world, None)
-    sizes: dict[str, int] = {"world": world}
-    specs = tuple(_spec(template, decl, sizes) for decl in template.tensors)
-    dim = template.dim or 0
-    named = {GIVEN: specs[0], **{spec.name: spec for spec in specs}}
-    tensors = Tensors(named, dim, world)
-    return _expanded(template, world, tensors, specs, specs[0], sizes, 1, "pull", grid)
+    return _expanded(bound_by_itself(read_template(text, path), counts), 1, "pull")
 
 
-def _expanded(
-    template: PlanTemplate,
-    world: int,
-    tensors: Tensors,
-    specs: tuple[TensorSpec, ...],
-    given: TensorSpec,
-    sizes: Mapping[str, int],
-    split: int,
-    direction: str,
-    mesh: Mesh | None,
-) -> CommPlan:
-    dim = tensors.dim
-    extent = given.shape[dim] if dim < len(given.shape) else 1
-    symbols = {**sizes, "split": split, "dim": dim, "extent": extent}
-    plan = Expansion(template, world, tensors, symbols, direction, mesh).plan(specs)
-    if template.uses_split or split == 1:
+def _expanded(bound: Bound, split: int, direction: str, split_dim: int | None = None) -> CommPlan:
+    symbols = {**bound.symbols, "split": split}
+    check_limits(bound.template, symbols)
+    expansion = Expansion(bound.template, bound.world, bound.tensors, symbols, direction, bound.mesh)
+    plan = expansion.plan(bound.specs)
+    if bound.template.uses_split or split == 1:
         return plan
-    return split_plan(plan, split, dim=dim if len(specs) == 1 else None)
-
-
-def _check_pins(template: PlanTemplate, world: int, dim: int) -> None:
-    document = template.document
-    root = document.root
-    if template.world is not None and template.world != world:
-        raise document.error(
-            document.mapping(root, "a plan")["world"],
-            f"plan {template.name} is for a world of {template.world}, not {world}",
-            help=f"run it on {template.world} ranks, or take a plan without `world`",
-        )
-    if template.dim is not None and template.dim != dim:
-        raise document.error(
-            document.mapping(root, "a plan")["dim"],
-            f"plan {template.name} cuts along dimension {template.dim}, not {dim}",
-            help="change `dim`, or remove it so that the plan serves any dimension",
-        )
-
-
-def _bind(
-    document: Document, template: PlanTemplate, decl: TensorDecl, tensor: TensorSpec, sizes: dict[str, int]
-) -> None:
-    """Gives the names in a declared shape the sizes of the tensor the plan is applied to."""
-    if decl.dims is None:
-        return
-    if len(decl.dims) != len(tensor.shape):
-        raise document.error(
-            decl.node,
-            f"plan {template.name} is for a tensor of {len(decl.dims)} dimensions, {tensor} has {len(tensor.shape)}",
-            help="declare as many dimensions, or leave `tensors` out",
-        )
-    for wanted, size in zip(decl.dims, tensor.shape, strict=True):
-        if isinstance(wanted, str):
-            sizes[wanted] = size
-        elif wanted(sizes) != size:
-            raise wanted.error(
-                f"plan {template.name} is for size {wanted(sizes)} here, {tensor} has {size}",
-                "write a name instead of a number, so that the plan serves any size",
-            )
-
-
-def _spec(
-    template: PlanTemplate, decl: TensorDecl, sizes: Mapping[str, int], given: TensorSpec | None = None
-) -> TensorSpec:
-    """A declared tensor besides the ``given`` one."""
-    if decl.dims is None:
-        if given is None:
-            help = "write its sizes, as in `[1000, 64]`, or give the plan a tensor"
-            raise template.document.error(decl.node, f"the sizes of `{decl.name}` are open", help=help)
-        return TensorSpec(decl.name, given.shape, template.parts.get(decl.name, ()))
-    return TensorSpec(decl.name, _shape(template.document, decl, sizes), template.parts.get(decl.name, ()))
-
-
-def _shape(document: Document, decl: TensorDecl, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """The sizes of a declared tensor that no given tensor decides."""
-    assert decl.dims is not None
-    shape = []
-    for wanted in decl.dims:
-        if isinstance(wanted, str):
-            if wanted not in sizes:
-                raise document.error(decl.node, f"the size `{wanted}` of `{decl.name}` is open", help="write a number")
-            size = sizes[wanted]
-        else:
-            size = wanted(sizes)
-        if size < 0:
-            raise document.error(decl.node, f"`{decl.name}` has a negative size, {size}", help="sizes are 0 or more")
-        shape.append(size)
-    return tuple(shape)
+    along = bound.dim if split_dim is None else split_dim
+    return split_plan(plan, split, dim=along if len(bound.specs) == 1 else None, around=along != bound.dim)

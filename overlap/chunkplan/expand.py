@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from overlap.errors import PlanError, SourceSpan
 
@@ -21,7 +22,7 @@ from .template import ChunkItem, Dependency, Item, Loop, OpItem, PlanTemplate
 MAX_INSTANCES = 1_000_000
 """Loop iterations and operations of one plan; beyond, a typing mistake is likelier than a plan."""
 
-Env = dict[str, int]
+Env = dict[str, Any]
 Label = tuple[str, int, tuple[int, ...]]
 
 
@@ -36,7 +37,7 @@ class _Instance:
 
 
 def loop_steps(
-    loops: tuple[Loop, ...], env: Mapping[str, int], key: tuple[int, ...], taken: list[int] | None = None
+    loops: tuple[Loop, ...], env: Mapping[str, Any], key: tuple[int, ...], taken: list[int] | None = None
 ) -> Iterator[tuple[tuple[int, ...], Env]]:
     """Every step of loops inside each other: its number in each, behind ``key``, and the values of all names.
 
@@ -69,7 +70,7 @@ class Expansion:
     Args:
         world: number of ranks.
         tensors: the tensors by the names the file gives them.
-        symbols: values of the names known everywhere (`split`, `dim`, `extent`, sizes); `rank` and `world` are added.
+        symbols: values of the names known everywhere (`split`, `dim`, `extent`, sizes, counts); `rank` and `world` are added.
         direction: what a `move` becomes, ``pull`` or ``push``.
         mesh: the grid of the ranks, under the plan's names for its axes; None where it names none.
     """
@@ -79,7 +80,7 @@ class Expansion:
         template: PlanTemplate,
         world: int,
         tensors: Tensors,
-        symbols: Mapping[str, int],
+        symbols: Mapping[str, Any],
         direction: str,
         mesh: Mesh | None = None,
     ) -> None:

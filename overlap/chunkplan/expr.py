@@ -2,9 +2,11 @@
 
     (rank + step) % world        min(extent, 2 * rows)        0 if rank == 0 else world - 1
     axis_size(gpu)               global_rank(node, (gpu + 1) % axis_size(gpu))            local_rank(node, peer)
+    sent[rank, peer]             sum(sent[rank, :peer])       counts, see `countexpr`
 
 An expression is checked once, when the file is read (syntax and names), and becomes a closure over an
-environment of integers; only a division by zero and a rank beside the mesh are left to fail later.
+environment of values; only a division by zero, a rank beside the mesh and an index beside the counts are left to fail
+later.
 """
 
 from __future__ import annotations
@@ -14,13 +16,17 @@ import operator
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from overlap.errors import PlanError, SourceSpan
 
+from .countexpr import SUM, bare_counts, one_count, sum_of_counts
 from .document import COMMA, Document, Node, nearest
 from .rankkinds import MESH_FUNCTIONS, kind_of
 
-Env = Mapping[str, int]
+Env = Mapping[str, Any]
+"""The integers behind names, and the `CountArray` behind a name of counts."""
+
 Closure = Callable[[Env], int]
 
 LIMIT = 2**63
@@ -40,7 +46,7 @@ _COMPARE: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
     ast.NotEq: operator.ne,
 }
 _PLAIN = ("min", "max", "abs", "cdiv")
-FUNCTIONS = (*_PLAIN, *MESH_FUNCTIONS)
+FUNCTIONS = (*_PLAIN, SUM, *MESH_FUNCTIONS)
 _ALLOWED = "integers, names, + - * // %, comparisons, and / or / not, `a if c else b`, min, max, abs, cdiv"
 
 
@@ -159,6 +165,8 @@ def _compile(snippet: Snippet, part: ast.expr, scope: frozenset[str]) -> Closure
         case ast.Constant(value=int() as value):
             return lambda env: value
         case ast.Name(id=name):
+            if name in snippet.document.names.counts:
+                raise bare_counts(snippet, part)
             if name not in scope:
                 raise snippet.error(part, f"unknown symbol `{name}`", nearest(name, scope))
             return lambda env: env[name]
@@ -186,12 +194,17 @@ def _compile(snippet: Snippet, part: ast.expr, scope: frozenset[str]) -> Closure
             return lambda env: then(env) if chosen(env) else other(env)
         case ast.Compare(left=left, ops=ops, comparators=rest) if all(type(op) in _COMPARE for op in ops):
             return _comparison([_COMPARE[type(op)] for op in ops], [sub(term) for term in (left, *rest)])
+        case ast.Subscript(value=ast.Name()):
+            return one_count(snippet, part, sub)
+        case ast.Call(func=ast.Name(id="sum"), keywords=[]):
+            return sum_of_counts(snippet, part, sub)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in MESH_FUNCTIONS:
             return _on_mesh(snippet, part, name, args, sub)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in FUNCTIONS:
             return _call(snippet, part, name, [sub(arg) for arg in args])
         case ast.Call(func=ast.Name(id=name)) if name not in FUNCTIONS:
-            known = FUNCTIONS if snippet.document.names.axes else _PLAIN
+            names = snippet.document.names
+            known = (*_PLAIN, *((SUM,) if names.counts else ()), *(MESH_FUNCTIONS if names.axes else ()))
             raise snippet.error(part, f"unknown function `{name}`", nearest(name, known))
     raise snippet.error(part, f"`{snippet.shown(part)}` is not integer arithmetic", f"allowed: {_ALLOWED}")
 
@@ -212,7 +225,8 @@ def _binary(
 
 
 def _by_zero(snippet: Snippet, divisor: ast.expr, env: Env) -> PlanError:
-    names = sorted({n.id for n in ast.walk(divisor) if isinstance(n, ast.Name)} & set(env))
+    counts = snippet.document.names.counts
+    names = sorted({n.id for n in ast.walk(divisor) if isinstance(n, ast.Name)} & set(env) - set(counts))
     values = ", ".join(f"{name} = {env[name]}" for name in names)
     return snippet.error(
         divisor,

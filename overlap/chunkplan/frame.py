@@ -29,7 +29,8 @@ class FrameReader:
         self.across: ChunkExpr | None = None
 
     def new_name(self, node: Node, name: str, scope: frozenset[str] = frozenset()) -> None:
-        taken = scope | set(SYMBOLS) | set(FUNCTIONS) | set(WORDS) | {GIVEN, "range"}
+        known = self.document.names
+        taken = scope.union(SYMBOLS, FUNCTIONS, WORDS, known.axes, known.counts, (GIVEN, "range"))
         if not NAME.match(name):
             raise self.document.error(node, f"`{name}` cannot be a name", help="write a Python identifier")
         if name in taken:

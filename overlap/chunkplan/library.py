@@ -33,25 +33,30 @@ def find_template(name: str) -> tuple[str, str]:
         PlanError: there is no such plan (the nearest name is given), or its file cannot be read.
     """
     if name.endswith(_SUFFIXES) or "/" in name or "\\" in name:
-        return name, _read(Path(name), name)
+        return name, read_text(Path(name), name)
     for folder in template_folders():
         path = folder / f"{name}.yaml"
         if name and path.is_file():
-            return str(path), _read(path, name)
+            return str(path), read_text(path, name)
     raise PlanError(f"unknown plan `{name}`", help=f"{nearest(name, list_templates())}, or the path of a .yaml file")
 
 
-def _read(path: Path, name: str) -> str:
+def read_text(path: Path, name: str, what: str = "plan") -> str:
+    """The text of a file, which ``name`` and ``what`` name in errors.
+
+    Raises:
+        PlanError: it cannot be read; the nearest YAML file beside it is named.
+    """
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         beside = [p.name for p in path.parent.iterdir() if p.suffix in _SUFFIXES] if path.parent.is_dir() else []
         close = nearest(path.name, beside) if beside else ""
-        raise PlanError(f"there is no plan file {name}", help=close or "write the path of a .yaml file") from None
+        raise PlanError(f"there is no {what} file {name}", help=close or "write the path of a .yaml file") from None
     except UnicodeDecodeError:
-        raise PlanError(f"the plan file {name} is not UTF-8 text", help="save it as UTF-8") from None
+        raise PlanError(f"the {what} file {name} is not UTF-8 text", help="save it as UTF-8") from None
     except OSError as error:
         reason = (error.strerror or "cannot be read").lower()
         raise PlanError(
-            f"the plan file {name} cannot be read: {reason}", help="write the path of a .yaml file"
+            f"the {what} file {name} cannot be read: {reason}", help="write the path of a .yaml file"
         ) from None

@@ -24,10 +24,14 @@ MESH_FUNCTIONS = ("axis_size", "global_rank", "local_rank")
 
 @dataclass
 class Names:
-    """What is known of a plan file's names while it is read: its mesh axes, and which names are ranks."""
+    """What is known of a plan file's names while it is read: its mesh axes, which names are ranks, and its counts.
+
+    ``counts`` has for every name of counts what each of its indices is: a global rank, a local one, or neither (None).
+    """
 
     axes: tuple[str, ...] = ()
     kinds: dict[str, str] = field(default_factory=lambda: {GLOBAL: GLOBAL})
+    counts: dict[str, tuple[str | None, ...]] = field(default_factory=dict)
 
     def example(self) -> str:
         return f"global_rank({', '.join(self.axes)})"
@@ -71,11 +75,7 @@ def kind_of(snippet: Snippet, part: ast.expr) -> str | None:
             return None
         case ast.Call(func=ast.Name(id="global_rank"), args=args):
             for axis, arg in zip(names.axes, args, strict=False):
-                kind = of(arg)
-                if kind is not None and kind != axis:
-                    raise snippet.error(
-                        arg, f"`{snippet.shown(arg)}` is {_said(kind)}, and here goes {_said(axis)}", _way(names, axis)
-                    )
+                need_kind(snippet, arg, axis)
             return GLOBAL
         case ast.Call(func=ast.Name(id="local_rank"), args=[ast.Name(id=axis), arg]):
             kind = of(arg)
@@ -108,6 +108,21 @@ def need_global(expr: IntExpr, what: str) -> IntExpr:
         names = expr.snippet.document.names
         raise expr.error(f"{what} is a global rank, and `{expr.text}` is {_said(expr.kind)}", _way(names, GLOBAL))
     return expr
+
+
+def need_kind(snippet: Snippet, part: ast.expr, wanted: str) -> None:
+    """Returns if a part may stand where a rank of the kind ``wanted`` does.
+
+    Raises:
+        PlanError: it is a rank of another kind.
+    """
+    kind = kind_of(snippet, part)
+    if kind is not None and kind != wanted:
+        raise snippet.error(
+            part,
+            f"`{snippet.shown(part)}` is {_said(kind)}, and here goes {_said(wanted)}",
+            _way(snippet.document.names, wanted),
+        )
 
 
 def _said(kind: str) -> str:

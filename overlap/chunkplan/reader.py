@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import yaml
 
 from .chunkexpr import GIVEN
+from .countskey import read_counts, with_limits
 from .depends import DependencyReader
 from .document import Document, Node
 from .expr import IntExpr, parse_int
@@ -25,7 +26,7 @@ from .template import (
     TensorDecl,
 )
 
-PLAN_KEYS = ("plan", "world", "mesh", "dim", "tensors", "before", "after", "ops", "ranks", "meta", "parts")
+PLAN_KEYS = ("plan", "world", "mesh", "dim", "counts", "tensors", "before", "after", "ops", "ranks", "meta", "parts")
 RANK_KEYS = ("before", "after", "ops")
 OP_KEYS = (*VERBS, "from", "to", "into", "chunk", "ranks", "depends", "label", "channel", "reduce", "backend", "do")
 MAX_DEPTH = 16
@@ -58,9 +59,12 @@ class _Reader(DependencyReader):
         entries = document.mapping(root, "a plan", PLAN_KEYS)
         name = document.scalar(document.require(root, entries, "plan", "a plan", "NAME"), "the plan's name")
         axes, mesh = self._mesh(entries)
-        tensors = self._tensors(entries.get("tensors"))
+        counts, bound = read_counts(self, entries.get("counts"))
+        tensors = self._tensors(entries.get("tensors"), bound)
         self.declared = frozenset(decl.name for decl in tensors)
-        scope = frozenset((*SYMBOLS, *axes)).union(d for decl in tensors for d in decl.dims or () if isinstance(d, str))
+        sizes = bound.union(d for decl in tensors for d in decl.dims or () if isinstance(d, str))
+        counts = with_limits(self, entries.get("counts"), counts, frozenset(SYMBOLS) - {"rank"} | sizes)
+        scope = frozenset((*SYMBOLS, *axes)) | sizes
         before = self._chunks(entries.get("before"), "before", scope)
         after = self._chunks(entries.get("after"), "after", scope)
         ops = self._items(entries.get("ops"), "ops", scope)
@@ -84,6 +88,7 @@ class _Reader(DependencyReader):
             ranks=ranks,
             meta=self._meta(entries.get("meta")),
             parts=self._parts(entries.get("parts"), tensors),
+            counts=counts,
             labels=self.labels,
             uses_split="split" in self.used,
             uses_direction="move" in self.verbs,
@@ -112,7 +117,8 @@ class _Reader(DependencyReader):
             )
         return int(text)
 
-    def _tensors(self, node: Node | None) -> tuple[TensorDecl, ...]:
+    def _tensors(self, node: Node | None, counted: frozenset[str]) -> tuple[TensorDecl, ...]:
+        """The declarations of tensors; ``counted`` are sizes that the counts bind."""
         if node is None:
             return ()
         document = self.document
@@ -121,18 +127,20 @@ class _Reader(DependencyReader):
             raise document.error(
                 node, "`tensors` names no tensor", help="write `tensors: {x: [M, K]}`, or leave it out"
             )
-        bound: set[str] = set()
+        bound = set(counted)
         found = []
         for name, (key, value) in rows.items():
             if not NAME.match(name):
                 raise document.error(key, f"`{name}` cannot name a tensor", help="write a Python identifier")
+            if name in document.names.counts:
+                raise document.error(key, f"`{name}` names counts already", help="choose another name")
             if isinstance(value, yaml.ScalarNode) and value.value == GIVEN:
                 found.append(TensorDecl(name, key, None))
                 continue
             dims: list[str | IntExpr] = []
             for dim in document.sequence(value, f"the shape of `{name}`"):
                 text = document.scalar(dim, "a dimension").strip()
-                if NAME.match(text) and text not in bound and text not in SYMBOLS:
+                if NAME.match(text) and text not in bound and text not in (*SYMBOLS, *document.names.counts):
                     self.new_name(dim, text)
                     bound.add(text)
                     dims.append(text)

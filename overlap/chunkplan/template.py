@@ -103,6 +103,21 @@ class TensorDecl:
 
 
 @dataclass(frozen=True)
+class CountDecl:
+    """``NAME: [world, world]``: counts that are given when the plan is applied, by one to three indices.
+
+    A size is a name to bind (str) or an expression. ``each`` is what one of them is at most, and ``total`` what all are
+    together; None: any number.
+    """
+
+    name: str
+    node: Node
+    sizes: tuple[str | IntExpr, ...]
+    each: IntExpr | None = None
+    total: IntExpr | None = None
+
+
+@dataclass(frozen=True)
 class PlanTemplate:
     """A plan file. ``world`` and ``dim`` are None where the file leaves them open.
 
@@ -127,3 +142,4 @@ class PlanTemplate:
     axes: tuple[str, ...] = ()
     mesh: Mesh | None = None
     parts: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    counts: tuple[CountDecl, ...] = ()

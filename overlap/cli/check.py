@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import click
 
 from overlap.backends import backend as find_backend
 from overlap.chunkplan.build import build_plan
+from overlap.chunkplan.counts import CountArray
 from overlap.chunkplan.describe import describe
 from overlap.chunkplan.library import find_template
 from overlap.chunkplan.memory import reduced_tensors
 from overlap.chunkplan.mesh import Mesh
 from overlap.chunkplan.plan import CommPlan, TensorSpec
 from overlap.chunkplan.promise import verify_kind
+from overlap.chunkplan.trials import Room, rooms_of, trials_of
 from overlap.chunkplan.verify import verify_contributions, verify_plan
-from overlap.errors import OnError
+from overlap.errors import OnError, PlanError
 
-from .options import SHAPE, ranks_of, world_options
+from .options import SHAPE, ranks_of, read_counts_options, world_options
 
 _ON = re.compile(r"\s*(?P<tensor>\w+)\s*\[\s*(?P<axis>\w+)?\s*(?::\s*(?P<to>\w+))?\s*\]\s*\Z")
 
@@ -44,37 +47,102 @@ class _On:
 )
 @click.option("--backend", default="copy_engine", show_default=True)
 @click.option("--split", type=click.IntRange(min=1), default=1, show_default=True, help="Chunks a shard is cut into.")
+@click.option(
+    "--counts",
+    multiple=True,
+    metavar="NAME=FILE",
+    help="Counts of a plan whose sizes are known at a call only: a file, or lists in lists such as 'sent=[[0, 3], [2, 1]]'.",
+)
+@click.option(
+    "--tries", type=click.IntRange(min=0), default=20, show_default=True, help="Random counts to try without --counts."
+)
 def command(
-    plan: str, world: int | None, mesh: Mesh | None, shape: dict[str, int], on: str | None, backend: str, split: int
+    plan: str,
+    world: int | None,
+    mesh: Mesh | None,
+    shape: dict[str, int],
+    on: str | None,
+    backend: str,
+    split: int,
+    counts: tuple[str, ...],
+    tries: int,
 ) -> None:
-    """Verify PLAN (a template's name or a YAML file) for one world or mesh, and one shape."""
+    """Verify PLAN (a template's name or a YAML file) for one world or mesh, and one shape.
+
+    A plan whose sizes are known at a call only is verified for --counts; without, for several counts within its limits.
+    """
     ranks = ranks_of(world, mesh)
     axes = list(shape)
     meant = _on(on, axes)
     path, text = find_template(plan)
+    where = _Where(
+        world=ranks,
+        mesh=mesh,
+        tensor=TensorSpec(meant.tensor, tuple(shape.values())),
+        dim=axes.index(meant.axis) if meant.axis else 0,
+        to_dim=axes.index(meant.to) if meant.to else None,
+        path=path,
+    )
 
-    def build(direction: str) -> CommPlan:
-        return build_plan(
-            text,
-            world=ranks,
-            mesh=mesh,
-            tensor=TensorSpec(meant.tensor, tuple(shape.values())),
-            dim=axes.index(meant.axis) if meant.axis else 0,
-            to_dim=axes.index(meant.to) if meant.to else None,
-            split=split,
-            direction=direction,
-            path=path,
+    def verified(counts: Mapping[str, CountArray]) -> CommPlan:
+        built = build_plan(
+            text, **vars(where), split=split, direction=find_backend(backend).default_direction, counts=counts
         )
+        if reduced_tensors(built):
+            # Partial results are made by tiles, and what tiles make is pushed.
+            built = build_plan(text, **vars(where), split=split, direction="push", counts=counts)
+        verify_plan(built)
+        if on is not None:
+            _verify_on(built, meant, axes)
+        return built
 
-    built = build(find_backend(backend).default_direction)
-    if reduced_tensors(built):
-        # Partial results are made by tiles, and what tiles make is pushed.
-        built = build("push")
-    verify_plan(built)
-    if on is not None:
-        _verify_on(built, meant, axes)
-    click.echo(describe(built).rstrip("\n"))
+    given = read_counts_options(counts)
+    rooms = () if given else rooms_of(text, **vars(where))
+    if not rooms:
+        click.echo(describe(verified(given)).rstrip("\n"))
+    else:
+        _try(rooms, tries, verified)
     click.echo("ok")
+
+
+@dataclass(frozen=True)
+class _Where:
+    """What a plan is applied to."""
+
+    world: int
+    mesh: Mesh | None
+    tensor: TensorSpec
+    dim: int
+    to_dim: int | None
+    path: str
+
+
+def _try(rooms: Sequence[Room], tries: int, verified: Callable[[Mapping[str, CountArray]], CommPlan]) -> None:
+    """Verifies a plan for several counts, and says for which.
+
+    Raises:
+        PlanError: of the first counts for which it does not hold, which the message shows.
+    """
+    trials = trials_of(rooms, random_ones=tries)
+    for trial in trials:
+        try:
+            plan = verified(trial.counts)
+        except PlanError as error:
+            raise PlanError(f"{error.message} ({_short(str(trial))})", where=error.where, help=error.help) from None
+    first, *rest = describe(plan).splitlines()
+    click.echo(first.rpartition(",")[0])
+    click.echo("  counts " + "; ".join(map(str, rooms)))
+    click.echo(f"  verified for {len(trials)} counts (seed 0):")
+    for trial in trials:
+        if not trial.name.startswith("random"):
+            click.echo(f"    {trial.name}")
+    drawn = sum(trial.name.startswith("random") for trial in trials)
+    click.echo(f"    {drawn} random ones")
+    click.echo("  proven for these and for no others: --counts proves a plan for the counts of a call")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 400 else f"{text[:397]}..."
 
 
 def _on(text: str | None, axes: list[str]) -> _On:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from overlap.annotate.source import SourceUnit
+from overlap.chunkplan.countfile import read_counts_text
+from overlap.chunkplan.counts import CountArray
+from overlap.chunkplan.library import read_text
 from overlap.chunkplan.mesh import Mesh, parse_mesh
 from overlap.errors import MissingDependencyError, PlanError, SourceError, UsageError
 from overlap.pipeline import Request
@@ -81,6 +85,28 @@ def ranks_of(world: int | None, mesh: Mesh | None) -> int:
     if mesh is None and world is None:
         raise UsageError("no number of ranks", help="--world 8, or --mesh 2x4")
     return mesh.world if mesh is not None else world or 1
+
+
+def read_counts_options(options: Sequence[str]) -> dict[str, CountArray]:
+    """The counts that ``--counts NAME=FILE`` or ``--counts NAME=[[...]]`` give.
+
+    Raises:
+        UsageError: no NAME=..., or a name given twice.
+        PlanError: the file cannot be read, or holds no counts, with line and column.
+    """
+    found: dict[str, CountArray] = {}
+    for option in options:
+        name, equals, value = option.partition("=")
+        name, value = name.strip(), value.strip()
+        if not equals or not name or not value:
+            raise UsageError(f"--counts {option}: not NAME=FILE", help="--counts 'sent=[[0, 3], [2, 1]]'")
+        if name in found:
+            raise UsageError(f"--counts {name} is given twice", help="leave one of them out")
+        if value.startswith("["):
+            found[name] = read_counts_text(value, f"--counts {name}")
+        else:
+            found[name] = read_counts_text(read_text(Path(value), value, "counts"), value)
+    return found
 
 
 def compile_options(function: F) -> F:
