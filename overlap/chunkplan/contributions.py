@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from overlap.errors import PlanError
 
 from .memory import Place, PlaceId, adds
-from .order import HappensBefore, collective_groups, name_op
+from .order import HappensBefore, also_at, collective_groups, name_op
 from .parts import Folded, Parts, Twice, disjoint, initial, put, ranks_of, together
 from .plan import P2P, Chunk, Collective, CommPlan, OpId
 from .reduction import REDUCTIONS
@@ -191,7 +191,8 @@ class Contributions:
             f"plan {self.plan.name}: rank {first_holder} is counted twice in {Chunk(at[1], box)} on rank {at[0]}: by "
             f"{self._named(first)} and by {name_op(self.plan, second)}{told}",
             where=self.plan.where(second),
-            help="a sum takes each rank's part once: leave one of the two out, or let it carry a part without that rank",
+            help="a sum takes each rank's part once: leave one of the two out, or let it carry a part without that rank"
+            + (also_at(self.plan, first, second) if isinstance(first, tuple) else ""),
         )
 
     def _missing(self, rank: int, chunk: Chunk, mask: int) -> PlanError:
@@ -209,7 +210,8 @@ class Contributions:
             return PlanError(
                 f"{said}: {name_op(self.plan, writer)} replaces what came from {self._named(source)}",
                 where=self.plan.where(writer),
-                help="add it with `reduce: sum`, or let what it carries count that rank first",
+                help="add it with `reduce: sum`, or let what it carries count that rank first"
+                + (also_at(self.plan, source, writer) if isinstance(source, tuple) else ""),
             )
         if not any(adds(self.plan.op(writer)) for writer in seen):
             way = f"nothing is added to {chunk.tensor} there: take a plan that reduces, such as reduce_scatter_1d"
@@ -225,9 +227,12 @@ class Contributions:
             f"{said}: {name_op(self.plan, bringer)} adds it on rank {op.dst_rank}, but "
             f"{name_op(self.plan, reader)} {'comes before that' if turned else 'does not wait for that'}",
             where=self.plan.where(reader),
-            help="turn the two round"
-            if turned
-            else f"make the second depend on the first, `depends: [[{bringer[0]}, {bringer[1]}]]`",
+            help=(
+                "turn the two round"
+                if turned
+                else f"make the second depend on the first, `depends: [[{bringer[0]}, {bringer[1]}]]`"
+            )
+            + also_at(self.plan, bringer, reader),
         )
 
     def _replaced(self, at: PlaceId, box: Box, lost: int) -> tuple[OpId, OpId | int] | None:

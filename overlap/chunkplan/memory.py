@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from overlap.errors import PlanError
 
-from .order import HappensBefore, name_op
+from .order import HappensBefore, also_at, name_op
 from .plan import P2P, Chunk, Collective, CommOp, CommPlan, OpId
 from .region import Box, overlap_of, uncovered
 
@@ -143,7 +143,7 @@ def _check_read(plan: CommPlan, order: HappensBefore, at: PlaceId, i: int, reade
             f"{name_op(plan, late)} brings it: make the reader depend on that, `depends: [[{late[0]}, {late[1]}]]`"
             if not order.before(reader, late)
             else f"{name_op(plan, late)} brings it, but only behind the reader: turn the two round"
-        )
+        ) + also_at(plan, late, reader)
     else:
         owners = [r for r, chunks in enumerate(plan.before) if any(_same(c, chunk, missing[0]) for c in chunks)]
         way = (f"rank {owners[0]} owns it at the start" if owners else "no rank owns it at the start") + (
@@ -185,9 +185,12 @@ def _check_write(
                 f"plan {plan.name}: {shared()} on rank {rank} is written twice, by {name_op(plan, writer)} and by "
                 f"{name_op(plan, second)}, and nothing says which comes first",
                 where=plan.where(second),
-                help=f"make the later of the two depend on the other, `depends: [[{writer[0]}, {writer[1]}]]`"
-                if one
-                else "remove one of the two",
+                help=(
+                    f"make the later of the two depend on the other, `depends: [[{writer[0]}, {writer[1]}]]`"
+                    if one
+                    else "remove one of the two"
+                )
+                + also_at(plan, writer, second),
             )
     if adding:
         return
@@ -197,7 +200,8 @@ def _check_write(
                 f"plan {plan.name}: {name_op(plan, reader)} reads {shared()} on rank {rank} while "
                 f"{name_op(plan, writer)} may be overwriting it",
                 where=plan.where(reader),
-                help=f"make the later of the two depend on the other, `depends: [[{writer[0]}, {writer[1]}]]`",
+                help=f"make the later of the two depend on the other, `depends: [[{writer[0]}, {writer[1]}]]`"
+                + also_at(plan, writer, reader),
             )
 
 

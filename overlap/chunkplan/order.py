@@ -26,6 +26,14 @@ def name_op(plan: CommPlan, op_id: OpId) -> str:
     return f"rank {rank} operation {index} ({plan.op(op_id)})"
 
 
+def also_at(plan: CommPlan, op_id: OpId, than: OpId) -> str:
+    """A line for the help of an error at ``than``: where the other of two operations stands, if elsewhere in the file."""
+    place = plan.where(op_id)
+    if place is None or place == plan.where(than):
+        return ""
+    return f"\nrank {op_id[0]} operation {op_id[1]} stands in line {place.line}"
+
+
 def collective_groups(plan: CommPlan) -> list[tuple[OpId, ...]]:
     """The entries that make up each collective call: the k-th of a kind over the same ranks, on every rank."""
     seen: dict[tuple[int, object], int] = defaultdict(int)

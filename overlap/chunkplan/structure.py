@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from overlap.errors import PlanError
 
-from .order import collective_groups, name_op
+from .order import also_at, collective_groups, name_op
 from .plan import Chunk, Collective, CommOp, CommPlan, OpId
 from .reduction import check_reduction
 from .region import uncovered
@@ -166,5 +166,5 @@ def _check_reductions(plan: CommPlan) -> None:
                 f"plan {plan.name}: {name_op(plan, op_id)} and {name_op(plan, other)} reduce {op.dst.tensor} "
                 "in two ways",
                 where=plan.where(op_id),
-                help="one tensor has one reduction, with one accumulator",
+                help="one tensor has one reduction, with one accumulator" + also_at(plan, other, op_id),
             )

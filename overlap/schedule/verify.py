@@ -72,15 +72,17 @@ def verify_schedule(
         _check_flags(schedule, plan)
         graph = dependence_graph(plan, reads, schedule.axes, rank, writes=writes, windows=seen[rank], values=values)
         _check_waits(schedule, plan, graph, order if ordered else None)
-        _check_counters(schedule, graph)
+        _check_counters(schedule, plan, graph)
     cycle = _cycle(schedules, plan, order, {write.tensor for write in writes}, flattened=flattened)
     if cycle:
         loop = cycle[:-1]
         start = loop.index(max(loop))  # a wait, the step at which a user sees it hang
         story = [*loop[start:], *loop[:start], loop[start]]
         what = "the flattened order of the tile loop" if flattened else "the order of runs"
+        operations = [(rank, index) for kind, rank, index in story if kind == "op"]
         raise ScheduleError(
             f"deadlock in {what}: " + " comes after ".join(_in_words(plan, node) for node in story),
+            where=plan.where(operations[0]) if operations else plan.where(),
             help="emit the loop unflattened" if flattened else "",
         )
 
@@ -148,8 +150,12 @@ def _check_flags(schedule: RankSchedule, plan: CommPlan) -> None:
     landing = set(plan.arriving(schedule.rank))
     if set(schedule.slots) != landing:
         owner, index = min(set(schedule.slots) ^ landing)
+        known = (owner, index) in landing
         raise ScheduleError(
-            f"{where}: rank {owner} operation {index} has a flag slot but does not land here, or lands without one"
+            f"{where}: {name_op(plan, (owner, index))} lands here and has no flag slot"
+            if known
+            else f"{where}: rank {owner} operation {index} has a flag slot here and does not land here",
+            where=plan.where((owner, index)) if known else None,
         )
     if sorted(schedule.slots.values()) != list(range(len(landing))):
         raise ScheduleError(f"{where}: {len(landing)} operations land here, with flag slots {schedule.slots}")
@@ -163,11 +169,13 @@ def _check_flags(schedule: RankSchedule, plan: CommPlan) -> None:
             if wait.slot != schedule.slots[wait.op]:
                 raise ScheduleError(
                     f"{where} run {i} waits for {name_op(plan, wait.op)} at slot {wait.slot}, "
-                    f"whose flag is slot {schedule.slots[wait.op]}"
+                    f"whose flag is slot {schedule.slots[wait.op]}",
+                    where=plan.where(wait.op),
                 )
             if wait.count != 1:
                 raise ScheduleError(
-                    f"{where} run {i} waits for {wait.count} raises of {name_op(plan, wait.op)}, which raises once"
+                    f"{where} run {i} waits for {wait.count} raises of {name_op(plan, wait.op)}, which raises once",
+                    where=plan.where(wait.op),
                 )
     channels = {channel for channel, _ in schedule.order}
     expected = {c: tuple(i for i, op in enumerate(plan.ops[schedule.rank]) if op.channel == c) for c in channels}
@@ -191,22 +199,28 @@ def _implied(op: OpId, waited: Sequence[OpId], order: HappensBefore | None) -> b
     return order is not None and any(order.before(op, later) for later in waited)
 
 
-def _check_counters(schedule: RankSchedule, graph: DependenceGraph) -> None:
+def _check_counters(schedule: RankSchedule, plan: CommPlan, graph: DependenceGraph) -> None:
     """A counter for each chunk that is sent as tiles make it; exactly the tiles that do count into it, once each."""
     where = f"rank {schedule.rank}"
     for slot, made in enumerate(graph.made):
         if slot >= len(schedule.counters):
-            raise ScheduleError(f"{where}: no counter says when {made.chunk} is whole, and {_op(made.ops[0])} sends it")
+            raise ScheduleError(
+                f"{where}: no counter says when {made.chunk} is whole, and {name_op(plan, made.ops[0])} sends it",
+                where=plan.where(made.ops[0]),
+            )
         counter = schedule.counters[slot]
         if (counter.slot, counter.chunk, counter.ops) != (slot, made.chunk, made.ops):
             raise ScheduleError(
                 f"{where}: counter {slot} (slot {counter.slot}) counts {counter.chunk} for "
                 f"{', '.join(map(_op, counter.ops)) or 'nobody'}, it should count {made.chunk} for "
-                f"{', '.join(map(_op, made.ops))}"
+                f"{', '.join(map(_op, made.ops))}",
+                where=plan.where(made.ops[0]),
             )
         if counter.target != made.target:
             raise ScheduleError(
-                f"{where}: counter {slot} of {made.chunk} waits for {counter.target} tiles, {made.target} make parts of it"
+                f"{where}: counter {slot} of {made.chunk} waits for {counter.target} tiles, {made.target} make parts of it, "
+                f"and then {name_op(plan, made.ops[0])} sends it",
+                where=plan.where(made.ops[0]),
             )
     if len(schedule.counters) > len(graph.made):
         raise ScheduleError(f"{where}: {len(schedule.counters)} counters for {len(graph.made)} chunks that tiles make")
@@ -222,7 +236,8 @@ def _check_counters(schedule: RankSchedule, graph: DependenceGraph) -> None:
             if slots.count(slot) != (1 if writing else 0) or writing not in (0, run.tiles):
                 raise ScheduleError(
                     f"{where} run {i} counts its {run.tiles} tiles {slots.count(slot)} times into the counter of "
-                    f"{made.chunk}, which {writing or 'none'} of them make parts of"
+                    f"{made.chunk}, which {writing or 'none'} of them make parts of and {name_op(plan, made.ops[0])} sends",
+                    where=plan.where(made.ops[0]),
                 )
 
 

@@ -248,7 +248,10 @@ def test_a_sum_sent_before_it_is_whole():
     assert error.where is not None and error.where.path.endswith("all_reduce_two_shot.yaml")
     behind = with_op(plan, (0, 2), depends=tuple(dep for dep in down.depends if dep != dropped))
     turned = refusal(with_op(behind, dropped, depends=((0, 2),)))
-    assert "comes before that" in turned.message and turned.help == "turn the two round"
+    assert "comes before that" in turned.message and turned.help.splitlines() == [
+        "turn the two round",
+        "rank 2 operation 0 stands in line 7",
+    ]
 
 
 def test_an_overwritten_part():

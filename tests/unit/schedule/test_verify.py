@@ -78,7 +78,10 @@ def moved(schedule: RankSchedule, order) -> RankSchedule:
         (lambda s: with_run(s, 0, raises=(CountIn(0),)), "run 0 counts into counter 0, which does not exist"),
         (lambda s: replace(s, counters=(Counter(0, own_chunk(1), 4, ((1, 0),)),)), "1 counters for 0 chunks"),
         (lambda s: replace(s, slots={**s.slots, (0, 0): 3}), "rank 0 operation 0 has a flag slot"),
-        (lambda s: replace(s, slots={op: n for op, n in s.slots.items() if n}), "lands without one"),
+        (
+            lambda s: replace(s, slots={op: n for op, n in s.slots.items() if n}),
+            r"rank 1: rank . operation . \(pull .*\) lands here and has no flag slot",
+        ),
         (lambda s: replace(s, slots=dict.fromkeys(s.slots, 0)), "flag slots"),
         (lambda s: replace(s, order=((0, (0, 2, 1)),)), "in another order than plan gather"),
         (lambda s: replace(s, order=()), "in another order than plan gather"),
