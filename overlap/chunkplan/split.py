@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeVar
 
 from overlap.errors import PlanError, SourceSpan
 
 from .plan import P2P, Chunk, Collective, CommOp, CommPlan, OpId
 
+Item = TypeVar("Item")
 
-def split_plan(plan: CommPlan, parts: int, *, dim: int | None = None) -> CommPlan:
+
+def split_plan(plan: CommPlan, parts: int, *, dim: int | None = None, around: bool = False) -> CommPlan:
     """The plan with every P2P cut into ``parts`` transfers by the rule of ``torch.chunk``.
 
     The parts of an operation stand where it stood, one behind the other, with its direction, ranks, channel,
@@ -19,6 +22,8 @@ def split_plan(plan: CommPlan, parts: int, *, dim: int | None = None) -> CommPla
     Args:
         parts: at least 1; 1 gives the plan itself.
         dim: dimension to cut along; without it, the first in which a chunk is not all of its tensor (else 0).
+        around: the first part of every operation comes before the second of any, for consumers that need a part of
+            each; a plan whose operations depend on each other keeps its order.
 
     Raises:
         PlanError: ``parts`` is below 1, or a chunk has no such dimension.
@@ -58,7 +63,14 @@ def split_plan(plan: CommPlan, parts: int, *, dim: int | None = None) -> CommPla
             places += [plan.where((rank, index))] * len(pieces)
         lists.append(tuple(row))
         spans.append(tuple(places))
+    if around and all(isinstance(op, P2P) and not op.depends for _, op in plan.items()):
+        lists = [_around(row, parts) for row in lists]
+        spans = [_around(row, parts) for row in spans]
     return replace(plan, ops=tuple(lists), spans=tuple(spans) if plan.spans else ())
+
+
+def _around(row: tuple[Item, ...], parts: int) -> tuple[Item, ...]:
+    return tuple(item for part in range(parts) for item in row[part::parts])
 
 
 def _relays(op: CommOp, dep: CommOp) -> bool:

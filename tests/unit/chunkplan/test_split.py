@@ -129,3 +129,23 @@ def test_one_part_is_the_plan_itself_and_none_is_refused():
         split_plan(plan, 0)
     with pytest.raises(PlanError, match="no dimension 2 to split along"):
         split_plan(plan, 2, dim=2)
+
+
+def ops_of(depends=()) -> tuple[P2P, ...]:
+    return tuple(
+        P2P("pull", source, 0, Chunk("a", box), Chunk("a", box), depends=depends if source == 2 else ())
+        for source, box in zip((1, 2), (Box((0, 0), (6, 2)), Box((0, 2), (6, 4))), strict=True)
+    )
+
+
+def test_parts_go_round_the_operations():
+    plan = plan_of(ops_of(), (), ())
+    cut = split_plan(plan, 2, dim=0, around=True)
+    assert [(op.src_rank, op.dst.box.lo[0]) for op in cut.ops[0]] == [(1, 0), (2, 0), (1, 3), (2, 3)]
+
+
+def test_parts_of_operations_that_depend_on_each_other_keep_their_order():
+    plan = plan_of(ops_of(depends=((0, 0),)), (), ())
+    cut = split_plan(plan, 2, dim=0, around=True)
+    assert [op.src_rank for op in cut.ops[0]] == [1, 1, 2, 2]
+    assert cut == split_plan(plan, 2, dim=0)
