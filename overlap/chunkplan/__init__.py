@@ -8,6 +8,7 @@
     mesh        Mesh, parse_mesh                        links    Links, full_mesh, ring, two_level
     dump        CommPlan to text; describe for people   window   what a rank's kernel works on: kernel_window
     counts      CountArray: sizes known at a call       trials   counts to try a plan with: rooms_of, trials_of
+    groups      over_axis: a plan in every group along an axis of a mesh
     collectives/  a collective as a plan: handed to a library, by a template, or made for a link table
 
 A plan file is YAML. Operations are written from the view of one rank, and every rank has them:
@@ -30,8 +31,9 @@ named in `tensors: {x: [M, K]}` (`x: tensor`: sized as the tensor the plan is ap
 `counts: {sent: [world, world]}` are sizes that are known when the plan is applied only: `sent[rank, peer]` is one, and
 `sum(sent[rank, :peer])` is where the piece for `peer` begins behind those before it (see `countskey`).
 Further keys: of an operation `when into do channel reduce backend`; of a plan `world` and `dim` (any other is refused),
-`tensors`, `meta`, `parts: {x: [0, 1, 0, 1]}` for the part of a sum that each rank holds (its own otherwise), and
-`ranks: {0: {before, after, ops}}` for what single ranks have or do. A `move` becomes a pull or a push as the backend wants.
+`tensors`, `meta`, `parts: {x: [0, 1, 0, 1]}` for the part of a sum that each rank holds (its own otherwise),
+`groups: {x: node}` where ranks hold different tensors under one name, and `ranks: {0: {before, after, ops}}` for what
+single ranks have or do. A `move` becomes a pull or a push as the backend wants.
 `reduce: sum`, or `{op: sum, accumulate: fp64}`, adds what arrives to what the rank has.
 Chunk words stand in `chunkexpr`, arithmetic in `expr`.
 """

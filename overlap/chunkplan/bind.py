@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .chunkexpr import GIVEN, Tensors, no_second_dimension
-from .countskey import bind_counts, env_of
+from .countskey import bind_counts
 from .document import Document
+from .environment import rank_env, world_env
 from .mesh import Mesh
 from .meshkey import mesh_for
 from .plan import TensorSpec
@@ -56,7 +57,7 @@ def bound_to(
         raise no_second_dimension(template.across.snippet, template.across.across)
     _check_pins(template, world, dim)
     grid = mesh_for(template, world, mesh)
-    sizes = env_of(template, world, grid)
+    sizes = world_env(template, world, grid)
     sizes |= bind_counts(template, counts, sizes)
     decls = template.tensors
     applied = next((decl for decl in decls if decl.name == tensor.name), decls[0] if len(decls) == 1 else None)
@@ -66,15 +67,16 @@ def bound_to(
             f"plan {template.name} has no tensor `{tensor.name}`",
             help=f"it has {', '.join(decl.name for decl in decls)}",
         )
-    named: dict[str, TensorSpec] = {}
     if applied is not None:
         _bind(document, template, applied, tensor, sizes)
-        tensor = replace(tensor, parts=template.parts.get(applied.name, tensor.parts))
-        named[applied.name] = tensor
-    named[GIVEN] = tensor
+    tensor = _with_ranks(template, applied.name if applied else GIVEN, tensor, sizes, grid)
+    named = {GIVEN: tensor}
     for decl in decls:
         if decl is not applied:
-            named[decl.name] = _spec(template, decl, sizes, tensor)
+            spec = _spec(template, decl, sizes, tensor)
+            named[decl.name] = _with_ranks(template, decl.name, spec, sizes, grid)
+        else:
+            named[decl.name] = tensor
     specs = tuple(named[decl.name] for decl in decls) or (tensor,)
     return _bound(template, world, Tensors(named, dim, world, to_dim), specs, tensor, sizes, grid)
 
@@ -99,9 +101,11 @@ def bound_by_itself(template: PlanTemplate, counts: Mapping[str, Any] | None) ->
             help="add `tensors: {x: [1000, 64]}`, or give a tensor",
         )
     grid = mesh_for(template, world, None)
-    sizes = env_of(template, world, grid)
+    sizes = world_env(template, world, grid)
     sizes |= bind_counts(template, counts, sizes)
-    specs = tuple(_spec(template, decl, sizes) for decl in template.tensors)
+    specs = tuple(
+        _with_ranks(template, decl.name, _spec(template, decl, sizes), sizes, grid) for decl in template.tensors
+    )
     named = {GIVEN: specs[0], **{spec.name: spec for spec in specs}}
     return _bound(template, world, Tensors(named, template.dim or 0, world), specs, specs[0], sizes, grid)
 
@@ -119,6 +123,17 @@ def _bound(
     extent = given.shape[dim] if dim < len(given.shape) else 1
     symbols = {**sizes, "dim": dim, "extent": extent}
     return Bound(template, world, tensors, specs, given, symbols, mesh)
+
+
+def _with_ranks(
+    template: PlanTemplate, name: str, spec: TensorSpec, sizes: Mapping[str, Any], mesh: Mesh | None
+) -> TensorSpec:
+    """The tensor with what the keys `groups` and `parts` say under ``name``; what they leave out is as it was."""
+    given = {key: rows[name] for key, rows in (("groups", template.groups), ("parts", template.parts)) if name in rows}
+    envs = [rank_env(template, sizes, mesh, rank) for rank in range(sizes["world"])] if given else []
+    groups = given["groups"](envs) if "groups" in given else spec.groups
+    parts = given["parts"](envs) if "parts" in given else spec.parts
+    return replace(spec, groups=groups, parts=parts)
 
 
 def _check_pins(template: PlanTemplate, world: int, dim: int) -> None:
@@ -168,8 +183,8 @@ def _spec(
         if given is None:
             help = "write its sizes, as in `[1000, 64]`, or give the plan a tensor"
             raise template.document.error(decl.node, f"the sizes of `{decl.name}` are open", help=help)
-        return TensorSpec(decl.name, given.shape, template.parts.get(decl.name, ()))
-    return TensorSpec(decl.name, _shape(template.document, decl, sizes), template.parts.get(decl.name, ()))
+        return TensorSpec(decl.name, given.shape)
+    return TensorSpec(decl.name, _shape(template.document, decl, sizes))
 
 
 def _shape(document: Document, decl: TensorDecl, sizes: Mapping[str, Any]) -> tuple[int, ...]:

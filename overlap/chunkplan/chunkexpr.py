@@ -5,6 +5,7 @@
     shard(i, part)               its part-th of `split` parts;  shard(i, part, parts) of `parts`
     across(j)                    rank j's shard along the second dimension of an exchange, such as M of a[K:M]
     piece(i, j)                  what shard(i) and across(j) have in common
+    slice(i, n)                  the i-th of n shards of the whole, as where n ranks of a mesh axis share it
     span(lo, hi)                 elements lo ... hi-1 along the plan's dimension, whole in the others
     x[0:4, 2*rank:2*rank+2]      a box of tensor x; a left out bound or dimension means all of it
 
@@ -29,11 +30,12 @@ from .region import Box, shard_interval
 GIVEN = "tensor"
 """The name under which every plan knows the tensor it is applied to."""
 
-WORDS = ("whole", "shard", "across", "piece", "span")
+WORDS = ("whole", "shard", "slice", "across", "piece", "span")
+_ARGUMENTS = {"whole": (0, 0), "shard": (1, 3), "slice": (2, 2), "across": (1, 1), "piece": (2, 2), "span": (2, 2)}
 _ACROSS = ("across", "piece")
 _FORMS = (
-    "write `whole`, `shard(rank)`, `shard(rank, part)`, `span(lo, hi)` or `NAME[lo:hi, ...]`; in an all-to-all also "
-    "`across(rank)` and `piece(rank, peer)`"
+    "write `whole`, `shard(rank)`, `shard(rank, part)`, `slice(i, n)`, `span(lo, hi)` or `NAME[lo:hi, ...]`; "
+    "in an all-to-all also `across(rank)` and `piece(rank, peer)`"
 )
 
 
@@ -151,7 +153,7 @@ class _Reader:
         return Chunk(spec.name, Box.whole(spec.shape))
 
     def _call(self, part: ast.Call, word: str, name: str, args: list[ast.expr]) -> ChunkExpr:
-        wanted = {"whole": (0, 0), "shard": (1, 3), "across": (1, 1), "piece": (2, 2), "span": (2, 2)}[word]
+        wanted = _ARGUMENTS[word]
         if not wanted[0] <= len(args) <= wanted[1]:
             raise self.snippet.error(part, f"{word}() with {len(args)} arguments", _FORMS)
         values = [self._int(arg) for arg in args]
@@ -161,6 +163,8 @@ class _Reader:
             return self._made([], lambda env, tensors: self._whole(tensors.find(name)))
         if word == "span":
             return self._made(values, lambda env, tensors: self._span(part, tensors.find(name), tensors, values, env))
+        if word == "slice":
+            return self._made(values, lambda env, tensors: self._slice(part, tensors.find(name), tensors, values, env))
         if word in _ACROSS:
             run = lambda env, tensors: self._exchanged(part, tensors.find(name), tensors, values, env)  # noqa: E731
             return replace(self._made(values, run), across=part)
@@ -198,6 +202,14 @@ class _Reader:
         lo, hi = values[0](env), values[1](env)
         self._inside(part, spec, dim, lo, hi)
         return Chunk(spec.name, Box.whole(spec.shape).with_interval(dim, lo, hi))
+
+    def _slice(self, part: ast.expr, spec: TensorSpec, tensors: Tensors, values: list[IntExpr], env: Env) -> Chunk:
+        dim = self._dim(part, spec, tensors.dim)
+        index, parts = values[0](env), values[1](env)
+        if not 0 <= index < parts:
+            raise values[0].error(f"there is no slice {index} of {parts}", "slices are counted from 0")
+        interval = shard_interval(spec.shape[dim], parts, index)
+        return Chunk(spec.name, Box.whole(spec.shape).with_interval(dim, *interval))
 
     def _shard(self, part: ast.expr, spec: TensorSpec, tensors: Tensors, values: list[IntExpr], env: Env) -> Chunk:
         dim = self._dim(part, spec, tensors.dim)

@@ -12,7 +12,7 @@ from overlap.errors import PlanError
 
 from .memory import Place, PlaceId, adds
 from .order import HappensBefore, also_at, collective_groups, name_op
-from .parts import Folded, Parts, Twice, disjoint, initial, put, ranks_of, together
+from .parts import Folded, Parts, Twice, disjoint, initial, part_numbers, put, ranks_of, together
 from .plan import P2P, Chunk, Collective, CommPlan, OpId
 from .reduction import REDUCTIONS
 from .region import Box, uncovered
@@ -38,7 +38,7 @@ class Contributions:
         self.checked = checked
         self.brought: dict[OpId, Parts] = {}
         """What each operation puts at its destination."""
-        self._parts = {spec.name: spec.parts or tuple(range(plan.world)) for spec in plan.tensors}
+        self._parts = part_numbers(plan)
         self._when = {op_id: number for number, op_id in enumerate(order.order)}
         self._known: dict[tuple[PlaceId, Box, tuple[OpId, ...]], Parts] = {}
         self._carry(self._feeding())
@@ -58,7 +58,7 @@ class Contributions:
             for chunk in chunks:
                 if chunk.tensor in self.checked and not chunk.box.empty:
                     parts = self.value((rank, chunk.tensor), chunk.box, None)
-                    everyone = (1 << max(self._parts[chunk.tensor]) + 1) - 1
+                    everyone = sum(1 << part for part in self._of_group((rank, chunk.tensor)))
                     for box, mask in sorted(parts, key=lambda part: part[0].lo):
                         if mask != everyone:
                             raise self._missing(rank, Chunk(chunk.tensor, box), mask)
@@ -96,9 +96,20 @@ class Contributions:
         """The number of the part that a rank holds of a tensor."""
         return self._parts[at[1]][at[0]]
 
+    def _of_group(self, at: PlaceId) -> list[int]:
+        """The numbers of all parts of the sum that a rank takes part in."""
+        rank, tensor = at
+        group = self.plan.tensor(tensor).group
+        return list(dict.fromkeys(p for r, p in enumerate(self._parts[tensor]) if group(r) == group(rank)))
+
     def _holders(self, tensor: str, mask: int) -> list[int]:
         """A rank for each part that ``mask`` counts."""
-        return [self._parts[tensor].index(part) for part in ranks_of(mask)]
+        return [self._holder(tensor, part) for part in ranks_of(mask)]
+
+    def _holder(self, tensor: str, part: int) -> int:
+        """A rank that holds a part of a tensor; of another tensor, where the part came from there."""
+        rows = (self._parts[tensor], *self._parts.values())
+        return next(row.index(part) for row in rows if part in row)
 
     def _in_order(self, ops: Iterable[OpId]) -> tuple[OpId, ...]:
         return tuple(sorted(ops, key=self._when.__getitem__))
@@ -184,7 +195,7 @@ class Contributions:
         if isinstance(first, tuple) and second < first and not self.order.before(first, second):
             first, second = second, first
         brings = self._mask_of(second, box)
-        first_holder = self._parts[at[1]].index(counted)
+        first_holder = self._holder(at[1], counted)
         ranks = ", ".join(map(str, self._holders(at[1], brings)))
         told = f", which brings the sum of ranks {ranks}" if brings & brings - 1 else ""
         return PlanError(
@@ -197,8 +208,11 @@ class Contributions:
 
     def _missing(self, rank: int, chunk: Chunk, mask: int) -> PlanError:
         at = (rank, chunk.tensor)
-        lost = next(part for part in self._parts[chunk.tensor] if not mask >> part & 1)
-        holder = self._parts[chunk.tensor].index(lost)
+        own = self._of_group(at)
+        lost = next((part for part in own if not mask >> part & 1), None)
+        if lost is None:
+            return self._foreign(rank, chunk, mask & ~sum(1 << part for part in own))
+        holder = self._holder(chunk.tensor, lost)
         said = f"plan {self.plan.name}: rank {rank} ends with {chunk} without the part of rank {holder}"
         replaced = self._replaced(at, chunk.box, lost)
         late = self._late(at, chunk.box, lost, mask)
@@ -218,6 +232,17 @@ class Contributions:
         else:
             way = f"add an operation that brings the part of rank {holder} to rank {rank}, with `reduce: sum`"
         return PlanError(said, where=self.plan.where(), help=way)
+
+    def _foreign(self, rank: int, chunk: Chunk, mask: int) -> PlanError:
+        """A sum that counts something of another group, which came by way of another tensor."""
+        other = next((name for name, parts in self._parts.items() if ranks_of(mask)[0] in parts), chunk.tensor)
+        holder = self._holder(other, ranks_of(mask)[0])
+        return PlanError(
+            f"plan {self.plan.name}: rank {rank} ends with {chunk} that counts {other} of rank {holder}, which is in "
+            "another group",
+            where=self.plan.where(),
+            help="a sum counts the ranks of one group: give both tensors the same `groups`",
+        )
 
     def _late_error(self, said: str, bringer: OpId, reader: OpId) -> PlanError:
         op = self.plan.op(bringer)

@@ -19,7 +19,8 @@ from overlap.errors import PlanError
 
 from .counts import MAX_INDICES, CountArray
 from .document import Document, Node, nearest
-from .expr import Env, IntExpr, size_key
+from .environment import world_env
+from .expr import Env, IntExpr
 from .frame import NAME, SYMBOLS, FrameReader
 from .mesh import Mesh
 from .meshkey import mesh_for
@@ -146,7 +147,7 @@ def shape_to_try(template: PlanTemplate, decl: CountDecl, world: int, mesh: Mesh
     Raises:
         PlanError: one of them is a name that the counts themselves would bind.
     """
-    env = env_of(template, world, mesh_for(template, world, mesh))
+    env = world_env(template, world, mesh_for(template, world, mesh))
     for size in decl.sizes:
         if isinstance(size, str):
             raise template.document.error(
@@ -155,14 +156,6 @@ def shape_to_try(template: PlanTemplate, decl: CountDecl, world: int, mesh: Mesh
                 help=f"give them, as in `--counts {decl.name}=FILE`, or write a number in place of `{size}`",
             )
     return tuple(max(0, size(env)) for size in decl.sizes if not isinstance(size, str))
-
-
-def env_of(template: PlanTemplate, world: int, grid: Mesh | None) -> dict[str, Any]:
-    """What is known before any counts and any tensor are: the world, and the sizes of mesh axes."""
-    env: dict[str, Any] = {"world": world}
-    if grid is not None and template.axes:
-        env |= {size_key(name): size for name, size in zip(grid.names, grid.sizes, strict=True)}
-    return env
 
 
 def shape_text(decl: CountDecl, env: Env) -> str:

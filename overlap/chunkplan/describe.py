@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
+from .groups import groups_of
 from .plan import P2P, CommPlan, OpId
 
 
@@ -19,6 +20,10 @@ def _lines(plan: CommPlan, ranks: range | tuple[int, ...]) -> Iterator[str]:
     ranks_of = "1 rank" if plan.world == 1 else f"{plan.world} ranks"
     ops_of = "1 operation" if total == 1 else f"{total} operations"
     yield f"plan {plan.name}: {ranks_of}, {tensors}, {ops_of}"
+    for spec in plan.tensors:
+        if spec.groups:
+            groups = "; ".join(", ".join(map(str, members)) for members in groups_of(spec, plan.world))
+            yield f"  {spec.name} is another tensor in each group: ranks {groups}"
     pushed: dict[int, list[OpId]] = defaultdict(list)
     for op_id, op in plan.items():
         if isinstance(op, P2P) and op.direction == "push":

@@ -39,11 +39,11 @@ def _lines(plan: CommPlan) -> Iterator[str]:
     yield "tensors:"
     for spec in plan.tensors:
         yield f"  {spec.name}: [{', '.join(map(str, spec.shape))}]"
-    if any(spec.parts for spec in plan.tensors):
-        yield "parts:"
-        for spec in plan.tensors:
-            if spec.parts:
-                yield f"  {spec.name}: [{', '.join(map(str, spec.parts))}]"
+    for key in ("groups", "parts"):
+        rows = [(spec.name, getattr(spec, key)) for spec in plan.tensors if getattr(spec, key)]
+        if rows:
+            yield f"{key}:"
+            yield from (f"  {name}: [{', '.join(map(str, row))}]" for name, row in rows)
     if plan.meta:
         yield "meta:"
         for key in sorted(plan.meta):

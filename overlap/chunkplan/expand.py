@@ -14,7 +14,8 @@ from typing import Any
 from overlap.errors import PlanError, SourceSpan
 
 from .chunkexpr import Tensors
-from .expr import IntExpr, size_key
+from .environment import rank_env
+from .expr import IntExpr
 from .mesh import Mesh
 from .plan import P2P, Chunk, Collective, CommOp, CommPlan, OpId, TensorSpec
 from .template import ChunkItem, Dependency, Item, Loop, OpItem, PlanTemplate
@@ -88,7 +89,7 @@ class Expansion:
         self.document = template.document
         self.world = world
         self.tensors = tensors
-        self.symbols = dict(symbols)
+        self.symbols = {**symbols, "world": world}
         self.direction = direction
         self.mesh = mesh
         self.steps = 0
@@ -132,11 +133,7 @@ class Expansion:
     # Unrolling
 
     def _env(self, rank: int) -> Env:
-        env = {**self.symbols, "rank": rank, "world": self.world}
-        if self.mesh is not None and self.template.axes:
-            env.update(zip(self.mesh.names, self.mesh.coordinates(rank), strict=True))
-            env.update((size_key(name), size) for name, size in zip(self.mesh.names, self.mesh.sizes, strict=True))
-        return env
+        return rank_env(self.template, self.symbols, self.mesh, rank)
 
     def _count(self, item: Item) -> None:
         self.steps += 1

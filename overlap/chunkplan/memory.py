@@ -145,7 +145,12 @@ def _check_read(plan: CommPlan, order: HappensBefore, at: PlaceId, i: int, reade
             else f"{name_op(plan, late)} brings it, but only behind the reader: turn the two round"
         ) + also_at(plan, late, reader)
     else:
-        owners = [r for r, chunks in enumerate(plan.before) if any(_same(c, chunk, missing[0]) for c in chunks)]
+        group = plan.tensor(chunk.tensor).group
+        owners = [
+            r
+            for r, chunks in enumerate(plan.before)
+            if group(r) == group(rank) and any(_same(c, chunk, missing[0]) for c in chunks)
+        ]
         way = (f"rank {owners[0]} owns it at the start" if owners else "no rank owns it at the start") + (
             f", and nothing brings it to rank {rank}"
         )

@@ -1,13 +1,13 @@
 """Boxes with the ranks that their values count, and how values are merged into them.
 
-Sets of ranks are bit masks: bit r stands for the part of rank r.
+Sets of ranks are bit masks: bit r stands for the part of rank r, or for what `part_numbers` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .plan import OpId
+from .plan import CommPlan, OpId
 from .region import Box, overlap_of, uncovered
 
 Parts = list[tuple[Box, int]]
@@ -19,6 +19,17 @@ Twice = tuple[int, OpId]
 
 Folded = list[tuple[Box, int, Twice | None]]
 """Parts on the way, with what was counted twice and not replaced since."""
+
+
+def part_numbers(plan: CommPlan) -> dict[str, tuple[int, ...]]:
+    """The number of the part that each rank holds of each tensor; parts of different groups have different numbers."""
+    numbers: dict[tuple[int, int], int] = {}
+    found = {}
+    for spec in plan.tensors:
+        groups = spec.groups or (0,) * plan.world
+        parts = spec.parts or tuple(groups[:rank].count(group) for rank, group in enumerate(groups))
+        found[spec.name] = tuple(numbers.setdefault(own, len(numbers)) for own in zip(groups, parts, strict=True))
+    return found
 
 
 def ranks_of(mask: int) -> list[int]:

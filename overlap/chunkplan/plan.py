@@ -28,11 +28,19 @@ class TensorSpec:
     ``parts`` matters where the tensor is reduced: which part of the sum each rank holds, by rank and counted from 0. A
     sum counts every part once. Ranks with one number hold the same part, or the part of other elements, as when a sum
     runs over one axis of a mesh only. Empty: every rank holds a part of its own.
+
+    ``groups`` makes it several tensors under one name: ranks with one number share a tensor, ranks with different ones
+    have nothing in common, and parts are counted in each group. Empty: all ranks share it.
     """
 
     name: str
     shape: tuple[int, ...]
     parts: tuple[int, ...] = ()
+    groups: tuple[int, ...] = ()
+
+    def group(self, rank: int) -> int:
+        """The number of the group a rank is in."""
+        return self.groups[rank] if self.groups else 0
 
     def __str__(self) -> str:
         return f"{self.name}[{', '.join(map(str, self.shape))}]"

@@ -30,7 +30,9 @@ def verify_kind(
     dimension; its parts may have any sizes.
 
     Args:
-        ranks: the ranks that communicate; every rank where it is None. The others start and end with nothing.
+        ranks: the ranks that communicate; every rank where it is None. The others start and end with nothing. Of a tensor
+            that is a different one in each group (`TensorSpec.groups`) they are a group or a part of one, and nothing is
+            asked of other groups.
 
     Raises:
         PlanError: it is not; the message says on which rank.
@@ -41,18 +43,23 @@ def verify_kind(
         raise ValueError(f"unknown kind `{kind}`, there is {', '.join(KINDS)}")
     shape = plan.tensor(tensor).shape
     members = range(plan.world) if ranks is None else ranks
-    _nothing_outside(plan, tensor, kind, members)
+    group = plan.tensor(tensor).group
+    apart = next((rank for rank in members if group(rank) != group(members[0])), None)
+    if apart is not None:
+        raise _refused(plan, kind, f"ranks {members[0]} and {apart} hold different tensors under the name {tensor}")
+    concerned = [rank for rank in range(plan.world) if not members or group(rank) == group(members[0])]
+    _nothing_outside(plan, tensor, kind, members, concerned)
     if kind in ("reduce_scatter", "all_reduce"):
         _parts_apart(plan, tensor, kind, members)
         _everywhere(plan, tensor, kind, "starts", plan.before, shape, members)
     if kind in ("gather", "all_reduce"):
         _everywhere(plan, tensor, kind, "ends", plan.after, shape, members)
     if kind == "reduce_scatter":
-        _divided(plan, tensor, kind, "ends", plan.after, shape, dim)
+        _divided(plan, tensor, kind, "ends", plan.after, shape, dim, members)
     if kind == "all_to_all":
         assert to_dim is not None
-        _divided(plan, tensor, kind, "starts", plan.before, shape, dim)
-        _divided(plan, tensor, kind, "ends", plan.after, shape, to_dim)
+        _divided(plan, tensor, kind, "starts", plan.before, shape, dim, members)
+        _divided(plan, tensor, kind, "ends", plan.after, shape, to_dim, members)
 
 
 def _parts_apart(plan: CommPlan, tensor: str, kind: str, members: Sequence[int]) -> None:
@@ -72,10 +79,11 @@ def _boxes(held: Held, tensor: str) -> list[list[Box]]:
     return [[chunk.box for chunk in chunks if chunk.tensor == tensor] for chunks in held]
 
 
-def _nothing_outside(plan: CommPlan, tensor: str, kind: str, members: Sequence[int]) -> None:
+def _nothing_outside(plan: CommPlan, tensor: str, kind: str, members: Sequence[int], concerned: Sequence[int]) -> None:
     for when, held in (("starts", plan.before), ("ends", plan.after)):
-        for rank, boxes in enumerate(_boxes(held, tensor)):
-            full = [box for box in boxes if not box.empty]
+        boxes = _boxes(held, tensor)
+        for rank in concerned:
+            full = [box for box in boxes[rank] if not box.empty]
             if full and rank not in members:
                 raise _refused(plan, kind, f"rank {rank} {when} with {Chunk(tensor, full[0])}, and takes no part")
 
@@ -90,11 +98,22 @@ def _everywhere(
             raise _refused(plan, kind, f"rank {rank} {when} without {Chunk(tensor, missing[0])}")
 
 
-def _divided(plan: CommPlan, tensor: str, kind: str, when: str, held: Held, shape: tuple[int, ...], dim: int) -> None:
+def _divided(
+    plan: CommPlan,
+    tensor: str,
+    kind: str,
+    when: str,
+    held: Held,
+    shape: tuple[int, ...],
+    dim: int,
+    members: Sequence[int],
+) -> None:
     whole = Box.whole(shape)
     everything: list[Box] = []
     owners: list[int] = []
-    for rank, boxes in enumerate(_boxes(held, tensor)):
+    held_boxes = _boxes(held, tensor)
+    for rank in members:
+        boxes = held_boxes[rank]
         for box in boxes:
             full = box.with_interval(dim, whole.lo[dim], whole.hi[dim])
             if not box.empty and full != whole:

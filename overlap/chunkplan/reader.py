@@ -15,6 +15,7 @@ from .frame import FRAME_KEYS, NAME, SYMBOLS
 from .mesh import Mesh
 from .meshkey import read_mesh
 from .rankkinds import need_global
+from .rankvalues import read_rank_values
 from .reduction import REDUCTIONS, Reduction
 from .template import (
     VERBS,
@@ -26,7 +27,21 @@ from .template import (
     TensorDecl,
 )
 
-PLAN_KEYS = ("plan", "world", "mesh", "dim", "counts", "tensors", "before", "after", "ops", "ranks", "meta", "parts")
+PLAN_KEYS = (
+    "plan",
+    "world",
+    "mesh",
+    "dim",
+    "counts",
+    "tensors",
+    "before",
+    "after",
+    "ops",
+    "ranks",
+    "meta",
+    "groups",
+    "parts",
+)
 RANK_KEYS = ("before", "after", "ops")
 OP_KEYS = (*VERBS, "from", "to", "into", "chunk", "ranks", "depends", "label", "channel", "reduce", "backend", "do")
 MAX_DEPTH = 16
@@ -65,6 +80,12 @@ class _Reader(DependencyReader):
         sizes = bound.union(d for decl in tensors for d in decl.dims or () if isinstance(d, str))
         counts = with_limits(self, entries.get("counts"), counts, frozenset(SYMBOLS) - {"rank"} | sizes)
         scope = frozenset((*SYMBOLS, *axes)) | sizes
+        groups, parts = (
+            read_rank_values(
+                self, entries.get(key), key, self.declared or (GIVEN,), frozenset(("rank", "world", *axes)) | sizes
+            )
+            for key in ("groups", "parts")
+        )
         before = self._chunks(entries.get("before"), "before", scope)
         after = self._chunks(entries.get("after"), "after", scope)
         ops = self._items(entries.get("ops"), "ops", scope)
@@ -87,7 +108,8 @@ class _Reader(DependencyReader):
             ops=ops,
             ranks=ranks,
             meta=self._meta(entries.get("meta")),
-            parts=self._parts(entries.get("parts"), tensors),
+            groups=groups,
+            parts=parts,
             counts=counts,
             labels=self.labels,
             uses_split="split" in self.used,
@@ -154,18 +176,6 @@ class _Reader(DependencyReader):
             return {}
         rows = self.document.mapping(node, "`meta`")
         return {key: self.document.scalar(value, f"`{key}`") for key, value in rows.items()}
-
-    def _parts(self, node: Node | None, tensors: tuple[TensorDecl, ...]) -> dict[str, tuple[int, ...]]:
-        """``{x: [0, 1, 0, 1]}``: the part of a sum that each rank holds."""
-        if node is None:
-            return {}
-        rows = self.document.mapping(node, "`parts`", [decl.name for decl in tensors])
-        return {
-            name: tuple(
-                self._literal(item, "part", 0) or 0 for item in self.document.sequence(row, f"parts of `{name}`")
-            )
-            for name, row in rows.items()
-        }
 
     def _ranks(self, node: Node | None, scope: frozenset[str]) -> dict[int, RankSection]:
         if node is None:

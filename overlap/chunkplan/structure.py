@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from overlap.errors import PlanError
 
+from .groups import check_groups, check_spec
 from .order import also_at, collective_groups, name_op
 from .plan import Chunk, Collective, CommOp, CommPlan, OpId
 from .reduction import check_reduction
@@ -34,18 +35,14 @@ def check_structure(plan: CommPlan) -> None:
             f"plan {plan.name}: tensor `{twice}` is declared twice", where=plan.where(), help="declare each tensor once"
         )
     for spec in plan.tensors:
-        if spec.parts and (len(spec.parts) != plan.world or not set(spec.parts) == set(range(max(spec.parts) + 1))):
-            raise PlanError(
-                f"plan {plan.name}: `parts` of {spec.name} is {list(spec.parts)} in a world of {plan.world}",
-                where=plan.where(),
-                help="give each rank the number of the part it holds, counted from 0 without a gap",
-            )
+        check_spec(plan, spec)
     for what, lists in (("before", plan.before), ("after", plan.after)):
         for rank, chunks in enumerate(lists):
             for chunk in chunks:
                 _check_chunk(plan, chunk, f"`{what}` of rank {rank}", None)
     for op_id, op in plan.items():
         _check_op(plan, op_id, op)
+    check_groups(plan)
     for members in collective_groups(plan):
         _check_collective(plan, members)
     _check_reductions(plan)

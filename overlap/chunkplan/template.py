@@ -5,14 +5,18 @@ Everything is checked as far as it can be without knowing the world: keys, names
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from .chunkexpr import ChunkExpr
 from .document import Document, Node
 from .expr import IntExpr
 from .mesh import Mesh
 from .reduction import Reduction
+
+if TYPE_CHECKING:
+    from .rankvalues import RankValues
 
 Verb = Literal["move", "pull", "push", "local", "collective"]
 VERBS: tuple[Verb, ...] = ("move", "pull", "push", "local", "collective")
@@ -141,5 +145,6 @@ class PlanTemplate:
     across: ChunkExpr | None = None
     axes: tuple[str, ...] = ()
     mesh: Mesh | None = None
-    parts: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    groups: Mapping[str, RankValues] = field(default_factory=dict)
+    parts: Mapping[str, RankValues] = field(default_factory=dict)
     counts: tuple[CountDecl, ...] = ()

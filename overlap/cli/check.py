@@ -12,6 +12,7 @@ from overlap.backends import backend as find_backend
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.counts import CountArray
 from overlap.chunkplan.describe import describe
+from overlap.chunkplan.groups import groups_of, over_axis
 from overlap.chunkplan.library import find_template
 from overlap.chunkplan.memory import reduced_tensors
 from overlap.chunkplan.mesh import Mesh
@@ -19,7 +20,7 @@ from overlap.chunkplan.plan import CommPlan, TensorSpec
 from overlap.chunkplan.promise import verify_kind
 from overlap.chunkplan.trials import Room, rooms_of, trials_of
 from overlap.chunkplan.verify import verify_contributions, verify_plan
-from overlap.errors import OnError, PlanError
+from overlap.errors import OnError, PlanError, UsageError
 
 from .options import SHAPE, ranks_of, read_counts_options, world_options
 
@@ -45,6 +46,12 @@ class _On:
     help="Tensor and axis: x[M] is gathered or reduce-scattered along M (default: x, the first axis), x[] is "
     "all-reduced, x[K:M] goes from shards along K to shards along M.",
 )
+@click.option(
+    "--over",
+    metavar="AXIS",
+    help="An axis of --mesh, as in --mesh node=2,gpu=4 --over gpu: the ranks along it are a group, and every group "
+    "carries PLAN out on a tensor of its own.",
+)
 @click.option("--backend", default="copy_engine", show_default=True)
 @click.option("--split", type=click.IntRange(min=1), default=1, show_default=True, help="Chunks a shard is cut into.")
 @click.option(
@@ -62,6 +69,7 @@ def command(
     mesh: Mesh | None,
     shape: dict[str, int],
     on: str | None,
+    over: str | None,
     backend: str,
     split: int,
     counts: tuple[str, ...],
@@ -71,7 +79,11 @@ def command(
 
     A plan whose sizes are known at a call only is verified for --counts; without, for several counts within its limits.
     """
-    ranks = ranks_of(world, mesh)
+    ranks, grid = ranks_of(world, mesh), mesh
+    if over is not None:
+        if mesh is None:
+            raise UsageError(f"--over {over}: an axis of what?", help="--mesh node=2,gpu=4 --over gpu")
+        ranks, mesh = mesh.sizes[mesh.axis(over)], None
     axes = list(shape)
     meant = _on(on, axes)
     path, text = find_template(plan)
@@ -85,12 +97,14 @@ def command(
     )
 
     def verified(counts: Mapping[str, CountArray]) -> CommPlan:
-        built = build_plan(
-            text, **vars(where), split=split, direction=find_backend(backend).default_direction, counts=counts
-        )
+        def build(direction: str) -> CommPlan:
+            built = build_plan(text, **vars(where), split=split, direction=direction, counts=counts)
+            return over_axis(built, grid, over) if grid is not None and over is not None else built
+
+        built = build(find_backend(backend).default_direction)
         if reduced_tensors(built):
             # Partial results are made by tiles, and what tiles make is pushed.
-            built = build_plan(text, **vars(where), split=split, direction="push", counts=counts)
+            built = build("push")
         verify_plan(built)
         if on is not None:
             _verify_on(built, meant, axes)
@@ -161,12 +175,18 @@ def _on(text: str | None, axes: list[str]) -> _On:
 
 
 def _verify_on(plan: CommPlan, on: _On, axes: list[str]) -> None:
-    """The plan is of the kind that ``--on`` says."""
+    """The plan is of the kind that ``--on`` says, in every group of its ranks."""
     tensor = on.tensor
+    dim, to_dim = axes.index(on.axis) if on.axis else 0, axes.index(on.to) if on.to else None
     if on.to:
-        verify_kind(plan, tensor, "all_to_all", dim=axes.index(on.axis), to_dim=axes.index(on.to))
+        kind = "all_to_all"
     elif not on.axis:
-        verify_kind(plan, tensor, "all_reduce", dim=0)
-        verify_contributions(plan, tensor)
+        kind = "all_reduce"
     elif tensor in reduced_tensors(plan):
-        verify_kind(plan, tensor, "reduce_scatter", dim=axes.index(on.axis))
+        kind = "reduce_scatter"
+    else:
+        return
+    for ranks in groups_of(plan.tensor(tensor), plan.world):
+        verify_kind(plan, tensor, kind, dim=dim, to_dim=to_dim, ranks=ranks)
+    if kind == "all_reduce":
+        verify_contributions(plan, tensor)

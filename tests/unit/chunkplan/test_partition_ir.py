@@ -137,8 +137,10 @@ def test_a_sum_over_one_axis_is_no_all_reduce_of_all_ranks():
     ("line", "said"),
     [
         ("{y: [0, 1]}", "6:9.*`y`"),
-        ("{x: [0, -1]}", "6:16.*`part` is -1"),
-        ("{x: 0}", "6:12.*parts of `x`"),
+        ("{x: [0, -1]}", "6:16.*`parts` is -1 on rank 1"),
+        ("{x: 0 - rank}", "6:12.*`parts` is -1 on rank 1"),
+        ("{x: [0]}", "6:12.*`parts` has 1 numbers in a world of 2"),
+        ("{x: {0: 1}}", "6:12.*`parts` of `x` is one value"),
     ],
 )
 def test_parts_in_a_plan_file_that_cannot_be_meant(line, said):
