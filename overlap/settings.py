@@ -102,6 +102,12 @@ SETTINGS: dict[str, Setting] = {
             minimum=0,
         ),
         Setting(
+            "machine",
+            str,
+            None,
+            "Machine by name, or a .yaml file, whose times decide in which order chunks are used; unset: nodes of 8 x H100.",
+        ),
+        Setting(
             "provider",
             str,
             "auto",
@@ -124,7 +130,7 @@ SETTINGS: dict[str, Setting] = {
         Setting(
             "one_shot_below_bytes",
             int,
-            4 << 20,
+            12 << 20,
             "All-reduced results smaller than this travel in one step, larger ones in two.",
             minimum=0,
         ),

@@ -223,7 +223,7 @@ class CompiledKernel:
                 rank=runtime.rank,
                 shape=instance.shape,
                 dtype=str(part.dtype),
-                predicted_ms=predicted_ms(plan, runtime.rank, part.dtype.itemsize),
+                predicted_ms=predicted_ms(plan, runtime.rank, instance.machine, instance.itemsize),
                 kind=self._kind,
             )
         return self.last_plan

@@ -24,7 +24,7 @@ from overlap.runtime.resolve import parameters_of, python_function
 from .compiled import CompiledKernel, KernelSource
 from .fallback import STORING, check_backend
 
-_KEYS = ("split", "comm_sms", "num_warps", "num_stages")
+_KEYS = ("split", "comm_sms", "num_warps", "num_stages", "machine")
 
 
 def compile(
@@ -34,7 +34,7 @@ def compile(
     world: int | None = None,
     backend: str | None = None,
     realization: Realization | None = None,
-    **keys: int,
+    **keys: int | str,
 ) -> KernelCompiler:
     """A decorator that fuses the communication of ``plan`` into an annotated `triton.jit` kernel.
 
@@ -45,7 +45,7 @@ def compile(
         world: pins the kernel to groups of this size.
         backend: ``copy_engine`` or ``serial``; by default fused, and serial where that is impossible or slower.
         realization: a `Realization` to start from.
-        keys: keys of `Realization` (``split=2``, ``num_warps=8``) and constexpr parameters (``BLOCK_M=128``).
+        keys: keys of `Realization` (``split=2``, ``num_warps=8``, ``machine="h800"``) and constexpr parameters (``BLOCK_M=128``).
 
     Raises:
         UsageError: an unknown backend, or used without arguments.

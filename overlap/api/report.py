@@ -8,11 +8,9 @@ from typing import Any
 
 from overlap import settings
 from overlap.chunkplan.plan import CommPlan
-from overlap.schedule.cost import CostModel, finish_times
-
-COPY_LATENCY_S = 10e-6
-COPY_BANDWIDTH = 370e9
-"""One copy-engine transfer between two H100s over NVLink: about 10 us alone, then 370 GB/s (measured, 256 MB pull)."""
+from overlap.schedule.arrival import arrival_times
+from overlap.schedule.events import ItemSize
+from overlap.schedule.machine import Machine
 
 VERBS = {
     "gather": "gathers",
@@ -28,7 +26,7 @@ class LastPlan:
 
     ``backend``: ``copy_engine`` or ``serial``; ``plan``: the plan's name; ``chunks``: transfers that arrive at this
     rank; ``shape``, ``dtype``: the communicated tensor's, global and as it travels; ``kind``: what happens to it
-    (`VERBS`), several joined by ``+``; ``predicted_ms``: the transfers alone, a lower bound;
+    (`VERBS`), several joined by ``+``; ``predicted_ms``: the transfers alone, by the event model;
     ``exposed_ms``: communication that computation did not hide, where it was measured; ``why_serial``: the reason,
     empty where a fused kernel ran.
     """
@@ -54,17 +52,16 @@ class LastPlan:
             return f"{text}: {self.why_serial}"
         text += f" by {self.plan} in {self.chunks} chunks"
         if self.predicted_ms is not None:
-            text += f", transfers alone at least {self.predicted_ms:.3f} ms"
+            text += f", transfers alone {self.predicted_ms:.3f} ms"
         if self.exposed_ms is not None:
             text += f", {self.exposed_ms:.3f} ms of it exposed"
         return text
 
 
-def predicted_ms(plan: CommPlan, rank: int, itemsize: int) -> float:
-    """When the last transfer to ``rank`` ends if links are free, in milliseconds."""
-    cost = CostModel(latency=COPY_LATENCY_S, bandwidth=COPY_BANDWIDTH, itemsize=itemsize)
-    finish = finish_times(plan, cost)
-    return 1e3 * max((finish[op] for op in plan.arriving(rank)), default=0.0)
+def predicted_ms(plan: CommPlan, rank: int, machine: Machine, itemsize: ItemSize) -> float:
+    """When the last transfer to ``rank`` has landed if tiles hold nothing up, in milliseconds from the launch."""
+    times = arrival_times(plan, machine, itemsize)
+    return 1e3 * max((times[op] for op in plan.arriving(rank)), default=0.0)
 
 
 _LOGGED: set[Any] = set()

@@ -38,7 +38,8 @@ class Realization:
 
     ``split``: chunks a shard is cut into. ``comm_sms``: multiprocessors reserved for moving data (0 for the copy engine).
     ``num_warps`` / ``num_stages``: override the kernel launch's own. ``meta``: overrides of constexpr arguments, such as block
-    sizes, as (name, value) pairs.
+    sizes, as (name, value) pairs. ``machine``: whose times decide in which order chunks are used, by name or .yaml file; the
+    setting ``machine`` where it is None.
     """
 
     backend: str = "copy_engine"
@@ -47,12 +48,13 @@ class Realization:
     num_warps: int | None = None
     num_stages: int | None = None
     meta: tuple[tuple[str, int], ...] = ()
+    machine: str | None = None
 
     def __repr__(self) -> str:
         shown = [f"backend={self.backend!r}"]
         shown += [
             f"{k}={getattr(self, k)!r}"
-            for k in ("split", "comm_sms", "num_warps", "num_stages", "meta")
+            for k in ("split", "comm_sms", "num_warps", "num_stages", "meta", "machine")
             if getattr(self, k) != type(self).__dataclass_fields__[k].default
         ]
         return f"Realization({', '.join(shown)})"
@@ -67,9 +69,11 @@ class Realization:
         """
         result = self
         for key, text in settings.items():
-            number = _integer(key, text) if key != "backend" else None
+            number = _integer(key, text) if key not in ("backend", "machine") else None
             if key == "backend":
                 result = replace(result, backend=text)
+            elif key == "machine":
+                result = replace(result, machine=text)
             elif key == "meta":
                 raise UsageError("set constexpr arguments by their own names", help="--set BLOCK_M=64")
             elif key in type(self).__dataclass_fields__:

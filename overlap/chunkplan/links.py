@@ -19,6 +19,15 @@ from overlap.errors import PlanError
 Pair = tuple[int, int]
 """``(from, to)``, two different ranks."""
 
+TICK = 2.0**-44
+"""Seconds. Durations are whole ticks, whose sums floating point holds exactly up to 512 s: what comes by two ways at one
+moment is found to, and every rank and machine finds the same."""
+
+
+def ticks(seconds: float) -> float:
+    """The same duration as a whole number of ticks, in seconds."""
+    return round(seconds / TICK) * TICK if seconds < 512 else seconds
+
 
 @dataclass(frozen=True)
 class Link:
@@ -47,8 +56,8 @@ class Link:
             raise PlanError(f"link {self.name}: {self.bytes_per_s} bytes a second", help="give a rate above 0")
 
     def seconds(self, size: float) -> float:
-        """Duration of a transfer of ``size`` bytes over this link alone."""
-        return self.latency_s + size / self.bytes_per_s
+        """Duration of a transfer of ``size`` bytes over this link alone, in whole ticks."""
+        return ticks(self.latency_s + size / self.bytes_per_s)
 
 
 NVLINK = Link("nvlink", 10e-6, 377e9, True)

@@ -55,6 +55,8 @@ def merge_plans(plans: Sequence[CommPlan], *, name: str | None = None) -> CommPl
                 ops[rank].append(_moved(op, shift, channels))
                 spans[rank].append(plan.where((rank, index)))
         channels += 1 + max((op.channel for _, op in plan.items()), default=-1)
+    # Plans that name no axes run on any mesh.
+    meshes = {plan.mesh for plan in plans if plan.mesh is not None}
     return CommPlan(
         name=name or "+".join(plan.name for plan in plans),
         world=first.world,
@@ -62,7 +64,7 @@ def merge_plans(plans: Sequence[CommPlan], *, name: str | None = None) -> CommPl
         before=tuple(tuple(chunk for plan in plans for chunk in plan.before[rank]) for rank in ranks),
         after=tuple(tuple(chunk for plan in plans for chunk in plan.after[rank]) for rank in ranks),
         ops=tuple(map(tuple, ops)),
-        mesh=first.mesh if all(plan.mesh == first.mesh for plan in plans) else None,
+        mesh=meshes.pop() if len(meshes) == 1 else None,
         meta={key: value for plan in plans for key, value in plan.meta.items()},
         span=next((plan.span for plan in plans if plan.span), None),
         spans=tuple(map(tuple, spans)),

@@ -18,6 +18,9 @@ from overlap.chunkplan.verify import verify_contributions, verify_plan
 from overlap.chunkplan.window import kernel_window
 from overlap.codegen import PlanText
 from overlap.errors import UnsupportedError
+from overlap.schedule.cut import cut_along
+from overlap.schedule.events import ItemSize
+from overlap.schedule.machine import machine_for
 from overlap.schedule.model import AxisTiles, RankSchedule, TensorRead, TensorWrite
 from overlap.schedule.pushes import pushes
 from overlap.schedule.runs import schedule_all
@@ -96,6 +99,7 @@ def plan_for(
         dim=on.dim,
         to_dim=on.to_dim,
         split=realization.split,
+        split_dim=cut_along(on.tensor, on.dim, on.to_dim, () if on.produced else tensor_reads(program, [on])),
         # What tiles make leaves by the rank that made it: a reader could not know when it is whole.
         direction="push" if on.produced else find_backend(realization.backend).default_direction,
         path=text.path,
@@ -130,12 +134,14 @@ def plan_launch(
     world: int,
     sizes: Mapping[str, int],
     block_of: Callable[[Axis], int],
+    itemsize: ItemSize = 2,
 ) -> Planned:
     """Plans, windows, schedules and steps of every rank, each verified.
 
     Args:
         sizes: axis to global extent.
         block_of: block size of a tile axis.
+        itemsize: bytes of an element of the communicated tensors, of all or of each.
 
     Raises:
         PlanError, ScheduleError, UnsupportedError: the plans cannot serve the kernel, or each other.
@@ -154,7 +160,10 @@ def plan_launch(
     )
     reads, writes = tensor_reads(program, ons), tensor_writes(program, ons)
     ordered = find_backend(realization.backend).ordered
-    schedules = schedule_all(plan, reads, axes, writes=writes, windows=windows, ordered=ordered)
+    machine = machine_for(world, plan.mesh, realization.machine)
+    schedules = schedule_all(
+        plan, reads, axes, writes=writes, windows=windows, ordered=ordered, machine=machine, itemsize=itemsize
+    )
     verify_schedule(schedules, plan, reads, axes, writes=writes, windows=windows, ordered=ordered)
     produced = tuple(on.tensor for on in ons if on.produced)
     stores = find_backend(realization.backend).inline
@@ -162,7 +171,7 @@ def plan_launch(
     for rank, schedule in enumerate(schedules) if stores else ():
         pushes(schedule, plan, writes, windows[rank][produced[0]])
     verify_steps(steps, plan, produced=produced)
-    parts = plan_parts(program, ons, plan, sizes, block_of, ordered=ordered)
+    parts = plan_parts(program, ons, plan, sizes, block_of, ordered=ordered, machine=machine, itemsize=itemsize)
     return Planned(plan, reads, writes, windows, axes, schedules, flatten_safe(schedules, plan, writes), parts)
 
 

@@ -27,6 +27,7 @@ from overlap.chunkplan.pins import pin_mesh
 from overlap.codegen import GeneratedModule, PlanText, generate, generate_kernel
 from overlap.errors import HostEntryError, OverlapError, SourceSpan, UnsupportedError, UsageError
 from overlap.schedule.describe import describe as describe_schedule
+from overlap.schedule.events import ItemSize
 
 from .planning import Planned, check_backend, plan_launch, probe
 from .request import Request, check_command, need_sizes, realize, regenerate_command, source_path
@@ -193,8 +194,11 @@ def block_size(compilation: Compilation, axis: Axis) -> int:
     )
 
 
-def planned(compilation: Compilation, *, world: int, sizes: dict[str, int]) -> Planned:
+def planned(compilation: Compilation, *, world: int, sizes: dict[str, int], itemsize: ItemSize = 2) -> Planned:
     """Plan and schedules of a compilation for one world and one set of sizes.
+
+    Args:
+        itemsize: bytes of an element of the communicated tensors.
 
     Raises:
         UsageError: a block size is not a literal in the host function and not set.
@@ -207,6 +211,7 @@ def planned(compilation: Compilation, *, world: int, sizes: dict[str, int]) -> P
         world,
         sizes,
         lambda axis: block_size(compilation, axis),
+        itemsize,
     )
 
 

@@ -42,6 +42,8 @@ def range_arguments(instance: Instance, bound: Bound) -> dict[str, Any]:
             AxisTiles(axis.name, extent, block),
             instance.runtime.rank,
             ordered=instance.ordered,
+            machine=instance.machine,
+            itemsize=instance.itemsize,
         )
         words = to_words(schedule, instance.memory.room.flags)
         table = instance.prepared[key] = instance.workspace.table(words)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from overlap.chunkplan.order import name_op
 from overlap.chunkplan.plan import P2P, CommPlan, OpId
 
-from .arrival import arrival_order
 from .model import RankSchedule, Run
 
 
@@ -29,9 +28,9 @@ def describe(schedule: RankSchedule, plan: CommPlan) -> str:
         lines.append(
             f"  counter {counter.slot}: {counter.chunk} is whole at {_counted(counter.target, 'tile')}; {sent}"
         )
-    for op in arrival_order(plan, schedule.rank):
+    for op, slot in sorted(schedule.slots.items(), key=lambda item: item[1]):
         if plan.op(op).dst.box.empty:
-            lines.append(f"  flag {schedule.slots[op]} is of an empty chunk, raised all the same: {name_op(plan, op)}")
+            lines.append(f"  flag {slot} is of an empty chunk, raised all the same: {name_op(plan, op)}")
     if schedule.coordinates is not None:
         lines.append("  the kernel's own tile order is no bijection on some run, so the table lists every tile")
     return "\n".join(lines)

@@ -7,11 +7,14 @@
     sum      behind the rank's tiles and all that it adds, one after another: the protocol's order (`steps`); what it reads and
              writes, at the rate of memory
 
-Ports are taken whole, in the order in which copies ask for them. Sharing them fairly moves no byte sooner or later in total,
+Ports are taken whole, in the order in which copies ask for them, and of those that ask at one moment in the order of the plan.
+Sharing them fairly moves no byte sooner or later in total,
 makes every chunk but the last of a crowd later, and costs a recomputation of all that is under way at each start and end;
 a queue costs the same for every operation, and on NVLink copies from one peer after another were measured no slower
 than from all at once. What lands on a rank takes memory traffic from its tiles (`Machine.contention`). Not modelled: the
 insides of switches, and what the host takes to enqueue (launches are replays of a graph).
+
+Without tiles all times are whole ticks (`links.ticks`), so that every rank that simulates a plan finds the same ones.
 
 The work is a constant number of steps for each operation, dependency and run, and a heap entry for each.
 """
@@ -19,14 +22,14 @@ The work is a constant number of steps for each operation, dependency and run, a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from operator import itemgetter
 
-from overlap.chunkplan.links import Link, Links
+from overlap.chunkplan.links import Link, Links, ticks
 from overlap.chunkplan.order import happens_before, name_op
-from overlap.chunkplan.plan import Collective, CommPlan
+from overlap.chunkplan.plan import Collective, CommPlan, OpId
 from overlap.errors import PlanError, ScheduleError
 
 from .collective import collective_seconds
@@ -40,9 +43,12 @@ from .work import Work
 _COPY, _FLAG, _TILES, _WAIT, _SUM = range(5)
 _KINDS = ("copy", "flag", "tile-run", "wait", "sum")
 
+ItemSize = float | Mapping[str, float]
+"""Bytes of an element of all tensors of a plan, or of each by its name."""
+
 
 def simulate(
-    plan: CommPlan, machine: Machine, work: Sequence[Work] = (), *, itemsize: float = 2, links: Links | None = None
+    plan: CommPlan, machine: Machine, work: Sequence[Work] = (), *, itemsize: ItemSize = 2, links: Links | None = None
 ) -> Timeline:
     """The timeline of one launch of ``plan``.
 
@@ -50,7 +56,7 @@ def simulate(
         plan: a plan that `verify_plan` accepts.
         machine: rates, latencies and costs.
         work: what each rank computes; nothing at all where it is empty.
-        itemsize: bytes of an element.
+        itemsize: bytes of an element, of all tensors or of each.
         links: which ranks are joined, and by what, instead of the machine's own.
 
     Raises:
@@ -71,11 +77,22 @@ class Ends:
 
 
 def simulate_ends(
-    plan: CommPlan, machine: Machine, work: Sequence[Work] = (), *, itemsize: float = 2, links: Links | None = None
+    plan: CommPlan, machine: Machine, work: Sequence[Work] = (), *, itemsize: ItemSize = 2, links: Links | None = None
 ) -> Ends:
     """As `simulate`, for callers that only want to know when it ends."""
     with no_collector():
         return _Run(plan, machine, work, itemsize, links).ends()
+
+
+def landing_times(
+    plan: CommPlan, machine: Machine, *, itemsize: ItemSize = 2, links: Links | None = None
+) -> dict[OpId, float]:
+    """When the flag of each operation is up, in seconds from the launch, if tiles hold nothing up.
+
+    It depends on plan, machine and sizes alone: every rank that asks is told the same. Arguments and errors as `simulate`.
+    """
+    with no_collector():
+        return _Run(plan, machine, (), itemsize, links).landed()
 
 
 class _Ports:
@@ -90,21 +107,26 @@ class _Run(Wiring):
     """One simulation. Records become events."""
 
     def __init__(
-        self, plan: CommPlan, machine: Machine, work: Sequence[Work], itemsize: float, links: Links | None
+        self, plan: CommPlan, machine: Machine, work: Sequence[Work], itemsize: ItemSize, links: Links | None
     ) -> None:
         if links is None:
             machine.check_world(plan.world)
         elif links.world != plan.world:
             raise PlanError(f"links of {links.world} ranks for a plan of {plan.world}")
         super().__init__(plan, work)
-        self.machine, self.itemsize, self.links = machine, itemsize, links
+        self.machine, self.links = machine, links
+        # By tensor, the bytes of an element.
+        self.width = (
+            dict(itemsize) if isinstance(itemsize, Mapping) else {spec.name: float(itemsize) for spec in plan.tensors}
+        )
         self.heap: list[tuple[float, int, int]] = []
         # Records: rank, kind, node, start, end, and the record that let it start.
         self.records: list[tuple[int, int, int, float, float, int]] = []
         self.ports: dict[str, _Ports] = {}
         self.wires: dict[tuple[str, int, int], tuple[float, int]] = {}
         self.arrived: dict[int, int] = defaultdict(int)
-        self.entry = machine.entry + self._staging()
+        self.flag = ticks(machine.flag)
+        self.entry = ticks(machine.entry + self._staging())
         self.units = [Units(machine.units, self.entry + machine.kernel) for _ in work]
         self.undone = [len(w.runs) for w in work]
         self.tiles_end = [0.0] * len(work)
@@ -118,8 +140,10 @@ class _Run(Wiring):
     def _staging(self) -> float:
         """Ranks that are pulled from first copy what they hold to where others reach it; the slowest holds all up."""
         pulls = any(not isinstance(op, Collective) and op.direction == "pull" for op in self.ops)
-        held = max((sum(chunk.box.size for chunk in chunks) for chunks in self.plan.before), default=0)
-        return 2 * held * self.itemsize / self.machine.memory if pulls else 0.0
+        if not pulls:
+            return 0.0
+        held = max(sum(chunk.box.size * self.width[chunk.tensor] for chunk in chunks) for chunks in self.plan.before)
+        return 2 * held / self.machine.memory
 
     # Time
 
@@ -138,7 +162,11 @@ class _Run(Wiring):
         while heap:
             now, node, by = heappop(heap)
             if node >= nodes:
-                self._freed(node - nodes, now, by)
+                asked = node - nodes
+                if asked < count:
+                    self._copy(asked, now, by)
+                else:
+                    freed(asked, now, by)
                 continue
             if node < count:
                 landed += 1
@@ -159,7 +187,8 @@ class _Run(Wiring):
             if node in self.group:
                 self._meet(node, now, by)
             else:
-                self._copy(node, now, by)
+                # Behind all that ends at this moment, so that the order of the plan decides who asks first.
+                heappush(self.heap, (now, len(self.pending) + node, by))
         elif node < self.sum_base:
             self._runnable(node, now, by)
         else:
@@ -172,15 +201,18 @@ class _Run(Wiring):
     def _copy(self, node: int, now: float, by: int) -> None:
         op = self.ops[node]
         assert not isinstance(op, Collective)
-        size = self.itemsize
+        size = self.width[op.dst.tensor]
         for low, high in zip(op.dst.box.lo, op.dst.box.hi, strict=True):
             size *= high - low
         source, target = op.src_rank, op.dst_rank
-        if source == target:
-            start, end = now, now + 2 * size / self.machine.memory
+        if source == target or not size:
+            # Of nothing only the flag goes anywhere.
+            start, end = now, now + ticks(2 * size / self.machine.memory)
+            if source != target:
+                self._link(node, source, target)
         else:
             link = self._link(node, source, target)
-            seconds = link.latency_s + size / link.bytes_per_s if size else 0.0
+            seconds = link.seconds(size)
             start = now
             index = len(self.records)
             if self.machine.own_wires:
@@ -206,7 +238,7 @@ class _Run(Wiring):
 
     def _landed(self, node: int, start: float, end: float, by: int) -> None:
         """Records the copy and its flag; whoever waits for it goes on at the end of the flag."""
-        rank, told = self.ids[node][0], end + self.machine.flag
+        rank, told = self.ids[node][0], end + self.flag
         copied = len(self.records)
         self.records.append((rank, _COPY, node, start, end, by))
         self.records.append((rank, _FLAG, node, end, told, copied))
@@ -234,7 +266,7 @@ class _Run(Wiring):
         for member in nodes:
             op = self.ops[member]
             assert isinstance(op, Collective)
-            self._landed(member, now, now + collective_seconds(op, self.machine, self.itemsize), by)
+            self._landed(member, now, now + ticks(collective_seconds(op, self.machine, self.width[op.dst.tensor])), by)
 
     def _let_in(self, rank: int, work: Work) -> None:
         """The kernel starts: runs go in their order, or as they can."""
@@ -275,13 +307,14 @@ class _Run(Wiring):
             heappush(self.heap, (max(now, units.first), len(self.pending) + node + 1, record))
 
     def _add(self, node: int, now: float, by: int) -> None:
-        rank, _, elements = self.sums[node - self.sum_base]
+        rank, chunk, elements = self.sums[node - self.sum_base]
         start = now
         if self.work and self.tiles_end[rank] > start:
             start, by = self.tiles_end[rank], self.last_run[rank]
         if self.sum_free[rank] > start:
             start, by = self.sum_free[rank], self.sum_by[rank]
-        end = start + self.machine.kernel + elements * self.itemsize / self.machine.memory
+        seconds = self.machine.kernel + elements * self.width[chunk.tensor] / self.machine.memory
+        end = start + ticks(seconds)
         record = self._record(rank, _SUM, node, start, end, by)
         self.sum_free[rank], self.sum_by[rank] = end, record
         heappush(self.heap, (end, node, record))
@@ -297,6 +330,9 @@ class _Run(Wiring):
         )
 
     # Results
+
+    def landed(self) -> dict[OpId, float]:
+        return {self.ids[node]: end for _, kind, node, _, end, _ in self.records if kind == _FLAG}
 
     def ends(self) -> Ends:
         total = max((end for *_, end, _ in self.records), default=0.0)

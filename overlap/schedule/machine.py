@@ -15,8 +15,10 @@ from pathlib import Path
 
 from yaml import Node
 
+from overlap import settings
 from overlap.chunkplan.document import Document, nearest
 from overlap.chunkplan.links import Link, Links, full_mesh, two_level
+from overlap.chunkplan.mesh import Mesh
 from overlap.errors import PlanError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -106,6 +108,15 @@ class Machine:
             raise PlanError(f"machine {self.name} has no rate for `{dtype}`", help=nearest(dtype, self.flops))
         return self.flops[dtype]
 
+    def on_mesh(self, mesh: Mesh | None) -> Machine:
+        """The same machine with nodes as a mesh has them: of two axes or three, the last is a node.
+
+        A node never has more ranks than the machine's, and one without a network stays one node.
+        """
+        if mesh is None or len(mesh.sizes) == 1 or self.between is None:
+            return self
+        return replace(self, node=min(self.node, mesh.sizes[-1]))
+
     def scaled(self, compute: float = 1.0, links: float = 1.0) -> Machine:
         """The same machine with rates of compute and of links multiplied."""
         between = self.between and replace(self.between, bytes_per_s=self.between.bytes_per_s * links)
@@ -138,6 +149,22 @@ def load_machine(name: str) -> Machine:
         if name and path.is_file():
             return parse_machine(_read(path, name), str(path))
     raise PlanError(f"unknown machine `{name}`", help=f"{nearest(name, list_machines())}, or the path of a .yaml file")
+
+
+def machine_for(world: int, mesh: Mesh | None = None, name: str | None = None) -> Machine:
+    """The machine that ``world`` ranks are taken to be on: the one named, by ``name`` or the setting ``machine``.
+
+    Unless one is named it is a node of 8 x H100, and of more ranks, or of a mesh of several axes, as many of them as it
+    takes. Its nodes are those of the mesh (`Machine.on_mesh`).
+
+    Raises:
+        PlanError: as `load_machine` and `Machine.check_world`.
+    """
+    several = world > 8 or (mesh is not None and len(mesh.sizes) > 1)
+    named = settings.get("machine", keyword=name) or ("h100-nvlink-ib400" if several else "h100-nvlink")
+    machine = load_machine(named).on_mesh(mesh)
+    machine.check_world(world)
+    return machine
 
 
 def parse_machine(text: str, path: str = "machine.yaml") -> Machine:

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 
 from overlap.chunkplan.plan import CommPlan
 
+from .events import ItemSize
+from .machine import Machine
 from .model import AxisTiles, RankSchedule, TensorRead
 from .runs import schedule_all, schedule_rank
 
@@ -36,7 +38,14 @@ def range_reads(plan: CommPlan, tensors: Mapping[str, int], axis: str) -> tuple[
 
 
 def schedule_range(
-    plan: CommPlan, tensors: Mapping[str, int], axis: AxisTiles, rank: int, *, ordered: bool = True
+    plan: CommPlan,
+    tensors: Mapping[str, int],
+    axis: AxisTiles,
+    rank: int,
+    *,
+    ordered: bool = True,
+    machine: Machine | None = None,
+    itemsize: ItemSize = 2,
 ) -> RankSchedule:
     """The parts of one rank's loop over ``axis``: a schedule whose tiles are the loop's blocks.
 
@@ -44,16 +53,25 @@ def schedule_range(
         plan: what moves, other tensors included.
         tensors: the gathered tensors and the dimension of each that is ``axis``.
         ordered: flags are raised in stream order (`schedule_rank`).
+        machine, itemsize: as `schedule_rank` has them.
 
     Raises:
         ScheduleError: the axis does not fit a tensor.
         PlanError: the plan is cyclic or malformed, or does not bring all of a tensor.
     """
-    return schedule_rank(plan, range_reads(plan, tensors, axis.name), (axis,), rank, ordered=ordered)
+    reads = range_reads(plan, tensors, axis.name)
+    return schedule_rank(plan, reads, (axis,), rank, ordered=ordered, machine=machine, itemsize=itemsize)
 
 
 def schedule_ranges(
-    plan: CommPlan, tensors: Mapping[str, int], axis: AxisTiles, *, ordered: bool = True
+    plan: CommPlan,
+    tensors: Mapping[str, int],
+    axis: AxisTiles,
+    *,
+    ordered: bool = True,
+    machine: Machine | None = None,
+    itemsize: ItemSize = 2,
 ) -> tuple[RankSchedule, ...]:
     """`schedule_range` for every rank."""
-    return schedule_all(plan, range_reads(plan, tensors, axis.name), (axis,), ordered=ordered)
+    reads = range_reads(plan, tensors, axis.name)
+    return schedule_all(plan, reads, (axis,), ordered=ordered, machine=machine, itemsize=itemsize)

@@ -33,9 +33,10 @@ from overlap.chunkplan.plan import P2P, CommPlan, OpId
 from overlap.chunkplan.verify import check_structure
 from overlap.errors import ScheduleError
 
-from .arrival import by_finish
-from .cost import finish_times
+from .arrival import arrival_times, in_order
 from .depgraph import DependenceGraph, Interval, TileSet, Windows, check_covered, dependence_graph
+from .events import ItemSize
+from .machine import Machine
 from .mapping import TileMap, TileMapCheck, row_major
 from .model import AxisTiles, Counter, CountIn, RankSchedule, Run, TensorRead, TensorWrite, Wait
 from .pieces import Values
@@ -58,6 +59,8 @@ def schedule_rank(
     windows: Windows | None = None,
     ordered: bool = True,
     tile_map: TileMap | None = None,
+    machine: Machine | None = None,
+    itemsize: ItemSize = 2,
 ) -> RankSchedule:
     """The schedule of one rank.
 
@@ -70,13 +73,14 @@ def schedule_rank(
         ordered: flags are raised in stream order, so that one may stand for another (`sync.fewest_flags`).
         tile_map: the user's mapping on the host, ``(tile, counts) -> coordinates``. Where it is no bijection on some
             run's counts the schedule lists the coordinates of every position, row-major inside each run.
+        machine, itemsize: whose times decide in which order chunks arrive, and bytes of elements (`arrival.arrival_times`).
 
     Raises:
         ScheduleError: reads, writes, windows, axes and plan do not fit each other, or ``tile_map`` gives no coordinates.
         PlanError: the plan is cyclic or malformed, or does not bring what tiles read.
         UnsupportedError: an operation on a written tensor that is no push.
     """
-    return _schedule(reads, writes, axes, windows or {}, rank, _Shared.of(plan, ordered, tile_map))
+    return _schedule(reads, writes, axes, windows or {}, rank, _Shared.of(plan, ordered, tile_map, machine, itemsize))
 
 
 def schedule_all(
@@ -88,6 +92,8 @@ def schedule_all(
     windows: Sequence[Windows] | None = None,
     ordered: bool = True,
     tile_map: TileMap | None = None,
+    machine: Machine | None = None,
+    itemsize: ItemSize = 2,
 ) -> tuple[RankSchedule, ...]:
     """`schedule_rank` for every rank, with what they share computed once.
 
@@ -95,7 +101,7 @@ def schedule_all(
         axes: the same for all ranks, or one tuple a rank.
         windows: one mapping a rank.
     """
-    shared = _Shared.of(plan, ordered, tile_map)
+    shared = _Shared.of(plan, ordered, tile_map, machine, itemsize)
     by_rank = axes_of_ranks(axes, plan.world)
     seen = windows_of_ranks(windows, plan.world)
     return tuple(_schedule(reads, writes, by_rank[rank], seen[rank], rank, shared) for rank in range(plan.world))
@@ -136,17 +142,19 @@ class _Shared:
     """What the schedules of all ranks have in common."""
 
     plan: CommPlan
-    finish: dict[OpId, float]
+    times: dict[OpId, float]
     values: Values
     ordered: bool
     bijective: TileMapCheck | None
 
     @classmethod
-    def of(cls, plan: CommPlan, ordered: bool, tile_map: TileMap | None) -> _Shared:
+    def of(
+        cls, plan: CommPlan, ordered: bool, tile_map: TileMap | None, machine: Machine | None, itemsize: ItemSize
+    ) -> _Shared:
         check_structure(plan)
         order = happens_before(plan)
         bijective = TileMapCheck(tile_map) if tile_map is not None else None
-        return cls(plan, finish_times(plan, order=order), Values(plan, order), ordered, bijective)
+        return cls(plan, arrival_times(plan, machine, itemsize), Values(plan, order), ordered, bijective)
 
 
 def _schedule(
@@ -160,7 +168,7 @@ def _schedule(
     plan = shared.plan
     check_covered(plan, reads, axes, rank, windows)
     graph = dependence_graph(plan, reads, axes, rank, writes=writes, windows=windows, values=shared.values)
-    arrivals = by_finish(plan, rank, shared.finish)
+    arrivals = in_order(plan, rank, shared.times)
     slots = assign_slots(plan, rank)
     position = {op: i for i, op in enumerate(arrivals)}
     implied = shared.values.order if shared.ordered else None

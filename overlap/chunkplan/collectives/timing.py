@@ -1,7 +1,8 @@
 """When the operations of a plan end over a link table, nothing but order and links holding them up.
 
-As `overlap.schedule.cost.finish_times`, with the duration of each pair's own link, and with links that carry one
-transfer at a time: whoever is ready first goes first.
+A link, or a port of a switch, carries one transfer at a time: whoever is ready first goes first, and of those that are
+ready at one moment the first in the plan. It is the event model (`overlap.schedule.events`) of a machine on which
+nothing takes time but links, for the layers that stand before machines.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from overlap.errors import PlanError
 from ..order import HappensBefore, happens_before, name_op
 from ..plan import Collective, CommPlan, OpId
 from .network import Network, Resource
+
+_ENDS, _ASKS = 0, 1
 
 
 def link_times(
@@ -40,13 +43,19 @@ def link_times(
         waiting[op_id] = len(edges)
         for before, _ in edges:
             followers[before].append(op_id)
-    ready = [(0.0, op_id) for op_id, count in waiting.items() if count == 0]
-    heapq.heapify(ready)
-    latest: dict[OpId, float] = defaultdict(float)
+    # Ends of operations, and at each moment behind them the operations that ask for their link.
+    queue = [(0.0, _ASKS, op_id) for op_id, count in waiting.items() if count == 0]
+    heapq.heapify(queue)
     free: dict[Resource, float] = defaultdict(float)
     finish: dict[OpId, float] = {}
-    while ready:
-        at, op_id = heapq.heappop(ready)
+    while queue:
+        at, what, op_id = heapq.heappop(queue)
+        if what == _ENDS:
+            for follower in followers[op_id]:
+                waiting[follower] -= 1
+                if waiting[follower] == 0:
+                    heapq.heappush(queue, (at, _ASKS, follower))
+            continue
         op = plan.op(op_id)
         if isinstance(op, Collective):
             raise PlanError(
@@ -61,11 +70,7 @@ def link_times(
             for resource in used:
                 free[resource] = at
         finish[op_id] = at
-        for follower in followers[op_id]:
-            latest[follower] = max(latest[follower], at)
-            waiting[follower] -= 1
-            if waiting[follower] == 0:
-                heapq.heappush(ready, (latest[follower], follower))
+        heapq.heappush(queue, (at, _ENDS, op_id))
     return finish
 
 

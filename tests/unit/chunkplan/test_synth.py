@@ -19,7 +19,7 @@ from overlap.chunkplan.collectives.matching import Demand, match
 from overlap.chunkplan.collectives.network import Network
 from overlap.chunkplan.collectives.placed import place_plan
 from overlap.chunkplan.collectives.step import CollectiveStep
-from overlap.chunkplan.collectives.timing import link_times, predicted_seconds
+from overlap.chunkplan.collectives.timing import predicted_seconds
 from overlap.chunkplan.dump import dump_plan
 from overlap.chunkplan.links import Link, Links, full_mesh, ring, two_level
 from overlap.chunkplan.mesh import Mesh
@@ -27,7 +27,6 @@ from overlap.chunkplan.plan import P2P, Chunk, Collective, CommPlan, TensorSpec
 from overlap.chunkplan.reduction import Reduction
 from overlap.chunkplan.region import Box
 from overlap.errors import PlanError
-from overlap.schedule.cost import CostModel, finish_times
 from overlap.schedule.steps import launch_steps
 from overlap.schedule.verify_steps import verify_steps
 
@@ -318,19 +317,6 @@ def test_a_slow_link_carries_only_what_a_fast_one_does_not_bring_sooner():
     far = crossings(16384)
     assert len(far) == len(set(far)) == 32
     assert len(crossings(1024)) > 32
-
-
-def test_the_prediction_is_that_of_the_cost_model():
-    """Where every link has a channel, nothing waits but for order and duration, as in `finish_times`."""
-
-    class LinkCost(CostModel):
-        def duration(self, op):
-            return links.between(op.src_rank, op.dst_rank).seconds(op.src.box.size * 2)
-
-    for table, kind in product(TABLES, ("all_gather", "reduce_scatter", "all_to_all")):
-        links = TABLES[table]
-        plan = lower_collective(step_of(kind, (37, 21), split=2), path="synth", links=links)
-        assert link_times(plan, Network(links)) == pytest.approx(finish_times(plan, LinkCost()))
 
 
 def test_transfers_share_links_in_turn():

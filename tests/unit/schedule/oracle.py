@@ -7,6 +7,7 @@ from functools import cache
 from itertools import product
 
 from overlap.chunkplan.plan import CommPlan, OpId
+from overlap.schedule.machine import Machine, load_machine
 from overlap.schedule.model import AxisTiles, RankSchedule
 
 
@@ -49,21 +50,62 @@ def needed(plan: CommPlan, reads, axes, rank: int, tile: tuple[int, ...], window
     return found
 
 
-def arrivals(plan: CommPlan) -> dict[OpId, int]:
-    """The tick at which each operation ends: one operation a channel a tick, in order, dependencies done before."""
-    queues: dict[tuple[int, int], list[OpId]] = {}
+def arrivals(plan: CommPlan, machine: Machine | None = None, itemsize: int = 2) -> dict[OpId, int]:
+    """The tick at which the flag of each operation is up, tick by tick: one copy at a time out of a rank and into a rank,
+    over each class of links; of those that ask at one tick the first in the plan goes first. A sum that is sent on is made
+    when its parts are there, one sum at a time.
+    """
+    machine = machine or load_machine("h100-nvlink")
+    start = whole(machine.entry + staging(plan, machine, itemsize))
+    waiting = {op_id: set(op.depends) for op_id, op in plan.items()}
     for rank, ops in enumerate(plan.ops):
+        last: dict[int, OpId] = {}
         for index, op in enumerate(ops):
-            queues.setdefault((rank, op.channel), []).append((rank, index))
-    done: dict[OpId, int] = {}
-    tick = 0
-    while any(queues.values()):
-        tick += 1
-        ready = [q for q in queues.values() if q and all(dep in done for dep in plan.op(q[0]).depends)]
-        assert ready, "the plan of this test is cyclic"
-        finished = [q.pop(0) for q in ready]
-        done.update(dict.fromkeys(finished, tick))
-    return done
+            if op.channel in last:
+                waiting[rank, index].add(last[op.channel])
+            last[op.channel] = (rank, index)
+            parts = {d for d in op.depends if plan.op(d).dst_rank == op.src_rank and plan.op(d).reduce}
+            if parts:
+                waiting[rank, index].add((op.src_rank, op.src))
+                waiting.setdefault((op.src_rank, op.src), parts)
+    free: dict[tuple, int] = {}
+    done: dict[tuple, int] = {}
+    while waiting:
+        asking = {}
+        for node, behind in waiting.items():
+            if behind <= done.keys():
+                at = max((done[b] for b in behind), default=start)
+                is_sum = not isinstance(node[1], int)
+                turn = max(b for b in behind if done[b] == at) if is_sum else node
+                asking[node] = (at, not is_sum, turn)
+        assert asking, "the plan of this test is cyclic"
+        node = min(asking, key=asking.__getitem__)
+        ends = asking[node][0]
+        parts = waiting.pop(node)
+        if not isinstance(node[1], int):
+            size = node[1].box.size * (len(parts) + 2) * itemsize
+            adder = ("sum", node[0])
+            done[node] = free[adder] = max(ends, free.get(adder, 0)) + whole(machine.kernel + size / machine.memory)
+            continue
+        op, size = plan.op(node), plan.op(node).dst.box.size * itemsize
+        if size and op.src_rank != op.dst_rank:
+            link = machine.inside if op.src_rank // machine.node == op.dst_rank // machine.node else machine.between
+            ports = [(link.name, "out", op.src_rank), (link.name, "in", op.dst_rank)]
+            ends = max(ends, *(free.get(port, 0) for port in ports)) + whole(link.latency_s + size / link.bytes_per_s)
+            free.update(dict.fromkeys(ports, ends))
+        done[node] = ends + whole(machine.flag)
+    return {node: at for node, at in done.items() if isinstance(node[1], int)}
+
+
+def whole(seconds: float) -> int:
+    return round(seconds * 2**44)
+
+
+def staging(plan: CommPlan, machine: Machine, itemsize: int) -> float:
+    """What every rank copies first where peers are to read it."""
+    if not any(op.direction == "pull" for _, op in plan.items()):
+        return 0.0
+    return 2 * max(sum(chunk.box.size for chunk in held) for held in plan.before) * itemsize / machine.memory
 
 
 def past(plan: CommPlan) -> dict[OpId, set[OpId]]:
