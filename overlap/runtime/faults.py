@@ -18,7 +18,7 @@ from overlap.errors import DeadlineError
 from overlap.schedule.table import S_FAULT, S_READY, S_SPIN_LIMIT, SLOT_WORDS, done_base, flag_base
 
 if TYPE_CHECKING:
-    from .instance import Instance
+    from .bound_plan import BoundPlan
     from .workspace import Memory
 
 RECORD_WORDS = 5
@@ -38,7 +38,7 @@ class FaultRecord:
 
 
 def deadline_error(
-    name: str, memory: Memory, record: FaultRecord, instance: Instance | None, seconds: float
+    name: str, memory: Memory, record: FaultRecord, instance: BoundPlan | None, seconds: float
 ) -> DeadlineError:
     """The error of a wait that gave up.
 
@@ -57,7 +57,7 @@ def deadline_error(
     )
 
 
-def waited_for(memory: Memory, address: int, instance: Instance | None) -> tuple[str, Any]:
+def waited_for(memory: Memory, address: int, instance: BoundPlan | None) -> tuple[str, Any]:
     """In words, the state word at ``address``, on this rank or a peer; and where the plan asks for it."""
     runtime = memory.runtime
     bytes_each = memory.state.numel() * memory.state.element_size()
@@ -67,7 +67,7 @@ def waited_for(memory: Memory, address: int, instance: Instance | None) -> tuple
     return f"the word at {address:#x}", None
 
 
-def _word(world: int, holder: int, slot: int, instance: Instance | None) -> tuple[str, Any]:
+def _word(world: int, holder: int, slot: int, instance: BoundPlan | None) -> tuple[str, Any]:
     if S_READY <= slot < done_base(world):
         return f"rank {slot - S_READY} to be ready", None
     if done_base(world) <= slot < flag_base(world):

@@ -1,34 +1,26 @@
-"""`Instance`: one operator on one group for global shapes: its plan, its tables, and views of the workspace's memory.
-
-parts    the communicated tensors: shapes, layouts, views (part.py)
-state    int64 words: epoch, counter, spin limit, fault, ready[world], done[world], flags, counters (schedule/table.py)
-"""
+"""`Instance`: one operator on one group for global shapes: its plan on that group, and its kernel's tables."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 
-from overlap import settings
 from overlap.backends import backend
 from overlap.chunkplan.order import happens_before
-from overlap.chunkplan.plan import CommPlan, OpId
+from overlap.chunkplan.plan import OpId
 from overlap.chunkplan.verify import verify_contributions, verify_plan
-from overlap.errors import PlanError, RuntimeContractError
-from overlap.schedule.machine import Machine, machine_for
+from overlap.errors import RuntimeContractError
 from overlap.schedule.model import AxisTiles, Counter, RankSchedule, TensorRead, TensorWrite
 from overlap.schedule.pushes import pushes
 from overlap.schedule.runs import schedule_rank
-from overlap.schedule.steps import Entry, Step, launch_steps
-from overlap.schedule.sync import assign_slots
+from overlap.schedule.steps import launch_steps
 from overlap.schedule.table import to_words
 
+from .bound_plan import BoundPlan
 from .hosteval import on_host
 from .meeting import first_difference
 from .operator import Operator
@@ -36,7 +28,7 @@ from .part import Given, Part
 from .protocol import Runtime
 from .resolve import Bound
 from .slots import slot_words
-from .workspace import Memory, Need, need_of, plan_for, workspace_of
+from .workspace import Memory, need_of, plan_for, workspace_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,62 +45,53 @@ class LaunchTable:
     slots: Any = None
 
 
-class Instance:
+class Instance(BoundPlan):
     """Plan and tables of one operator on one group for global shapes. Made by `instance_for`, on all ranks at once.
 
     Args:
         given: what calls bring of each communicated tensor, their orders settled.
     """
 
+    parts: dict[str, Part]
+    """By the tensor's name, in the order of the operator's ``comms``."""
+
     def __init__(self, operator: Operator, runtime: Runtime, given: Sequence[Given]) -> None:
         self.operator = operator
-        self.runtime = runtime
         self.ordered = backend(operator.realization.backend).ordered
-        self.plan: CommPlan = plan_for(operator, runtime.world, [g.shape for g in given])
-        verify_plan(self.plan)
+        plan = plan_for(operator, runtime.world, [g.shape for g in given])
+        verify_plan(plan)
         for comm in operator.comms:
             if comm.reduces:
-                verify_contributions(self.plan, comm.tensor)
-        happens = happens_before(self.plan)
-        self.parts: dict[str, Part] = {
-            comm.tensor: Part(comm, self.plan, runtime, g, happens, operator.stores)
+                verify_contributions(plan, comm.tensor)
+        happens = happens_before(plan)
+        parts = {
+            comm.tensor: Part(comm, plan, runtime, g, happens, operator.stores)
             for comm, g in zip(operator.comms, given, strict=True)
         }
-        """By the tensor's name, in the order of the operator's ``comms``."""
-        self.part: Part = self.parts[operator.tensor]
+        self.part: Part = parts[operator.tensor]
         self.shape = self.part.shape
         produced = [comm.tensor for comm in operator.comms if comm.produced]
-        self.slots: tuple[dict[OpId, int], ...] = tuple(assign_slots(self.plan, r) for r in range(runtime.world))
-        self.steps: tuple[Step, ...] = launch_steps(self.plan, runtime.rank, produced=produced, stores=operator.stores)
-        self.entry = next(step for step in self.steps if isinstance(step, Entry))
-        self.need: Need = need_of(self.plan, produced, [part.size for part in self.parts.values()], operator.stores)
-        self.workspace = workspace_of(operator, runtime, tuple(g.dtype for g in given))
-        shapes = [part.shape for part in self.parts.values()]
-        memory = self.workspace.fit(self.need, shapes[0] if len(shapes) == 1 else tuple(shapes))
         self._writes = tuple(TensorWrite(w.tensor, w.axes) for w in operator.writes)
-        self.number = self.workspace.add(self)
-        self.met = False
-        self.warmed: set[Any] = set()
-        """Variants of the kernel that have been compiled."""
-        self._meetings = 0
         self._schedules: dict[Any, RankSchedule] = {}
-        self._bind(memory)
+        steps = launch_steps(plan, runtime.rank, produced=produced, stores=operator.stores)
+        shapes = [part.shape for part in parts.values()]
+        super().__init__(
+            plan,
+            runtime,
+            parts,
+            steps,
+            need_of(plan, produced, [part.size for part in parts.values()], operator.stores),
+            workspace_of(operator, runtime, tuple(g.dtype for g in given)),
+            shapes[0] if len(shapes) == 1 else tuple(shapes),
+        )
 
     def _bind(self, memory: Memory) -> None:
-        self.memory = memory
-        self.state = memory.state
-        self.peers = memory.peers
-        for part, data in zip(self.parts.values(), memory.data, strict=True):
-            part.bind(data)
-        self.prepared: dict[Any, Any] = {}
-        """What `launch` made ready for this memory, by step."""
+        super()._bind(memory)
         self._tables: dict[Any, LaunchTable] = {}
 
-    def refresh(self) -> None:
-        """Takes up the workspace's present memory, which another shape may have made grow."""
-        memory = self.workspace.memory
-        if memory is not None and memory is not self.memory:
-            self._bind(memory)
+    @property
+    def title(self) -> str:
+        return f"`{self.operator.name}` on {self.shape}"
 
     @property
     def buffer(self) -> torch.Tensor:
@@ -168,49 +151,7 @@ class Instance:
             windows={name: part.window for name, part in self.parts.items()},
             ordered=self.ordered,
             tile_map=tile_map,
-            machine=self.machine,
-            itemsize=self.itemsize,
         )
-
-    @cached_property
-    def machine(self) -> Machine:
-        """Whose times decide in which order chunks are used; the same on every rank."""
-        return machine_for(self.runtime.world, self.plan.mesh, self.operator.realization.machine)
-
-    @property
-    def itemsize(self) -> dict[str, float]:
-        """Bytes of an element of each communicated tensor."""
-        return {name: part.dtype.itemsize for name, part in self.parts.items()}
-
-    def meet(self, prepare: Callable[[], None]) -> None:
-        """Once an instance, behind `prepare`: all ranks have compiled what they are about to launch.
-
-        The deadline of a launch counts from here, so that a peer that compiles for long is waited for.
-
-        Raises:
-            RuntimeContractError: another rank could not compile, or raised before it came here.
-            DeadlineError: another rank took longer than the setting ``compile_deadline_s``.
-        """
-        if self.met:
-            return
-        prepare()
-        self._meetings += 1
-        self.runtime.agree(self._compiled(), None, seconds=settings.get("compile_deadline_s"))
-        self.met = True
-
-    @contextmanager
-    def opening(self) -> Iterator[None]:
-        """Around a call: if it raises before the ranks have met over a first launch, they are told instead of left waiting."""
-        before = self._meetings
-        try:
-            yield
-        except Exception as error:
-            if not self.met and self._meetings == before:
-                self.runtime.agree(self._compiled(), error)
-            raise
-
-    def _compiled(self) -> str:
-        return f"the first launch of `{self.operator.name}` on {self.shape}"
 
 
 def _keyword_only(function: Any) -> tuple[str, ...]:
@@ -227,15 +168,6 @@ def order_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
     if tensor.numel() == 0 or any(n <= 1 for n in tensor.shape):
         return None
     return tuple(sorted(range(tensor.dim()), key=lambda d: (-tensor.stride(d), d)))
-
-
-def _machine_in_words(operator: Operator, world: int) -> str:
-    """The machine that decides the order of chunks, or why there is none: every rank hears of a difference before any raises."""
-    try:
-        machine = machine_for(world, None, operator.realization.machine)
-    except PlanError as error:
-        return error.message
-    return f"{machine.name} ({hashlib.sha256(repr(machine).encode()).hexdigest()[:8]})"
 
 
 def first_call(operator: Operator) -> str:
@@ -256,7 +188,7 @@ def instance_for(operator: Operator, runtime: Runtime, given: tuple[Given, ...])
     workspace_of(operator, runtime, tuple(g.dtype for g in given)).check()
     cache = instances(runtime)
     key = (id(operator), given)
-    instance = cache.get(key)
+    instance: Instance | None = cache.get(key)
     if instance is None:
         orders = tuple(g.order for g in given)
         plans = "\n".join(comm.plan for comm in operator.comms)
@@ -266,7 +198,6 @@ def instance_for(operator: Operator, runtime: Runtime, given: tuple[Given, ...])
             "plan": plans,
             "plan hash": hashlib.sha256(plans.encode()).hexdigest()[:16],
             "realization": repr(operator.realization),
-            "machine": _machine_in_words(operator, runtime.world),
             "communicated": operator.on,
         }
         told = runtime.agree(first_call(operator), (orders, facts))
@@ -288,8 +219,8 @@ def instance_for(operator: Operator, runtime: Runtime, given: tuple[Given, ...])
     return instance
 
 
-def instances(runtime: Runtime) -> dict[Any, Instance]:
-    """The runtime's instances, the one called last at the end."""
+def instances(runtime: Runtime) -> dict[Any, Any]:
+    """The runtime's instances and other bound plans, the one called last at the end."""
     cache = getattr(runtime, "overlap_instances", None)
     if cache is None:
         cache = runtime.overlap_instances = {}  # type: ignore[attr-defined]

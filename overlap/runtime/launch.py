@@ -19,6 +19,7 @@ import torch
 
 from overlap.schedule import steps as st
 
+from .bound_plan import BoundPlan
 from .instance import Instance, LaunchTable
 from .opening import Opening, layout_key
 from .operator import Operator
@@ -40,10 +41,10 @@ class _Launch:
     """What one call brings, and the lanes it has forked."""
 
     main: Any
-    kernel: Callable[[], None]
+    kernel: Callable[[], None] | None
     given: Mapping[str, torch.Tensor]
     results: Mapping[str, torch.Tensor]
-    behind: Callable[[], None] | None
+    behind: Callable[[], None] | None = None
     lanes: dict[int, Any] = field(default_factory=dict)
     open_lanes: set[int] = field(default_factory=set)
 
@@ -86,23 +87,57 @@ def launch(
     if operator.stores:
         ours[operator.ours[-1]] = table.slots
     arguments = {**bound.arguments, **ours, **bound.options}
-    steps = instance.steps if STEP_FILTER is None else STEP_FILTER(runtime.rank, instance.steps)
-    opening = _opening(instance, given, next((s for s in steps if isinstance(s, st.Entry)), instance.entry))
-    warm = partial(_warm, instance, table, opening, bound.kernel if table.tiles else None, grid, arguments, results)
-    variant = _variant(table, arguments, results)
+    steps, opening = _opened(instance, given)
+
+    def warm() -> None:
+        _warm(instance, opening, results)
+        if table.tiles:
+            awaits = any(isinstance(step, st.Await) for step in instance.steps)
+            runtime.warm(bound.kernel, grid, arguments, leave_room=awaits)
+
+    _meet(instance, _variant(table, arguments, results), warm)
+    main = runtime.main_stream()
+    kernel = partial(runtime.launch, bound.kernel, grid, (), arguments, main)
+    _carry_out(instance, table, opening, steps, _Launch(main, kernel, given, results, behind))
+
+
+def launch_transfer(
+    instance: BoundPlan, given: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]
+) -> None:
+    """Enqueues one launch of a plan without a kernel on this rank: entry, copies, flags, sums, join, credits.
+
+    Args:
+        given: what is staged, by the names that the instance's parts know it by.
+        results: by tensor, what this rank ends with, to be written.
+    """
+    steps, opening = _opened(instance, given)
+    _meet(instance, (opening, *_layouts(results)), partial(_warm, instance, opening, results))
+    _carry_out(instance, None, opening, steps, _Launch(instance.runtime.main_stream(), None, given, results))
+
+
+def _opened(instance: BoundPlan, given: Mapping[str, torch.Tensor]) -> tuple[tuple[st.Step, ...], Opening]:
+    """The steps of a launch, and its entry."""
+    steps = instance.steps if STEP_FILTER is None else STEP_FILTER(instance.runtime.rank, instance.steps)
+    return steps, _opening(instance, given, next((s for s in steps if isinstance(s, st.Entry)), instance.entry))
+
+
+def _meet(instance: BoundPlan, variant: Any, warm: Callable[[], None]) -> None:
+    """Compiles what this variant of a launch runs, once; with the other ranks where it is the first of all."""
     if variant not in instance.warmed:
         instance.warmed.add(variant)
         if instance.met:
             warm()
     instance.meet(warm)
 
-    main = runtime.main_stream()
-    kernel = partial(runtime.launch, bound.kernel, grid, (), arguments, main)
+
+def _carry_out(
+    instance: BoundPlan, table: LaunchTable | None, opening: Opening, steps: Sequence[st.Step], now: _Launch
+) -> None:
+    runtime = instance.runtime
     with runtime.in_order(IN_FLIGHT) as capturing:
         if capturing:
             instance.memory.captured = True
         acts = _acts(instance, table, opening, steps)
-        now = _Launch(main, kernel, given, results, behind)
         try:
             for act in acts:
                 act(now)
@@ -114,7 +149,7 @@ def launch(
             raise
 
 
-def _acts(instance: Instance, table: LaunchTable, opening: Opening, steps: Sequence[st.Step]) -> list[Act]:
+def _acts(instance: BoundPlan, table: LaunchTable | None, opening: Opening, steps: Sequence[st.Step]) -> list[Act]:
     """The steps as functions of a call, made once for a table and a layout of what is given."""
     key = ("acts", table, opening)
     found: list[Act] | None = instance.prepared.get(key) if STEP_FILTER is None else None
@@ -125,7 +160,7 @@ def _acts(instance: Instance, table: LaunchTable, opening: Opening, steps: Seque
     return found
 
 
-def _act(instance: Instance, table: LaunchTable, opening: Opening, step: st.Step) -> Act | None:
+def _act(instance: BoundPlan, table: LaunchTable | None, opening: Opening, step: st.Step) -> Act | None:
     runtime = instance.runtime
     match step:
         case st.Entry():
@@ -138,7 +173,7 @@ def _act(instance: Instance, table: LaunchTable, opening: Opening, step: st.Step
 
             return fork
         case st.Kernel():
-            return (lambda now: now.kernel()) if table.tiles else None
+            return _kernel if table is not None and table.tiles else None
         case st.Sum():
             return lambda now: _sum(instance, step, now)
         case st.Join(lane):
@@ -163,7 +198,12 @@ def _act(instance: Instance, table: LaunchTable, opening: Opening, step: st.Step
             return None if enqueue is None else lambda now: enqueue(now.lanes[on])
 
 
-def _sum(instance: Instance, step: st.Sum, now: _Launch) -> None:
+def _kernel(now: _Launch) -> None:
+    assert now.kernel is not None
+    now.kernel()
+
+
+def _sum(instance: BoundPlan, step: st.Sum, now: _Launch) -> None:
     # A sum that a later operation sends on writes no result, but the kernel takes an address.
     out = now.results[step.tensor] if any(p.out for p in step.pieces) else instance.parts[step.tensor].data
     enqueue = sum_step(instance, step, out)
@@ -181,34 +221,25 @@ def _variant(table: LaunchTable, arguments: dict[str, Any], results: Mapping[str
             seen.append((value == 1, value % 16 == 0))
         else:
             seen.append(value if isinstance(value, (bool, str, type(None))) else type(value))
-    for name, out in results.items():
-        seen.append((name, out.dtype, out.stride(), out.data_ptr() % 16))
-    return tuple(seen)
+    return (*seen, *_layouts(results))
 
 
-def _warm(
-    instance: Instance,
-    table: LaunchTable,
-    opening: Opening,
-    kernel: Any,
-    grid: tuple[int, int, int],
-    arguments: dict[str, Any],
-    results: Mapping[str, torch.Tensor],
-) -> None:
-    """Compiles and loads every kernel of a launch: nothing may be loaded while a kernel spins."""
+def _layouts(results: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
+    return tuple((name, out.dtype, out.stride(), out.data_ptr() % 16) for name, out in results.items())
+
+
+def _warm(instance: BoundPlan, opening: Opening, results: Mapping[str, torch.Tensor]) -> None:
+    """Compiles and loads every small kernel of a launch: nothing may be loaded while a kernel spins."""
     opening.warm()
-    awaits = [step for step in instance.steps if isinstance(step, st.Await)]
-    for held in awaits:
-        lane_step(instance, table, held)
     for step in instance.steps:
-        if isinstance(step, st.Sum):
+        if isinstance(step, st.Await):
+            lane_step(instance, None, step)
+        elif isinstance(step, st.Sum):
             out = results[step.tensor] if any(p.out for p in step.pieces) else instance.parts[step.tensor].data
             sum_step(instance, step, out)
-    if kernel is not None:
-        instance.runtime.warm(kernel, grid, arguments, leave_room=bool(awaits))
 
 
-def _opening(instance: Instance, given: Mapping[str, torch.Tensor], step: st.Entry) -> Opening:
+def _opening(instance: BoundPlan, given: Mapping[str, torch.Tensor], step: st.Entry) -> Opening:
     """The entry for what is given, of this layout."""
     key = (step, layout_key(given))
     made: Opening | None = instance.prepared.get(key)

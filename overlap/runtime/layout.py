@@ -6,7 +6,8 @@
 
 Offsets are in elements of the tensor's dtype, each region on a boundary of `ALIGNMENT` elements. The window is dense in
 the tensor's memory order, everything else dense and row-major. A slot takes what one operation brings; no two
-operations share one, so nothing that lands waits for anything else to be read.
+operations share one, so nothing that lands waits for anything else to be read. Without a kernel that holds for what is
+added; what replaces lands in its place, as the plan's order allows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from functools import cached_property
 
 from overlap.chunkplan.order import name_op
 from overlap.chunkplan.plan import P2P, CommPlan, OpId
-from overlap.chunkplan.region import Box, bounding
+from overlap.chunkplan.region import Box, bounding, overlap_of
 from overlap.errors import UnsupportedError
 
 NOTHING: Mapping[OpId, Box] = {}
@@ -59,20 +60,29 @@ class Region:
 
 @dataclass(frozen=True)
 class RankLayout:
-    """One rank's memory of one tensor. ``size`` in elements; keys of ``kept`` are the operations that send the sum on."""
+    """One rank's memory of one tensor. ``size`` in elements; keys of ``kept`` are the operations that send the sum on.
+
+    ``places``: of a plan without a kernel, whose window is empty: what the rank holds, and what lands where it belongs.
+    """
 
     window: Region
     source: Region | None = None
     slots: dict[OpId, Region] = field(default_factory=dict)
     kept: dict[tuple[OpId, ...], Region] = field(default_factory=dict)
+    places: tuple[Region, ...] = ()
 
     def regions(self) -> Iterator[Region]:
         """All regions in the order of their offsets."""
         yield self.window
         if self.source is not None:
             yield self.source
-        yield from self.slots.values()
+        yield from self.places
+        yield from (slot for slot in self.slots.values() if slot not in self.places)
         yield from self.kept.values()
+
+    def own(self, box: Box) -> Region:
+        """Where the rank's own value of ``box`` is: in one of its places, else in the window."""
+        return next((place for place in self.places if place.box.contains(box)), self.window)
 
     @cached_property
     def size(self) -> int:
@@ -145,6 +155,62 @@ def output_layout(
     return RankLayout(partial, None, slots, sums)
 
 
+def transfer_layout(
+    plan: CommPlan, tensor: str, rank: int, own: Iterable[Box], kept: Iterable[tuple[tuple[OpId, ...], Box]] = ()
+) -> RankLayout:
+    """Memory of a tensor on ``rank`` where no kernel works on it.
+
+    Args:
+        own: what the rank is given, sends from its place, and ends with without adding; each box lies in one place.
+        kept: sums that this rank sends on: the operations that take each, and its box.
+    """
+    ndim = len(plan.tensor(tensor).shape)
+    rows = tuple(range(ndim))
+    found = list(landings(plan, tensor, rank))
+    placed = separated([*own, *(op.dst.box for _, op in found if op.reduce is None)])
+    end = 0
+    places: list[Region] = []
+    for box in placed:
+        places.append(Region(tensor, end, box, rows))
+        end = _aligned(places[-1].end)
+    nothing = Region(f"nothing of {tensor}", 0, Box((0,) * ndim, (0,) * ndim), rows)
+    slots: dict[OpId, Region] = {}
+    for op_id, op in found:
+        if op.reduce is None:
+            slots[op_id] = next((place for place in places if place.box.contains(op.dst.box)), nothing)
+            continue
+        slots[op_id] = Region(f"slot of rank {op.src_rank}'s part of {op.dst}", end, op.dst.box, rows)
+        end = _aligned(slots[op_id].end)
+    sums: dict[tuple[OpId, ...], Region] = {}
+    for ops, box in kept:
+        sums[ops] = Region(f"kept sum of {tensor}{box}", end, box, rows)
+        end = _aligned(sums[ops].end)
+    return RankLayout(nothing, None, slots, sums, tuple(places))
+
+
+def separated(boxes: Iterable[Box]) -> list[Box]:
+    """Boxes that share no element and hold every one of ``boxes`` whole, grown no further than that takes."""
+    left = list(dict.fromkeys(box for box in boxes if not box.empty))
+    while True:
+        pairs = overlap_of(left)
+        if not pairs:
+            return sorted(left, key=lambda box: box.lo)
+        first = list(range(len(left)))
+
+        def root(i: int, first: list[int] = first) -> int:
+            while first[i] != i:
+                i = first[i]
+            return i
+
+        for i, j, _ in pairs:
+            low, high = sorted((root(i), root(j)))
+            first[high] = low
+        groups: dict[int, list[Box]] = {}
+        for i, box in enumerate(left):
+            groups.setdefault(root(i), []).append(box)
+        left = [grown for group in groups.values() if (grown := bounding(group)) is not None]
+
+
 def _with_margin(box: Box, window: Box, outermost: int) -> Box:
     """The rows of ``window`` that tiles touching ``box`` may write, along the dimension outermost in memory.
 
@@ -168,14 +234,14 @@ def landings(plan: CommPlan, tensor: str, rank: int) -> Iterator[tuple[OpId, P2P
 def source_region(layout: RankLayout, op_id: OpId, box: Box) -> Region:
     """Where the source of an operation lies on its source rank.
 
-    A sum made for it; else what the rank held before; else what has arrived in the window.
+    A sum made for it; else what the rank held before; else what has arrived in its place or in the window.
     """
     for ops, region in layout.kept.items():
         if op_id in ops and region.box.contains(box):
             return region
     if layout.source is not None and layout.source.box.contains(box):
         return layout.source
-    return layout.window
+    return layout.own(box)
 
 
 def destination_region(layout: RankLayout, op_id: OpId) -> Region:

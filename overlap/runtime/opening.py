@@ -1,9 +1,4 @@
-"""`Opening`: the entry kernel's launches with everything bound but the addresses of what they stage.
-
-gather            shard -> its place in the window
-all-to-all input  shard -> source, for peers    | what the rank keeps of it -> window
-output, added to  what the caller's tensor holds -> partial (zeros elsewhere)
-"""
+"""`Opening`: the entry kernel's launches with everything bound but the addresses of what they stage."""
 
 from __future__ import annotations
 
@@ -15,9 +10,9 @@ import torch
 from overlap.schedule import steps as st
 from overlap.schedule.table import counter_base
 
+from .bound_plan import BoundPlan
 from .entry import entry_kernel
-from .instance import Instance
-from .part import Part
+from .plan_tensor import Staged
 from .stage import Staging, as_words, filling, staging
 
 ENTRY_BLOCK = 4096
@@ -47,17 +42,12 @@ class Opening:
         given: by tensor, what the caller brought to be staged.
     """
 
-    def __init__(self, instance: Instance, step: st.Entry, given: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, instance: BoundPlan, step: st.Entry, given: Mapping[str, torch.Tensor]) -> None:
         self._runtime = instance.runtime
         self._instance = instance
         self._step = step
-        self._stages = [
-            stage
-            for part in instance.parts.values()
-            if part.comm.tensor in given
-            for stage in _stages(instance, part, given[part.comm.tensor])
-            if stage.copy.dims
-        ]
+        staged = (_stage(instance, one, given) for part in instance.parts.values() for one in part.staged(given))
+        self._stages = [stage for stage in staged if stage.copy.dims]
         self._first = [self._bound(i, given) for i in range(max(1, len(self._stages)))]
         self._launches: list[Callable[..., None]] = []
 
@@ -119,27 +109,9 @@ def layout_key(given: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
     )
 
 
-def _stages(instance: Instance, part: Part, tensor: torch.Tensor) -> list[_Stage]:
-    layout, comm = part.layout, part.comm
-    everything = (slice(None),) * tensor.dim()
-    if not comm.produced:
-        found = []
-        if layout.source is not None:
-            source = part.view(layout.source, box=part.held)
-            found.append(_Stage(comm.tensor, everything, staging(tensor, source), source))
-        both = part.held.intersect(part.window)
-        inside = tuple(slice(a - o, b - o) for a, b, o in zip(both.lo, both.hi, part.held.lo, strict=True))
-        place = part.view(layout.window, box=both)
-        found.append(_Stage(comm.tensor, inside, staging(tensor[inside], place), place))
-        return found
-    if tuple(tensor.shape) == part.window.shape:
-        return [_Stage(comm.tensor, everything, staging(tensor, part.tensor), part.tensor)]
-    # The caller's shard is what the sum starts from; every other part of the partial starts from nothing.
-    zero, copy = filling(part.tensor, instance.workspace.table)
-    both = part.held.intersect(part.window)
-    place = part.view(layout.window, box=both)
-    inside = tuple(slice(a - o, b - o) for a, b, o in zip(both.lo, both.hi, part.held.lo, strict=True))
-    return [
-        _Stage(None, everything, copy, part.tensor, zero),
-        _Stage(comm.tensor, inside, staging(tensor[inside], place), place),
-    ]
+def _stage(instance: BoundPlan, staged: Staged, given: Mapping[str, torch.Tensor]) -> _Stage:
+    name, part, to = staged
+    if name is None:
+        zero, copy = filling(to, instance.workspace.table)
+        return _Stage(None, part, copy, to, zero)
+    return _Stage(name, part, staging(given[name][part], to), to)

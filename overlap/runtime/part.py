@@ -1,21 +1,23 @@
-"""`Part`: one communicated tensor of an instance: its shape, its memory on every rank, and views of that."""
+"""`Part`: one communicated tensor of an operator's instance: its shape, its memory on every rank, and views of that."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
 from overlap.chunkplan.order import HappensBefore
-from overlap.chunkplan.plan import P2P, CommPlan, OpId
+from overlap.chunkplan.plan import CommPlan, OpId
 from overlap.chunkplan.region import Box, bounding
 from overlap.chunkplan.window import kernel_window
 from overlap.errors import PlanError
 from overlap.schedule.pieces import Values, pieces
 from overlap.schedule.pushes import stored_ops
 
-from .layout import RankLayout, Region, destination_region, input_layout, output_layout, source_region
+from .layout import RankLayout, input_layout, output_layout
 from .operator import Comm
+from .plan_tensor import PlanTensor, Staged
 from .protocol import Runtime
 from .shapes import piece
 
@@ -31,7 +33,7 @@ class Given(NamedTuple):
     order: tuple[int, ...] | None
 
 
-class Part:
+class Part(PlanTensor):
     """One communicated tensor of an instance. ``order`` is settled; ``stores``: tiles are stored where they go.
 
     Raises:
@@ -43,22 +45,15 @@ class Part:
         self, comm: Comm, plan: CommPlan, runtime: Runtime, given: Given, happens: HappensBefore, stores: bool = False
     ) -> None:
         self.comm = comm
-        self.plan = plan
+        self.made = comm.produced
         self.shape = given.shape
-        self.dtype = given.dtype
         self.order = given.order or tuple(range(len(given.shape)))
-        self._runtime = runtime
-        self.layouts: tuple[RankLayout, ...] = tuple(
-            part_layout(plan, comm, rank, self.order, happens, stores) for rank in range(runtime.world)
-        )
-        self.size = max(layout.size for layout in self.layouts)
-        """Elements of symmetric memory."""
-        self.held: Box = piece(self.shape, comm.held, runtime.world, runtime.rank)
-        """What of the global tensor the caller of this rank holds, or is given."""
-        self.window: Box = self.layouts[runtime.rank].window.box
+        layouts = [part_layout(plan, comm, rank, self.order, happens, stores) for rank in range(runtime.world)]
+        held = piece(self.shape, comm.held, runtime.world, runtime.rank)
+        super().__init__(comm.tensor, plan, runtime, given.dtype, layouts, held)
+        self.window: Box = self.layout.window.box
         """What the kernel of this rank sees or makes."""
         self._check(plan, runtime.rank)
-        self.data: Any = None
         self.tensor: Any = None
         """What the kernel of this rank gets for the tensor: gathered, or to be filled."""
 
@@ -76,35 +71,30 @@ class Part:
             )
 
     def bind(self, data: torch.Tensor) -> None:
-        """Takes symmetric memory, `size` elements or more."""
-        self.data = data
+        super().bind(data)
         self.tensor = self.view(self.layout.window)
 
-    def view(self, region: Region, rank: int | None = None, box: Box | None = None) -> torch.Tensor:
-        """``box`` (all) of a region of this rank's layout or, with ``rank``, of that rank's, in the user's dimension order."""
-        data = self._runtime.peer(self.data, self._runtime.rank if rank is None else rank)
-        box = region.box if box is None else box
-        return data.as_strided(box.shape, region.strides, data.storage_offset() + region.at(box))
-
-    @property
-    def layout(self) -> RankLayout:
-        """This rank's."""
-        return self.layouts[self._runtime.rank]
-
-    def source(self, op_id: OpId) -> torch.Tensor:
-        """What an operation reads, on the rank where that lies."""
-        op = self._op(op_id)
-        return self.view(source_region(self.layouts[op.src_rank], op_id, op.src.box), op.src_rank, op.src.box)
-
-    def destination(self, op_id: OpId) -> torch.Tensor:
-        """Where an operation writes, on the rank where that lies."""
-        op = self._op(op_id)
-        return self.view(destination_region(self.layouts[op.dst_rank], op_id), op.dst_rank, op.dst.box)
-
-    def _op(self, op_id: OpId) -> P2P:
-        op = self.plan.op(op_id)
-        assert isinstance(op, P2P)
-        return op
+    def staged(self, given: Mapping[str, torch.Tensor]) -> Iterator[Staged]:
+        """gather            shard -> its place in the window
+        all-to-all input  shard -> source, for peers    | what the rank keeps of it -> window
+        output, added to  what the caller's tensor holds -> partial (zeros elsewhere)
+        """
+        tensor = given.get(self.name)
+        if tensor is None:
+            return
+        layout = self.layout
+        everything = (slice(None),) * tensor.dim()
+        both = self.held.intersect(self.window)
+        inside = tuple(slice(a - o, b - o) for a, b, o in zip(both.lo, both.hi, self.held.lo, strict=True))
+        if self.made and tuple(tensor.shape) == self.window.shape:
+            yield Staged(self.name, everything, self.tensor)
+            return
+        if self.made:
+            # The caller's shard is what the sum starts from; every other part of the partial starts from nothing.
+            yield Staged(None, everything, self.tensor)
+        elif layout.source is not None:
+            yield Staged(self.name, everything, self.view(layout.source, box=self.held))
+        yield Staged(self.name, inside, self.view(layout.window, box=both))
 
 
 def part_layout(

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from overlap.chunkplan.plan import P2P, OpId
-from overlap.errors import UnsupportedError
 from overlap.schedule import steps as st
 from overlap.schedule.table import S_EPOCH, SLOT_WORDS, counter_base, done_base, flag_base
 
+from .bound_plan import BoundPlan
 from .entry import wait_kernel
-from .instance import Instance, LaunchTable
+from .instance import LaunchTable
 from .reduce import sum_kernel
 from .sums import addition, check_pieces, sum_table
 
@@ -28,9 +28,10 @@ Enqueue = Callable[[Any], None]
 LaneStep = st.Await | st.Hold | st.Copy | st.Raise
 
 
-def lane_step(instance: Instance, table: LaunchTable, step: LaneStep | st.Credit) -> Enqueue | None:
+def lane_step(instance: BoundPlan, table: LaunchTable | None, step: LaneStep | st.Credit) -> Enqueue | None:
     """A step made ready, once for the instance's present memory. None: there is nothing to enqueue."""
     if isinstance(step, st.Hold):
+        assert table is not None, "only what tiles make is held"
         return _hold(instance, table, step.op)
     made: Enqueue | None = instance.prepared.get(step)
     if made is None:
@@ -48,7 +49,7 @@ def lane_step(instance: Instance, table: LaunchTable, step: LaneStep | st.Credit
     return made
 
 
-def sum_step(instance: Instance, step: st.Sum, out: torch.Tensor) -> Callable[..., None] | None:
+def sum_step(instance: BoundPlan, step: st.Sum, out: torch.Tensor) -> Callable[..., None] | None:
     """A sum made ready: ``enqueue(stream, out=result)`` for results of the layout of ``out``. None: nothing to add.
 
     Raises:
@@ -61,7 +62,7 @@ def sum_step(instance: Instance, step: st.Sum, out: torch.Tensor) -> Callable[..
     return made
 
 
-def _sum(instance: Instance, step: st.Sum, out: torch.Tensor) -> Callable[..., None] | None:
+def _sum(instance: BoundPlan, step: st.Sum, out: torch.Tensor) -> Callable[..., None] | None:
     runtime, part = instance.runtime, instance.parts[step.tensor]
     pieces = [piece for piece in step.pieces if not piece.chunk.box.empty]
     if not pieces:
@@ -91,7 +92,7 @@ def _sum(instance: Instance, step: st.Sum, out: torch.Tensor) -> Callable[..., N
     return runtime.warm(sum_kernel, (programs, 1, 1), arguments, later=("out",))
 
 
-def _hold(instance: Instance, table: LaunchTable, op_id: OpId) -> Enqueue | None:
+def _hold(instance: BoundPlan, table: LaunchTable, op_id: OpId) -> Enqueue | None:
     """The counter belongs to the schedule, so this is made once for each of an instance's tables."""
     counter = table.counters[op_id]
     if counter.target == 0:
@@ -108,30 +109,28 @@ def _word(state: torch.Tensor, slot: int) -> torch.Tensor:
     return state[slot * SLOT_WORDS : slot * SLOT_WORDS + 1]
 
 
-def _flag(instance: Instance, op_id: OpId, rank: int) -> torch.Tensor:
+def _flag(instance: BoundPlan, op_id: OpId, rank: int) -> torch.Tensor:
     runtime = instance.runtime
     slot = flag_base(runtime.world) + instance.slots[rank][op_id]
     return _word(runtime.peer(instance.state, rank), slot)
 
 
-def _copy(instance: Instance, op_id: OpId) -> Enqueue:
+def _copy(instance: BoundPlan, op_id: OpId) -> Enqueue:
     op = instance.plan.op(op_id)
     assert isinstance(op, P2P)
-    if op.src_rank == op.dst_rank:
-        raise UnsupportedError("a copy inside one rank would run as a kernel behind the grid", help="read it in place")
     src = instance.parts[op.src.tensor].source(op_id)
     dst = instance.parts[op.dst.tensor].destination(op_id)
     return instance.runtime.copier(dst, src)
 
 
-def _raise(instance: Instance, op_id: OpId) -> Enqueue:
+def _raise(instance: BoundPlan, op_id: OpId) -> Enqueue:
     op = instance.plan.op(op_id)
     assert isinstance(op, P2P)
     epoch = _word(instance.runtime.peer(instance.state, op.src_rank), S_EPOCH)
     return instance.runtime.copier(_flag(instance, op_id, op.dst_rank), epoch)
 
 
-def _credit(instance: Instance, peer: int) -> Enqueue:
+def _credit(instance: BoundPlan, peer: int) -> Enqueue:
     runtime = instance.runtime
     done = _word(runtime.peer(instance.state, peer), done_base(runtime.world) + runtime.rank)
     return runtime.copier(done, _word(instance.state, S_EPOCH))

@@ -88,7 +88,7 @@ def addition(
     box = piece.chunk.box
     summands = []
     for op_id in piece.summands:
-        region = layout.window if op_id is None else layout.slots[op_id]
+        region = layout.own(box) if op_id is None else layout.slots[op_id]
         flag = -1 if op_id is None else (flag_base(world) + slots[op_id]) * SLOT_WORDS
         summands.append((Operand.of(region, box), flag))
     out = None

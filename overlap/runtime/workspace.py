@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -25,6 +25,7 @@ from overlap.chunkplan.merge import merge_plans
 from overlap.chunkplan.order import happens_before
 from overlap.chunkplan.plan import CommPlan, TensorSpec
 from overlap.errors import OverlapError, RuntimeContractError, UsageError
+from overlap.schedule.cut import cut_along
 from overlap.schedule.pieces import partial_sources
 from overlap.schedule.sync import assign_slots
 from overlap.schedule.table import state_words
@@ -34,7 +35,7 @@ from .part import part_layout
 from .protocol import Runtime, runtime_of
 
 if TYPE_CHECKING:
-    from .instance import Instance
+    from .bound_plan import BoundPlan
     from .operator import Operator
 
 TABLE_WORDS = 1 << 16
@@ -44,6 +45,13 @@ LEAST_FLAGS = 64
 """Flags made at least, 32 bytes each: another shape rarely needs more."""
 LEAST_COUNTERS = 32
 """The same of counters, where there are any."""
+
+
+class Owner(Protocol):
+    """Whose workspace it is: an operator, or what moves tensors without one."""
+
+    @property
+    def name(self) -> str: ...
 
 
 class Need(NamedTuple):
@@ -99,14 +107,14 @@ class Memory:
 class Workspace:
     """The memory of an operator on a group for one dtype a communicated tensor. Obtained with `workspace_of`."""
 
-    def __init__(self, operator: Operator, runtime: Runtime, dtypes: tuple[torch.dtype, ...]) -> None:
+    def __init__(self, operator: Owner, runtime: Runtime, dtypes: tuple[torch.dtype, ...]) -> None:
         self.operator = operator
         self.runtime = runtime
         self.dtypes = dtypes
         self.memory: Memory | None = None
         self.kept: list[Memory] = []
         self.reserved = False
-        self.instances: list[Instance] = []
+        self.instances: list[BoundPlan] = []
         self._tables: torch.Tensor | None = None
         self._used = 0
         self.error: OverlapError | None = None
@@ -156,7 +164,7 @@ class Workspace:
         self._used = -(-end // TABLE_ALIGNMENT) * TABLE_ALIGNMENT
         return self.runtime.table(values, bits=bits, into=place if width == 1 else place.view(torch.int64))
 
-    def add(self, instance: Instance) -> int:
+    def add(self, instance: BoundPlan) -> int:
         """Takes in an instance; its number in fault records."""
         self.instances.append(instance)
         return len(self.instances) - 1
@@ -199,7 +207,7 @@ def workspaces(runtime: Runtime) -> dict[Any, Workspace]:
     return found
 
 
-def workspace_of(operator: Operator, runtime: Runtime, dtypes: tuple[torch.dtype, ...]) -> Workspace:
+def workspace_of(operator: Owner, runtime: Runtime, dtypes: tuple[torch.dtype, ...]) -> Workspace:
     """The workspace of an operator on a runtime, made empty when there is none."""
     known = workspaces(runtime)
     key = (id(operator), dtypes)
@@ -222,6 +230,7 @@ def plan_for(operator: Operator, world: int, shapes: Sequence[tuple[int, ...]]) 
             dim=comm.dim,
             to_dim=comm.to_dim,
             split=operator.realization.split,
+            split_dim=cut_along(comm.tensor, comm.dim, comm.to_dim, () if comm.produced else operator.reads),
             direction="push" if comm.produced else facts.default_direction,
             path=f"<plan of {operator.name}>",
         )

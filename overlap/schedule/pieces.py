@@ -53,13 +53,17 @@ Sums = dict[tuple[OpId, ...], tuple[Piece, ...]]
 class Values:
     """What chunks are worth on each rank, and to whom: the value rule for one plan, with its happens-before.
 
+    Args:
+        lenient: what a rank never has counts as its own, for plans that are carried out though they are wrong.
+
     Raises:
         PlanError: the plan is cyclic.
     """
 
-    def __init__(self, plan: CommPlan, order: HappensBefore | None = None) -> None:
+    def __init__(self, plan: CommPlan, order: HappensBefore | None = None, *, lenient: bool = False) -> None:
         self.plan = plan
         self.order = order or happens_before(plan)
+        self.lenient = lenient
         self._sources: dict[OpId, Parts] = {}
         self._landing: dict[tuple[int, str], list[tuple[OpId, P2P]]] = {}
         for op_id, op in plan.items():
@@ -84,6 +88,13 @@ class Values:
     def sends_partial(self, op_id: OpId) -> bool:
         """Whether an operation sends nothing but what the kernel of its rank made."""
         return _own(self.source(op_id))
+
+    def in_place(self, op_id: OpId) -> bool:
+        """Whether all that an operation sends lies in memory as it is: the rank's own, or brought without being added."""
+        return all(
+            len(summands) == 1 and (summands[0] is None or self.plan.op(summands[0]).reduce is None)
+            for _, summands in self.source(op_id)
+        )
 
     def result(self, rank: int, chunk: Chunk) -> Parts:
         """``chunk`` on ``rank`` behind all operations, cut into parts of equal summands.
@@ -112,7 +123,7 @@ class Values:
             if replacing:
                 last = next((a for a in replacing if all(before(b, a) for b in replacing if b != a)), max(replacing))
                 summands = [last, *(op_id for op_id in adding if before(last, op_id))]
-            elif any(own.contains(box) for own in held):
+            elif any(own.contains(box) for own in held) or (self.lenient and not adding):
                 summands.append(None)
             if not summands:
                 raise PlanError(
@@ -125,7 +136,7 @@ class Values:
 
 
 def pieces(
-    plan: CommPlan, rank: int, tensor: str, known: Values | HappensBefore | None = None
+    plan: CommPlan, rank: int, tensor: str, known: Values | HappensBefore | None = None, *, in_place: bool = False
 ) -> tuple[Sums, tuple[Piece, ...]]:
     """What ``rank`` adds up of a produced tensor: for its own operations, and as its result.
 
@@ -135,6 +146,8 @@ def pieces(
 
     Args:
         known: the plan's values, or its happens-before, where the caller has either already.
+        in_place: what operations bring without adding lands where it belongs, so that it is sent on from there, and is
+            in no sum either; for plans without a kernel.
 
     Raises:
         PlanError: the plan is cyclic, or a rank sends or ends with what it never had.
@@ -144,7 +157,7 @@ def pieces(
     groups: dict[tuple[Box, Parts], list[OpId]] = {}
     for op_id in _sent(plan, rank, (tensor,)):
         parts = values.source(op_id)
-        if not _own(parts):
+        if not (values.in_place(op_id) if in_place else _own(parts)):
             groups.setdefault((plan.op(op_id).src.box, parts), []).append(op_id)
 
     wanted: list[Box] = []

@@ -161,7 +161,7 @@ def launch_steps(
 
     copies: list[Step] = []
     for index in feeding:
-        copies += _carry_out(plan, (rank, index), behind)
+        copies += carry_out(plan, (rank, index), behind)
     steps: list[Step] = [Entry(plan.world > 1, pulls, made is not None and bool(made.partial))]
     steps += [Fork(lane) for lane in lanes]
     if made is not None:
@@ -266,7 +266,7 @@ class _Producing:
                 if op in self.partial and self.partial[op] not in seen:
                     seen.add(self.partial[op])
                     hold = [Hold(lane, op)]
-                steps += _carry_out(self._plan, op, self.behind, hold)
+                steps += carry_out(self._plan, op, self.behind, hold)
         for tensor, (_, result) in self._pieces.items():
             left = tuple(piece for piece in result if not piece.keep)
             if left:
@@ -282,7 +282,7 @@ class _Producing:
         return (op,), tensor, ()
 
 
-def _carry_out(plan: CommPlan, op_id: OpId, behind: dict[int, set[OpId]], hold: list[Step] | None = None) -> list[Step]:
+def carry_out(plan: CommPlan, op_id: OpId, behind: dict[int, set[OpId]], hold: list[Step] | None = None) -> list[Step]:
     """Await what the operation depends on, copy, raise its flag; ``behind`` is what each lane has seen."""
     op = _copied(plan, op_id)
     lane = op.channel

@@ -1,6 +1,7 @@
 """Simulated ranks: a generated module, run and checked on a CPU against the original kernel.
 
     report = check_module("OUT.py", world=4, shape={"M": 130, "N": 64, "K": 64}, dtype="bf16", seeds=range(20))
+    report = check_plan(plan, seeds=range(20))                     # a plan alone, without a kernel
 
 A `World` runs host code and kernels of several ranks as fibres, one at a time, in an order that a seed decides; clocks
 and shadow memory find races whether or not the numbers came out right.
@@ -8,7 +9,8 @@ and shadow memory find races whether or not the numbers came out right.
 
 from .explore import Exploration, ScriptedChooser, explore
 from .fibres import RandomChooser
-from .report import Fault, SimReport
+from .plan_check import PlanCheck, check_plan
+from .report import Fault, PlanReport, SimReport
 from .runtime import SimGroup, SimRuntime
 from .verify import ModuleCheck, check_module
 from .world import World
@@ -17,6 +19,8 @@ __all__ = [
     "Exploration",
     "Fault",
     "ModuleCheck",
+    "PlanCheck",
+    "PlanReport",
     "RandomChooser",
     "ScriptedChooser",
     "SimGroup",
@@ -24,5 +28,6 @@ __all__ = [
     "SimRuntime",
     "World",
     "check_module",
+    "check_plan",
     "explore",
 ]

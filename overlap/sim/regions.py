@@ -39,11 +39,11 @@ class RegionNames:
                 if part.data is None or part.data.data_ptr() != self._address:
                     continue
                 layout = part.layout
-                if not part.comm.produced and layout.source is None:
+                if not part.made and layout.source is None and not layout.places:
                     return None  # gathered: the kernel's own name for it says enough
                 for region in layout.regions():
                     if region.offset <= element < region.end:
-                        return part.comm.tensor, region, part.comm.produced
+                        return part.name, region, part.made
         return None
 
 

@@ -1,9 +1,10 @@
-"""What a check of a generated module found, as text."""
+"""What a check of a generated module, or of a plan alone, found, as text."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from overlap.chunkplan.plan import CommPlan
 from overlap.errors import OverlapError
 
 NOT_COVERED = (
@@ -77,6 +78,59 @@ class SimReport:
         prefix = f"{fault.kind}: "
         message = message.removeprefix(prefix)
         return f"fault: {fault.kind} with seed {fault.seed} (--seed {fault.seed} shows it again): {message}"
+
+
+@dataclass
+class PlanReport:
+    """The result of `check_plan`: seeds run, orders explored, faults found.
+
+    ``explored`` runs went through every order within the bound if ``complete``; a fault of theirs has the seed -1.
+    """
+
+    plan: CommPlan
+    dtype: str
+    launches: int
+    sms: int
+    seeds: list[int] = field(default_factory=list)
+    explored: int = 0
+    complete: bool = False
+    faults: list[Fault] = field(default_factory=list)
+    steps: int = 0
+
+    @property
+    def ok(self) -> bool:
+        return not self.faults
+
+    def __str__(self) -> str:
+        plan = self.plan
+        ranks = f"{plan.world} rank{'s' if plan.world != 1 else ''}" + (f" ({plan.mesh})" if plan.mesh else "")
+        operations = sum(map(len, plan.ops))
+        lines = [
+            f"plan {plan.name}: {ranks}, {', '.join(map(str, plan.tensors))}, {self.dtype}, {operations} operations, "
+            f"{self.launches} launches in a row with new data",
+            f"seeds run: {_ranges(self.seeds)} ({self.steps} scheduling points)",
+        ]
+        if self.explored:
+            whole = "all of them" if self.complete else "not all"
+            lines.append(f"orders explored: {self.explored}, {whole} within the bound on preemptions")
+        if self.ok:
+            lines.append(
+                "what ranks end with is what the plan promises; no race, deadlock, stray access or missing write"
+            )
+        for fault in self.faults:
+            lines += ["", fault.error.render()]
+        lines.append("ok" if self.ok else self._last_line())
+        return "\n".join(lines)
+
+    def _last_line(self) -> str:
+        fault = self.faults[0]
+        message = fault.error.message.split(" while nothing orders")[0].removeprefix(f"{fault.kind}: ")
+        again = (
+            f"with seed {fault.seed} (--seed {fault.seed} shows it again)"
+            if fault.seed >= 0
+            else "in an explored order"
+        )
+        return f"fault: {fault.kind} {again}: {message}"
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -105,7 +105,7 @@ class ModuleCheck:
             self.world, sms=self.sms, seed=seed, chooser=chooser, flattened=self.flattened, blocking=self.blocking
         )
         try:
-            with _step_filter(self.mutate_steps):
+            with step_filter(self.mutate_steps):
                 world.run(lambda group: self._rank(world, group))
         except SimFault as fault:
             return fault
@@ -144,17 +144,7 @@ class ModuleCheck:
             )
         if not got.numel():
             return
-        buffer = world.memory.of(got)
-        if buffer is not None:
-            places = buffer.granules(world.memory.offsets(got), got.element_size())
-            missing = world.shadow.first_never_written(buffer, places)
-            if missing is not None:
-                position = int(np.flatnonzero(places == missing[0])[0])
-                raise UnwrittenFault(
-                    f"unwritten: {missing[1]} of {got.numel()} elements of {name} were never written, "
-                    f"the first is {_index(position, got.shape)}"
-                )
-            world.shadow.read(buffer, places, world.shadow.access(runtime.host, "reads the result", NOWHERE))
+        check_written(world, runtime, name, got)
         got = got.contiguous()
         runtime.synchronize()
         if self.payload and wanted.moved:
@@ -249,8 +239,30 @@ def check_module(
     return check.report
 
 
+def check_written(world: World, runtime: Any, name: str, got: torch.Tensor) -> None:
+    """Reads a result as a rank's host code does once its stream is done.
+
+    Raises:
+        UnwrittenFault: some of it was never written.
+        RaceFault: some of it is written by what the host code does not know to be done.
+    """
+    buffer = world.memory.of(got)
+    if buffer is None:
+        return
+    places = buffer.granules(world.memory.offsets(got), got.element_size())
+    missing = world.shadow.first_never_written(buffer, places)
+    if missing is not None:
+        position = int(np.flatnonzero(places == missing[0])[0])
+        raise UnwrittenFault(
+            f"unwritten: {missing[1]} of {got.numel()} elements of {name} were never written, "
+            f"the first is {_index(position, got.shape)}"
+        )
+    world.shadow.read(buffer, places, world.shadow.access(runtime.host, "reads the result", NOWHERE))
+
+
 @contextmanager
-def _step_filter(steps: StepFilter | None) -> Iterator[None]:
+def step_filter(steps: StepFilter | None) -> Iterator[None]:
+    """Launches within change their steps so."""
     before = launch_layer.STEP_FILTER
     launch_layer.STEP_FILTER = steps if steps is not None else before
     try:

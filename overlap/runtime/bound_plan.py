@@ -1,0 +1,108 @@
+"""`BoundPlan`: a plan on one group: its launch steps, its flags, and views of a workspace's memory.
+
+parts    the communicated tensors: layouts, views (plan_tensor.py)
+state    int64 words: epoch, counter, spin limit, fault, ready[world], done[world], flags, counters (schedule/table.py)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from overlap import settings
+from overlap.chunkplan.plan import CommPlan, OpId
+from overlap.schedule.steps import Entry, Step
+from overlap.schedule.sync import assign_slots
+
+from .plan_tensor import PlanTensor
+from .protocol import Runtime
+from .workspace import Memory, Need, Workspace
+
+
+class BoundPlan:
+    """What a launch of a plan needs on this rank. Made on all ranks at once.
+
+    Args:
+        parts: by the tensor's name, in the order of the workspace's dtypes.
+        steps: of this rank.
+        what: shapes, for the message where memory that was reserved is too small.
+    """
+
+    parts: Mapping[str, PlanTensor]
+
+    def __init__(
+        self,
+        plan: CommPlan,
+        runtime: Runtime,
+        parts: Mapping[str, PlanTensor],
+        steps: Sequence[Step],
+        need: Need,
+        workspace: Workspace,
+        what: object,
+    ) -> None:
+        self.plan = plan
+        self.runtime = runtime
+        self.parts = parts
+        self.slots: tuple[dict[OpId, int], ...] = tuple(assign_slots(plan, r) for r in range(runtime.world))
+        self.steps: tuple[Step, ...] = tuple(steps)
+        self.entry = next(step for step in self.steps if isinstance(step, Entry))
+        self.need = need
+        self.workspace = workspace
+        memory = workspace.fit(need, what)
+        self.number = workspace.add(self)
+        self.met = False
+        self.warmed: set[Any] = set()
+        """Variants of a launch whose kernels have been compiled."""
+        self._meetings = 0
+        self._bind(memory)
+
+    def _bind(self, memory: Memory) -> None:
+        self.memory = memory
+        self.state = memory.state
+        self.peers = memory.peers
+        for part, data in zip(self.parts.values(), memory.data, strict=True):
+            part.bind(data)
+        self.prepared: dict[Any, Any] = {}
+        """What `launch` made ready for this memory, by step."""
+
+    def refresh(self) -> None:
+        """Takes up the workspace's present memory, which another shape may have made grow."""
+        memory = self.workspace.memory
+        if memory is not None and memory is not self.memory:
+            self._bind(memory)
+
+    @property
+    def title(self) -> str:
+        """What is launched, for the names of meetings."""
+        raise NotImplementedError
+
+    def meet(self, prepare: Callable[[], None]) -> None:
+        """Once an instance, behind `prepare`: all ranks have compiled what they are about to launch.
+
+        The deadline of a launch counts from here, so that a peer that compiles for long is waited for.
+
+        Raises:
+            RuntimeContractError: another rank could not compile, or raised before it came here.
+            DeadlineError: another rank took longer than the setting ``compile_deadline_s``.
+        """
+        if self.met:
+            return
+        prepare()
+        self._meetings += 1
+        self.runtime.agree(self._compiled(), None, seconds=settings.get("compile_deadline_s"))
+        self.met = True
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """Around a call: if it raises before the ranks have met over a first launch, they are told instead of left waiting."""
+        before = self._meetings
+        try:
+            yield
+        except Exception as error:
+            if not self.met and self._meetings == before:
+                self.runtime.agree(self._compiled(), error)
+            raise
+
+    def _compiled(self) -> str:
+        return f"the first launch of {self.title}"
