@@ -41,6 +41,11 @@ from .products import Product, by_tma, product_arguments
 from .record import remember, serial_plan
 from .views import GatherView, gather_view, scatter_view
 
+SPLIT = 4
+"""Parts of a piece before `a2a_gemm`'s product; a tile waits for one part of every rank. Of 1, 2, 4 and 8 it was at most 4 %
+behind the best on each of four shapes (bench/results/ways/a2a_gemm_h200x4.json); another number by the shape would be another
+workspace."""
+
 UNEVEN = "uneven shards of a dimension with others on both sides"
 
 
@@ -56,7 +61,7 @@ def a2a_gemm(
     out_dtype: torch.dtype | None = None,
     backend: str | None = None,
     plan: str = "all_to_all_1d",
-    split: int = 1,
+    split: int = SPLIT,
 ) -> torch.Tensor:
     """``x @ w + bias`` of an x sharded along its last dimension, for this rank's piece of ``scatter_dim``.
 
@@ -72,7 +77,7 @@ def a2a_gemm(
         backend: ``copy_engine`` (fused) or ``serial`` (a collective, then torch's product); by default fused, and serial
             where that is impossible or slower, which `last_plan` and the log say.
         plan: the plan template that moves the pieces.
-        split: chunks a piece is cut into.
+        split: parts a piece is cut into, along the rows; a tile waits for its part of every rank's.
 
     Returns:
         [..., N], ``scatter_dim`` cut to this rank's piece.
@@ -115,8 +120,9 @@ def gemm_a2a(
         gather_dim: the dimension, not the last, that x is sharded along (the sequence).
         gather_size: its global extent, needed where shards are uneven; they follow `torch.chunk`.
         heads: how many heads N is made of; a number that the ranks cannot share evenly is refused.
-        group, out, out_dtype, backend, plan, split: as for `a2a_gemm`.
+        group, out, out_dtype, backend, plan: as for `a2a_gemm`.
         transport_dtype: of the results that travel; by default the result's.
+        split: chunks a piece is cut into.
 
     Returns:
         [..., N_r], all of ``gather_dim``; the pieces of N follow `torch.chunk`.

@@ -3,8 +3,8 @@
 one-shot   every rank sends its whole partial result to every other, and each adds all of them: least latency
 two-shot   a reduce-scatter behind the product, then each owner sends its sum to all: fewest bytes
 
-Where they part is a setting. By the numbers of a copy (10 us, then 370 GB/s) the second step of four ranks, 20 us or so
-with its flags and its sum, pays for the half more bytes a rank than it saves from about 4 MB on.
+Where they part is a setting. On four GPUs one step was faster up to results of 8 MiB, two from 16 MiB on
+(bench/results/ways/gemm_ar_h200x4.json).
 
 Partial results are rounded and added as in `gemm_rs`; every rank adds in the order of the ranks, so all get the same bits.
 """

@@ -13,6 +13,7 @@ from overlap.api.fallback import BACKENDS, STORING, check_backend
 from overlap.api.memory import reserve_operator
 from overlap.errors import UsageError
 
+from .exchange_gemm import SPLIT as EXCHANGE_SPLIT
 from .gather_gemm import compiled_kernel
 from .gemm import ag_gemm_any, ag_gemm_tma, gemm_out_tma
 from .gemm_stored import gemm_out_stored
@@ -43,7 +44,7 @@ FORMS = {
     "ag_gemm_k": Form(compiled_kernel, ag_gemm_tma, ("K",), "K", ("all_gather_1d",)),
     "gemm_rs": Form(compiled_partial, gemm_out_tma, ("M", "B", "N"), "N", ("reduce_scatter_1d",), SPLIT),
     "gemm_ar": Form(compiled_partial, gemm_out_tma, ("",), "N", (ONE_SHOT, TWO_SHOT)),
-    "a2a_gemm": Form(compiled_kernel, ag_gemm_tma, ("K:M", "K:B"), "K", ("all_to_all_1d",)),
+    "a2a_gemm": Form(compiled_kernel, ag_gemm_tma, ("K:M", "K:B"), "K", ("all_to_all_1d",), EXCHANGE_SPLIT),
     "gemm_a2a": Form(compiled_partial, gemm_out_tma, ("M:N", "B:N"), "N", ("all_to_all_1d",)),
 }
 
