@@ -16,7 +16,7 @@ RECIPE := Makefile pyproject.toml overlap/version.py constraints/common.txt
 
 HALF   := click filelock greenlet libcst ml_dtypes numpy platformdirs pyyaml rich editables hatchling
 LINT   := import-linter mypy ruff types-PyYAML
-TEST   := hypothesis networkx pytest pytest-xdist syrupy
+TEST   := hypothesis jsonschema networkx pytest pytest-xdist syrupy
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test lint format demo sweep golden wheel clean

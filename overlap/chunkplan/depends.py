@@ -8,6 +8,9 @@ from .document import Document, Node, nearest
 from .frame import FrameReader
 from .template import Dependency, Loop, OpItem
 
+KEYS = ("on", "rank", "index", "when", "for")
+"""Keys of a dependency that is a mapping; any other one is a loop variable of the label in `on`."""
+
 
 class DependencyReader(FrameReader):
     """Reads dependencies, and remembers those on labels until every label is known."""
@@ -34,7 +37,6 @@ class DependencyReader(FrameReader):
             self.references.append((dependency, loops))
             return dependency
         entries = document.mapping(node, "a dependency")
-        fixed = ("on", "rank", "index", "when", "for")
         over: list[Loop] = []
         if "for" in entries:
             over, scope = self.loops_of(entries["for"], scope)
@@ -48,7 +50,7 @@ class DependencyReader(FrameReader):
             return Dependency(node, rank, index, when=when, loops=tuple(over))
         label = document.scalar(document.require(node, entries, "on", "a dependency", "LABEL"), "`on`")
         values = tuple(
-            (key, self.int_of(value, f"`{key}`", scope)) for key, value in entries.items() if key not in fixed
+            (key, self.int_of(value, f"`{key}`", scope)) for key, value in entries.items() if key not in KEYS
         )
         dependency = Dependency(node, rank, label=label, values=values, when=when, loops=tuple(over))
         self.references.append((dependency, loops))

@@ -45,9 +45,16 @@ PLAN_KEYS = (
 RANK_KEYS = ("before", "after", "ops")
 OP_KEYS = (*VERBS, "from", "to", "into", "chunk", "ranks", "depends", "label", "channel", "reduce", "backend", "do")
 MAX_DEPTH = 16
+REDUCE_KEYS = ("op", "accumulate")
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
-_ENDS = {"move": ("from", "to"), "pull": ("from",), "push": ("to",), "local": (), "collective": ("chunk", "ranks")}
+ENDS: Mapping[str, tuple[str, ...]] = {
+    "move": ("from", "to"),
+    "pull": ("from",),
+    "push": ("to",),
+    "local": (),
+    "collective": ("chunk", "ranks"),
+}
 
 
 def read_template(text: str, path: str) -> PlanTemplate:
@@ -248,7 +255,7 @@ class _Reader(DependencyReader):
         document = self.document
         self.verbs.add(verb)
         what = f"a `{verb}`"
-        ends = _ENDS[verb]
+        ends = ENDS[verb]
         for key in ("from", "to", "chunk", "ranks"):
             if key in entries and key not in ends:
                 raise document.error(entries[key], f"{what} has no `{key}`", help=self._ends_help(verb))
@@ -310,7 +317,7 @@ class _Reader(DependencyReader):
         document = self.document
         entries = {"op": node}
         if isinstance(node, yaml.MappingNode):
-            entries = document.mapping(node, "a reduction", ("op", "accumulate"))
+            entries = document.mapping(node, "a reduction", REDUCE_KEYS)
             document.require(node, entries, "op", "a reduction", "sum")
         op = document.choice(entries["op"], "reduction", REDUCTIONS)
         if "accumulate" not in entries:

@@ -18,6 +18,7 @@ from overlap.chunkplan.memory import reduced_tensors
 from overlap.chunkplan.mesh import Mesh
 from overlap.chunkplan.plan import CommPlan, TensorSpec
 from overlap.chunkplan.promise import verify_kind
+from overlap.chunkplan.schema import schema_text
 from overlap.chunkplan.trials import Room, rooms_of, trials_of
 from overlap.chunkplan.verify import verify_contributions, verify_plan
 from overlap.errors import OnError, PlanError, UsageError
@@ -34,6 +35,12 @@ class _On:
     tensor: str
     axis: str
     to: str = ""
+
+
+def _print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        click.echo(schema_text(), nl=False)
+        context.exit()
 
 
 @click.command("check")
@@ -62,6 +69,14 @@ class _On:
 )
 @click.option(
     "--tries", type=click.IntRange(min=0), default=20, show_default=True, help="Random counts to try without --counts."
+)
+@click.option(
+    "--schema",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_schema,
+    help="Print the JSON Schema of plan files, for editors, and stop.",
 )
 def command(
     plan: str,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from overlap.chunkplan.build import build_plan, load_plan
 from overlap.chunkplan.dump import dump_plan
+from overlap.chunkplan.mesh import Mesh
 from overlap.chunkplan.plan import P2P, Chunk, Collective, CommPlan, TensorSpec
 from overlap.chunkplan.reduction import Reduction
 from overlap.chunkplan.region import Box
@@ -21,6 +22,8 @@ words = st.one_of(
     st.text(st.characters(codec="utf-8"), max_size=12),
 )
 names = st.sampled_from(["a", "tensor", "whole", "shard", "rank", "world", "on", "x_1", "M", "null"])
+
+AXES = ("node", "gpu", "die")
 
 
 @st.composite
@@ -36,7 +39,10 @@ def plans(draw) -> CommPlan:
     world = draw(st.integers(1, 4))
     shapes = st.lists(st.integers(0, 9), max_size=3).map(tuple)
     unique = draw(st.lists(names, min_size=1, max_size=3, unique=True))
-    specs = tuple(TensorSpec(name, draw(shapes)) for name in unique)
+    numbers = st.just(()) | st.lists(st.integers(0, 3), min_size=world, max_size=world).map(tuple)
+    specs = tuple(TensorSpec(name, draw(shapes), draw(numbers), draw(numbers)) for name in unique)
+    sizes_of = {1: [(1,), (1, 1)], 2: [(2,), (1, 2)], 3: [(3, 1)], 4: [(4,), (2, 2), (2, 1, 2)]}[world]
+    meshes = st.sampled_from([Mesh(sizes) for sizes in sizes_of] + [Mesh(sizes_of[-1], AXES[: len(sizes_of[-1])])])
     sizes = [draw(st.integers(0, 3)) for _ in range(world)]
     ids = [(r, i) for r, n in enumerate(sizes) for i in range(n)]
     held = st.lists(chunks(specs), max_size=3).map(tuple)
@@ -67,6 +73,7 @@ def plans(draw) -> CommPlan:
         after=tuple(draw(held) for _ in range(world)),
         ops=tuple(tuple(op(rank) for _ in range(n)) for rank, n in enumerate(sizes)),
         meta=draw(st.dictionaries(words, words, max_size=2)),
+        mesh=draw(st.none() | meshes),
     )
 
 
@@ -75,7 +82,7 @@ def plans(draw) -> CommPlan:
 def test_there_and_back(plan):
     text = dump_plan(plan)
     again = load_plan(text)
-    assert again == plan
+    assert again == plan and again.tensors == plan.tensors and again.mesh == plan.mesh
     assert again.meta == plan.meta
     assert dump_plan(again) == text
     assert yaml.safe_load(text)["world"] == plan.world

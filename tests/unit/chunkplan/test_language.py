@@ -10,11 +10,14 @@ from overlap.chunkplan import expand
 from overlap.chunkplan.build import build_plan, load_plan
 from overlap.chunkplan.dump import dump_plan
 from overlap.chunkplan.library import find_template, list_templates
+from overlap.chunkplan.mesh import Mesh
 from overlap.chunkplan.plan import Chunk, CommPlan, TensorSpec
 from overlap.chunkplan.reduction import Reduction
 from overlap.chunkplan.region import Box
 from overlap.chunkplan.verify import verify_plan
 from overlap.errors import PlanError
+
+from .damage import damaged
 
 
 def build(text: str, world: int = 4, shape=(8, 6), dim: int = 0, to_dim: int | None = 1, **more) -> CommPlan:
@@ -596,26 +599,36 @@ def test_a_concrete_plan_leaves_nothing_open(text, said):
 
 
 def test_damaged_plans_never_surprise():
-    """Shipped plans with random damage: a plan comes out, or a PlanError with a place; nothing else, and soon."""
+    """Shipped plans with random damage: a plan comes out, or a PlanError with a place inside the text; and soon."""
     dice = random.Random(3)
-    sources = [find_template(name)[1] for name in list_templates()]
-    sources.append(dump_plan(build(sources[-1], world=3)))
-    alphabet = "()[]{}:,-+*/%#'\"\n \t0123456789abcrank&!|>?@`\\\u00e9\u2028"
+    sources = {name: find_template(name)[1] for name in list_templates()}
+    sources["dumped"] = dump_plan(build(sources["all_gather_ring"], world=4, mesh=Mesh((2, 2))))
+    tensors = {"kv_ring": "k", "all_to_all_v": "x"}
     refused = 0
     for _ in range(1500):
-        text = list(dice.choice(sources))
-        for _ in range(dice.randint(1, 3)):
-            at = dice.randrange(len(text))
-            if dice.random() < 0.4:
-                del text[at : at + dice.randint(1, 4)]
-            else:
-                text[at:at] = dice.choice(alphabet)
+        name = dice.choice(list(sources))
+        text = damaged(sources[name], dice)
+        counts = {"sent": [[dice.randrange(2) for _ in range(4)] for _ in range(4)]} if name == "all_to_all_v" else None
         try:
-            plan = build("".join(text), world=3, split=dice.choice([1, 2]))
+            plan = build_plan(
+                text,
+                world=4,
+                tensor=TensorSpec(tensors.get(name, "a"), (8, 6)),
+                dim=0,
+                to_dim=1,
+                split=dice.choice([1, 2]),
+                path="p.yaml",
+                mesh=Mesh((2, 2)),
+                counts=counts,
+            )
         except PlanError as error:
-            assert error.where is not None and error.where.line >= 1 and error.where.col >= 1
+            assert error.where is not None and error.where.path == "p.yaml"
+            lines = text.splitlines() or [""]
+            assert 1 <= error.where.line <= len(lines) + 1, text
+            line = lines[error.where.line - 1] if error.where.line <= len(lines) else ""
+            assert error.where.text == line and 1 <= error.where.col <= len(line) + 1, text
             assert error.render()
             refused += 1
         else:
-            assert plan.world == 3
+            assert plan.world == 4 and load_plan(dump_plan(plan)) == plan
     assert 300 < refused < 1490
