@@ -16,8 +16,7 @@ from overlap.api import CompiledKernel, LastPlan, compile
 from overlap.runtime.protocol import Runtime, runtime_of
 
 from .blocks import choose_blocks
-from .gemm import ag_gemm_any, gemm_out_tma
-from .gemm_stored import gemm_out_stored
+from .kernels import ag_gemm_any, gemm_out_stored, gemm_out_tma
 from .products import FEWEST_ROWS, descriptor, rows_fit, weight_by
 
 C_OF = {"gemm_out_tma": "c_desc", "gemm_out_stored": "c_ptr", "ag_gemm_any": "c_ptr"}

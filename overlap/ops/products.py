@@ -13,7 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from overlap.runtime.protocol import Runtime
 
 from .blocks import choose_blocks
-from .gemm import ag_gemm_any, ag_gemm_tma, copy_flat
+from .kernels import ag_gemm_any, ag_gemm_tma, copy_flat
 from .views import GatherView
 
 COPY_BLOCK = 4096

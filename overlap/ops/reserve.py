@@ -15,8 +15,7 @@ from overlap.errors import UsageError
 
 from .exchange_gemm import SPLIT as EXCHANGE_SPLIT
 from .gather_gemm import compiled_kernel
-from .gemm import ag_gemm_any, ag_gemm_tma, gemm_out_tma
-from .gemm_stored import gemm_out_stored
+from .kernels import ag_gemm_any, ag_gemm_tma, gemm_out_stored, gemm_out_tma
 from .partials import compiled_partial
 from .products import rows_fit
 from .reduce_gemm import ONE_SHOT, TWO_SHOT

@@ -7,7 +7,7 @@ from overlap.errors import RuntimeContractError, UnsupportedError, UsageError
 from overlap.ops import ag_gemm, last_plan, reserve
 from overlap.ops.blocks import choose_blocks
 from overlap.ops.gather_gemm import compiled_kernel
-from overlap.ops.gemm import ag_gemm_any, ag_gemm_tma
+from overlap.ops.kernels import ag_gemm_any, ag_gemm_tma
 from overlap.ops.views import gather_view
 
 X, W = torch.randn(6, 8), torch.randn(8, 5)

@@ -36,7 +36,7 @@ def gemm_out_stored(
     B_BY: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):
-    """A[B,M,K], B[K,N], C[M,B,N]; persistent, BLOCK_B is 1. Arguments as those of `overlap.ops.gemm.gemm_out_tma`."""
+    """A[B,M,K], B[K,N], C[M,B,N]; persistent, BLOCK_B is 1. Arguments as those of `gemm_out_tma` beside it."""
     # @overlap.tensor c_ptr[M,B,N] write
     # @overlap.axis_count B block=BLOCK_B
     num_pid_b = tl.cdiv(B, BLOCK_B)
