@@ -12,7 +12,7 @@ from overlap.errors import PlanError
 
 from .memory import Place, PlaceId, adds
 from .order import HappensBefore, also_at, collective_groups, name_op
-from .parts import Folded, Parts, Twice, disjoint, initial, part_numbers, put, ranks_of, together
+from .parts import Parts, Twice, disjoint, initial, part_numbers, placed, put, ranks_of, together
 from .plan import P2P, Chunk, Collective, CommPlan, OpId
 from .reduction import REDUCTIONS
 from .region import Box, uncovered
@@ -26,7 +26,7 @@ class Contributions:
         checked: names of tensors whose chunks are sums of one part from each rank.
 
     Raises:
-        PlanError: some value that an operation carries counts a rank twice.
+        PlanError: a collective brings values of another tensor.
     """
 
     def __init__(
@@ -44,24 +44,26 @@ class Contributions:
         self._carry(self._feeding())
 
     def check(self) -> None:
-        """Every promised chunk counts every rank, and no chunk a rank twice.
+        """Every promised chunk counts every rank, once. A sum that reaches no promised chunk may be anything.
 
         Raises:
             PlanError: names the rank that is missing or counted twice, the chunk, and the operations.
         """
-        for (rank, tensor), place in self.places.items():
-            if tensor in self.checked:
-                for box, touched in zip(place.boxes, place.touched, strict=True):
-                    if touched.writers:
-                        self.value((rank, tensor), box, None)
-        for rank, chunks in enumerate(self.plan.after):
-            for chunk in chunks:
-                if chunk.tensor in self.checked and not chunk.box.empty:
-                    parts = self.value((rank, chunk.tensor), chunk.box, None)
-                    everyone = sum(1 << part for part in self._of_group((rank, chunk.tensor)))
-                    for box, mask in sorted(parts, key=lambda part: part[0].lo):
-                        if mask != everyone:
-                            raise self._missing(rank, Chunk(chunk.tensor, box), mask)
+        promised = [
+            (rank, chunk.tensor, self.value((rank, chunk.tensor), chunk.box, None))
+            for rank, chunks in enumerate(self.plan.after)
+            for chunk in chunks
+            if chunk.tensor in self.checked and not chunk.box.empty
+        ]
+        for _, _, parts in promised:
+            for _, _, twice in parts:
+                if twice is not None:
+                    raise self._twice(twice)
+        for rank, tensor, parts in promised:
+            everyone = sum(1 << part for part in self._of_group((rank, tensor)))
+            for box, mask, _ in sorted(parts, key=lambda part: part[0].lo):
+                if mask != everyone:
+                    raise self._missing(rank, Chunk(tensor, box), mask)
 
     # Values
 
@@ -119,16 +121,13 @@ class Contributions:
         known = self._known.get((at, box, writers))
         if known is not None:
             return known
-        folded: Folded = [(part, mask, None) for part, mask in initial(box, own, self._part(at))]
+        parts = initial(box, own, self._part(at))
         for writer in writers:
             op = self.plan.op(writer)
             once = op.reduce is not None and REDUCTIONS[op.reduce.op].idempotent
-            for part, mask in self.brought.get(writer, []):
-                folded = put(folded, part, mask, adds(op), writer, once)
-        for part, _, twice in folded:
-            if twice is not None:
-                raise self._twice(at, part, twice, writers)
-        parts = [(part, mask) for part, mask, _ in folded]
+            for part, mask, carried in self.brought.get(writer, []):
+                parts = put(parts, part, mask, adds(op), writer, once, carried)
+        parts = placed(parts, at, writers)
         self._known[at, box, writers] = parts
         return parts
 
@@ -152,7 +151,8 @@ class Contributions:
             elif not op.src.box.empty:
                 offset = [to - start for start, to in zip(op.src.box.lo, op.dst.box.lo, strict=True)]
                 seen = self.value((op.src_rank, op.src.tensor), op.src.box, op_id)
-                self.brought[op_id] = [(box.translate(offset), mask) for box, mask in seen] if any(offset) else seen
+                moved = [(box.translate(offset), mask, twice) for box, mask, twice in seen] if any(offset) else seen
+                self.brought[op_id] = moved
 
     def _collective(self, group: tuple[OpId, ...]) -> None:
         """All members start together: each takes what the others have then."""
@@ -172,24 +172,24 @@ class Contributions:
             op = self.plan.op(member)
             assert isinstance(op, Collective)
             sums = op.kind in ("all_reduce", "reduce_scatter")
-            folded: Folded = [] if op.dst.box.empty else [(op.dst.box, 0, None)]
+            parts: Parts = [] if op.dst.box.empty else [(op.dst.box, 0, None)]
             for giver, values in given:
-                for box, mask in values:
-                    folded = put(folded, box, mask, sums, giver)
-            for box, _, twice in folded:
-                if twice is not None:
-                    raise PlanError(
-                        f"plan {self.plan.name}: rank {self._holders(op.dst.tensor, twice[0])[0]} is counted twice in "
-                        f"{Chunk(op.dst.tensor, box)} by {name_op(self.plan, member)}",
-                        where=self.plan.where(member),
-                        help=f"what rank {twice[1][0]} gives counts it already: let each rank give its own part",
-                    )
-            self.brought[member] = [(box, mask) for box, mask, _ in folded]
+                for box, mask, carried in values:
+                    parts = put(parts, box, mask, sums, giver, carried=carried)
+            self.brought[member] = placed(parts, (member[0], op.dst.tensor), call=member)
 
     # Stories
 
-    def _twice(self, at: PlaceId, box: Box, twice: Twice, writers: Sequence[OpId]) -> PlanError:
-        mask, second = twice
+    def _twice(self, twice: Twice) -> PlanError:
+        mask, second, at, box, writers, call = twice
+        assert at is not None and box is not None
+        if call is not None:
+            return PlanError(
+                f"plan {self.plan.name}: rank {self._holders(at[1], mask)[0]} is counted twice in "
+                f"{Chunk(at[1], box)} by {name_op(self.plan, call)}",
+                where=self.plan.where(call),
+                help=f"what rank {second[0]} gives counts it already: let each rank give its own part",
+            )
         counted = ranks_of(mask)[0]
         first = self._source(at, box, counted, writers[: writers.index(second)])
         if isinstance(first, tuple) and second < first and not self.order.before(first, second):
@@ -284,7 +284,7 @@ class Contributions:
     def _mask_of(self, op_id: OpId, box: Box) -> int:
         """The ranks counted by what an operation puts into ``box``."""
         counted = 0
-        for part, mask in self.brought.get(op_id, []):
+        for part, mask, _ in self.brought.get(op_id, []):
             counted |= mask if part.overlaps(box) else 0
         return counted
 
@@ -299,7 +299,7 @@ class Contributions:
             mask = self._mask_of(writer, box)
             if mask >> part & 1:
                 found = writer
-            elif not adds(self.plan.op(writer)) and any(other.overlaps(box) for other, _ in self.brought[writer]):
+            elif not adds(self.plan.op(writer)) and any(other.overlaps(box) for other, _, _ in self.brought[writer]):
                 found = None
         return found
 

@@ -6,19 +6,28 @@ Sets of ranks are bit masks: bit r stands for the part of rank r, or for what `p
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from .plan import CommPlan, OpId
 from .region import Box, overlap_of, uncovered
 
-Parts = list[tuple[Box, int]]
-"""Disjoint boxes, each with the ranks it counts."""
+
+class Twice(NamedTuple):
+    """Ranks that an operation counts once more: in ``box`` of a tensor on a rank (``at``), behind ``writers``.
+
+    ``call`` is the collective entry in which that happens, where it is one.
+    """
+
+    mask: int
+    op: OpId
+    at: tuple[int, str] | None = None
+    box: Box | None = None
+    writers: tuple[OpId, ...] = ()
+    call: OpId | None = None
 
 
-Twice = tuple[int, OpId]
-"""The ranks that an operation counts once more."""
-
-Folded = list[tuple[Box, int, Twice | None]]
-"""Parts on the way, with what was counted twice and not replaced since."""
+Parts = list[tuple[Box, int, Twice | None]]
+"""Disjoint boxes, each with the ranks it counts, and what it counts twice: that goes along until it is replaced."""
 
 
 def part_numbers(plan: CommPlan) -> dict[str, tuple[int, ...]]:
@@ -42,16 +51,22 @@ def initial(box: Box, own: Iterable[Box], rank: int) -> Parts:
     left = [box]
     for held in own:
         if held.contains(box):
-            return [(box, 1 << rank)]
+            return [(box, 1 << rank, None)]
     for held in own:
-        parts += [(piece.intersect(held), 1 << rank) for piece in left if piece.overlaps(held)]
+        parts += [(piece.intersect(held), 1 << rank, None) for piece in left if piece.overlaps(held)]
         left = [rest for piece in left for rest in piece.subtract(held)]
-    return parts + [(piece, 0) for piece in left]
+    return parts + [(piece, 0, None) for piece in left]
 
 
-def put(parts: Folded, box: Box, mask: int, adding: bool, op: OpId, once: bool = False) -> Folded:
-    """``parts`` with ``mask`` added to, or in place of, what is in ``box``; with ``once`` nothing counts twice."""
-    found: Folded = []
+def put(
+    parts: Parts, box: Box, mask: int, adding: bool, op: OpId, once: bool = False, carried: Twice | None = None
+) -> Parts:
+    """``parts`` with ``mask`` added to, or in place of, what is in ``box``; with ``once`` nothing counts twice.
+
+    Args:
+        carried: what ``mask`` itself counts twice.
+    """
+    found: Parts = []
     for part, counted, twice in parts:
         if part != box and not part.overlaps(box):
             found.append((part, counted, twice))
@@ -62,12 +77,20 @@ def put(parts: Folded, box: Box, mask: int, adding: bool, op: OpId, once: bool =
             shared = part.intersect(box)
             found += [(rest, counted, twice) for rest in part.subtract(box)]
         if not adding:
-            found.append((shared, mask, None))
+            found.append((shared, mask, carried))
         elif counted & mask and not once:
-            found.append((shared, counted | mask, twice or (counted & mask, op)))
+            found.append((shared, counted | mask, twice or carried or Twice(counted & mask, op)))
         else:
-            found.append((shared, counted | mask, twice))
+            found.append((shared, counted | mask, twice or carried))
     return found
+
+
+def placed(parts: Parts, at: tuple[int, str], writers: tuple[OpId, ...] = (), call: OpId | None = None) -> Parts:
+    """``parts`` of a tensor on a rank, where what they count twice has not been counted twice before."""
+    return [
+        (box, mask, twice if twice is None or twice.at else twice._replace(at=at, box=box, writers=writers, call=call))
+        for box, mask, twice in parts
+    ]
 
 
 def together(groups: dict[Box, list[OpId]]) -> list[tuple[list[Box], list[OpId]]]:

@@ -2,8 +2,8 @@
 
 Checked, in this order: every name, rank, index and box exists; collectives are joined by all their ranks; no cycle;
 a source has its chunk before it is read; no two unordered writes, no write over owned data, no write beside an
-unordered read; every chunk of ``after`` is there; every sum counts every rank once. An empty chunk reads and
-writes nothing.
+unordered read; every chunk of ``after`` is there; every sum in ``after`` counts every rank once. An empty chunk reads
+and writes nothing. Operations must not collide anywhere; values matter only where they reach what is promised.
 
 A box names values: inside one tensor a chunk keeps its place. The value of a chunk of a reduced tensor, as an operation
 sees it, is the rank's own part combined with exactly those reductions into it that happen before; a plain move that
@@ -41,7 +41,7 @@ def verify_plan(plan: CommPlan) -> None:
 
 
 def verify_contributions(plan: CommPlan, tensor: str) -> None:
-    """Returns if every chunk of ``tensor`` in ``after`` is the sum of one part from each rank.
+    """Returns if every chunk of ``tensor`` in ``after`` is the sum of one part from each rank, each counted once.
 
     What a rank holds of the tensor at the start is its own part. `verify_plan`, which the plan must have passed, asks
     this of every tensor that the plan reduces; ask it of one that is meant to be reduced, whatever the plan does.

@@ -163,12 +163,11 @@ class PlanModel:
             if value is None:
                 found.add("never arrives")
             elif place[1] in self.reduced:
-                if set(value) != set(self.whole(place[1])):  # type: ignore[call-overload]
+                assert isinstance(value, Counter)
+                if set(value) != set(self.whole(place[1])):
                     found.add("a part is missing")
-        counted = [value for op_id in self.ops for value in self.carried(op_id)]
-        counted += [memory[place] for targets in self.targets.values() for place in targets]
-        if any(isinstance(value, Counter) and max(value.values(), default=0) > 1 for value in counted):
-            found.add("counted twice")
+                if max(value.values()) > 1:
+                    found.add("counted twice")
         return frozenset(found)
 
 

@@ -463,3 +463,17 @@ def test_large_plans_are_verified_in_seconds():
         start = time.process_time()
         verify_plan(plan)
         assert time.process_time() - start < 4, name
+
+
+def test_only_sums_that_reach_what_is_promised_are_counted():
+    """Rank 1 gets rank 0's part twice; nobody looks at its sum, until it is promised, or sent to where one is."""
+    whole = rows(0, 8)
+    twice = (P2P("push", 0, 1, whole, whole, reduce=SUM), P2P("push", 0, 1, whole, whole, reduce=SUM))
+    unseen = CommPlan("x", 2, (TensorSpec("c", (8, 2)),), ((whole,),) * 2, ((), ()), (twice, ()))
+    verify_plan(unseen)
+    said = "rank 0 is counted twice in c[0:8, 0:2] on rank 1: by rank 0 operation 0"
+    assert said in refusal(replace(unseen, after=((), (whole,)))).message
+    on = P2P("push", 1, 0, whole, whole, depends=((0, 1),))
+    assert said in refusal(replace(unseen, ops=(twice, (on,)), after=((whole,), ()))).message
+    partly = replace(unseen, after=((), (rows(0, 2),)))
+    assert "in c[0:2, 0:2] on rank 1" in refusal(partly).message
