@@ -7,6 +7,7 @@ build_plan(text, world=4, tensor=TensorSpec("a", (1000, 64)), dim=0, split=2) ->
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from overlap.errors import PlanError
@@ -20,6 +21,9 @@ from .reader import read_template
 from .split import split_plan
 
 DIRECTIONS = ("pull", "push")
+
+_template = lru_cache(maxsize=64)(read_template)
+"""A plan whose sizes change from call to call is read once."""
 
 
 def build_plan(
@@ -68,7 +72,7 @@ def build_plan(
             f"tensor {tensor} cannot go from dimension {dim} to dimension {to_dim}",
             help=f"give two different dimensions, 0 to {len(tensor.shape) - 1}",
         )
-    template = read_template(source, path)
+    template = _template(source, path)
     bound = bound_to(template, world=world, tensor=tensor, dim=dim, to_dim=to_dim, mesh=mesh, counts=counts)
     return _expanded(bound, split, direction, split_dim)
 
@@ -81,7 +85,7 @@ def load_plan(text: str, path: str = "plan.yaml", counts: Mapping[str, Any] | No
     Raises:
         PlanError: the text is malformed or leaves a size open, with line and column.
     """
-    return _expanded(bound_by_itself(read_template(text, path), counts), 1, "pull")
+    return _expanded(bound_by_itself(_template(text, path), counts), 1, "pull")
 
 
 def _expanded(bound: Bound, split: int, direction: str, split_dim: int | None = None) -> CommPlan:
