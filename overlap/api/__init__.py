@@ -7,5 +7,6 @@ from .decorator import compile
 from .groups import resolve_group
 from .memory import check, release
 from .report import LastPlan
+from .transfer import transfer
 
-__all__ = ["CompiledKernel", "LastPlan", "Realization", "check", "compile", "release", "resolve_group"]
+__all__ = ["CompiledKernel", "LastPlan", "Realization", "check", "compile", "release", "resolve_group", "transfer"]

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from overlap.chunkplan.region import shard_interval
 
 # Newer versions of torch call these by another name and warn of the old one.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def reduce_scatter(
@@ -33,7 +33,7 @@ def reduce_scatter(
         return out.copy_(summand)
     bounds = _bounds(summand.shape[dim], world)
     if not summand.is_cuda or fixed_order:
-        pieces = _exchange(group, [summand.narrow(dim, low, high - low) for low, high in bounds], [out.shape] * world)
+        pieces = exchange(group, [summand.narrow(dim, low, high - low) for low, high in bounds], [out.shape] * world)
         return out.copy_(add_in_order(pieces))
     longest = bounds[0][1]
     outer = summand.movedim(dim, 0)
@@ -44,7 +44,7 @@ def reduce_scatter(
         outer = padded
     direct = dim == 0 and out.shape[0] == longest and out.dtype == summand.dtype and out.is_contiguous()
     piece = out if direct else summand.new_empty([longest, *outer.shape[1:]])
-    _reduce_scatter(piece, outer.contiguous(), group=group)
+    reduce_scatter_single(piece, outer.contiguous(), group=group)
     return out if direct else out.copy_(piece[: out.shape[dim]].movedim(0, dim))
 
 
@@ -65,7 +65,7 @@ def all_reduce(group: Any, summand: torch.Tensor, out: torch.Tensor, *, fixed_or
     part = torch.empty(longest, dtype=out.dtype, device=out.device)
     reduce_scatter(group, padded, 0, part, fixed_order=True)
     whole = part.new_empty(longest * world)
-    _all_gather(whole, part, group=group)
+    gather_single(whole, part, group=group)
     return out.copy_(whole[: flat.numel()].view(out.shape))
 
 
@@ -81,7 +81,7 @@ def all_to_all(group: Any, held: torch.Tensor, from_dim: int, to_dim: int, out: 
         return out.copy_(held)
     sent = [held.narrow(to_dim, low, high - low) for low, high in _bounds(held.shape[to_dim], world)]
     places = [out.narrow(from_dim, low, high - low) for low, high in _bounds(out.shape[from_dim], world)]
-    for place, piece in zip(places, _exchange(group, sent, [place.shape for place in places]), strict=True):
+    for place, piece in zip(places, exchange(group, sent, [place.shape for place in places]), strict=True):
         place.copy_(piece)
     return out
 
@@ -95,7 +95,7 @@ def add_in_order(summands: Sequence[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-def _exchange(group: Any, sent: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+def exchange(group: Any, sent: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
     """One tensor to every rank, one of the given shapes from every rank."""
     away = torch.cat([piece.reshape(-1) for piece in sent])
     sizes = [torch.Size(shape).numel() for shape in shapes]

@@ -151,6 +151,13 @@ def transfer_for(plan: CommPlan, runtime: Runtime, dtypes: Sequence[torch.dtype]
     return found
 
 
+def known_transfer(plan: CommPlan, runtime: Runtime) -> bool:
+    """Whether a plan was carried out before on a group, so that its next call meets nobody."""
+    return any(
+        isinstance(key, tuple) and key[0] == "transfer" and key[1] in (plan, id(plan)) for key in instances(runtime)
+    )
+
+
 def carry_out(
     transfer: Transfer, given: Mapping[str, Sequence[torch.Tensor]], results: Mapping[str, torch.Tensor]
 ) -> None:

@@ -1,0 +1,291 @@
+"""`overlap.transfer`: carries a communication plan out on its own, without a kernel.
+
+whole = overlap.transfer("all_gather_2d", shard, mesh=device_mesh)
+k, v = overlap.transfer("kv_ring", {"k": k_shard, "v": v_shard}).values()
+mine = overlap.transfer("reduce_scatter", partial, path="direct")      # handed to torch.distributed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from overlap.chunkplan.links import Links
+from overlap.chunkplan.memory import reduced_tensors
+from overlap.chunkplan.plan import Collective, CommPlan
+from overlap.chunkplan.region import Box, bounding
+from overlap.chunkplan.verify import verify_plan
+from overlap.errors import OverlapError, RuntimeContractError, UnsupportedError, UsageError
+from overlap.runtime.protocol import runtime_of
+from overlap.runtime.transfer import FIRST, boxes_of, carry_out, known_transfer, transfer_for
+
+from .direct import carry_out_direct, check_direct
+from .groups import resolve_group
+from .transfer_plan import Wanted, mesh_for_group, plan_of
+
+Held = Any
+"""What a rank holds of a tensor: None, a tensor, or one a chunk where its chunks do not make up a box."""
+
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""What is only moved goes as integers of its width."""
+
+
+def transfer(
+    plan: str | CommPlan,
+    tensors: Held | Mapping[str, Held],
+    *,
+    group: Any = None,
+    mesh: Any = None,
+    dim: int = 0,
+    to_dim: int | None = None,
+    split: int = 1,
+    path: str = "template",
+    shape: Sequence[int] | None = None,
+    direction: str | None = None,
+    links: Links | None = None,
+    counts: Mapping[str, Any] | None = None,
+    out: torch.Tensor | Mapping[str, torch.Tensor] | None = None,
+) -> Any:
+    """Carries out ``plan`` on every rank of a group: chunks are copied by copy engine, and added up where the plan says so.
+
+    Collective, asynchronous on the current stream, and may be captured in a CUDA graph once it was called.
+
+    Args:
+        plan: a template (``all_gather_2d``), the path of a YAML file, a collective (``all_gather``, ``reduce_scatter``,
+            ``all_reduce``, ``all_to_all``), or a `CommPlan`.
+        tensors: what this rank holds before; by name where the plan has several tensors. Of a tensor of which it holds
+            nothing it gives an empty tensor of the dtype, or leaves it out. Strides are free.
+        group: as for operators; its ranks are the plan's, in order.
+        mesh: of a plan for a mesh: a DeviceMesh, ``"2x4"``, or a `Mesh`.
+        dim, to_dim: the dimension in which the tensor is cut, and the one it is cut in afterwards (all-to-all).
+        split: parts every transfer is cut into.
+        path: how a collective becomes a plan: ``template``, ``synth`` (made for ``links``), or ``direct``, which
+            hands it to torch.distributed.
+        shape: global shape of the (first) tensor; needed where shards are uneven, or where this rank holds nothing.
+        direction: who carries a `move` out: ``pull`` or ``push``. By default pull, and push where the plan adds.
+        links: the link table (``synth``).
+        counts: sizes that the plan leaves to a call.
+        out: where the result goes; by name where there are several.
+
+    Returns:
+        what this rank holds afterwards: a tensor, or a dict where ranks end with several. Where a rank's chunks do not make
+        up a box, its result is a tuple of one tensor a chunk. No gradient flows through.
+
+    Raises:
+        PlanError: no such plan, or one that does not keep its promise or does not fit the tensor or mesh.
+        UsageError: arguments that cannot be meant as written.
+        RuntimeContractError: a tensor that is not what the plan says this rank holds; ranks that call differently.
+        UnsupportedError: a dtype or reduction that is not carried out.
+    """
+    group = resolve_group(group)
+    rank, world, ranks = _place(group)
+    named = dict(tensors) if isinstance(tensors, Mapping) else None
+    if isinstance(plan, CommPlan):
+        chosen = _as_it_is(plan, world, path, mesh, shape)
+    else:
+        wanted = Wanted(mesh_for_group(mesh, world, ranks), dim, to_dim, split, path, direction, links, counts)
+        local = {name: _shape(name, held) for name, held in (named or {"x": tensors}).items()}
+        chosen = plan_of(plan, local, None if shape is None else tuple(shape), world, rank, wanted)
+    return _Call(chosen, rank, group).run(tensors if named is None else named, out)
+
+
+def _shape(name: str, held: Held) -> tuple[int, ...] | None:
+    """The shape of the one tensor that a rank holds; None where it holds none or several."""
+    if held is None or isinstance(held, (tuple, list)):
+        return None
+    if not isinstance(held, torch.Tensor):
+        raise UsageError(f"`{name}` is a {type(held).__name__}", help="give a tensor, or a dict of tensors by name")
+    return tuple(held.shape)
+
+
+def _listed(held: Held) -> list[Any]:
+    if held is None:
+        return []
+    return list(held) if isinstance(held, (tuple, list)) else [held]
+
+
+def _place(group: Any) -> tuple[int, int, Sequence[int]]:
+    """This rank's number in a group, the group's size, and its global ranks in order."""
+    carried = getattr(group, "overlap_runtime", None)
+    if carried is not None:
+        return carried.rank, carried.world, range(carried.world)
+    import torch.distributed as dist
+
+    ranks = dist.get_process_group_ranks(group)
+    return dist.get_rank(group), len(ranks), ranks
+
+
+def _as_it_is(plan: CommPlan, world: int, path: str, mesh: Any, shape: Any) -> CommPlan:
+    if plan.world != world:
+        raise RuntimeContractError(
+            f"plan {plan.name} is for {plan.world} ranks, the group has {world}",
+            where=plan.where(),
+            help="build it for this group",
+        )
+    if path != "template" or mesh is not None or shape is not None:
+        raise UsageError("a CommPlan has its path, mesh and shapes", help="leave path=, mesh= and shape= out")
+    return plan
+
+
+class _Call:
+    """One call: tensors checked against the plan, carried out, results shaped for the caller."""
+
+    def __init__(self, plan: CommPlan, rank: int, group: Any) -> None:
+        self.plan = plan
+        self.rank = rank
+        self.group = group
+        self.names = [spec.name for spec in plan.tensors]
+        self.ending = [n for n in self.names if any(chunk.tensor == n for chunks in plan.after for chunk in chunks)]
+
+    def run(self, tensors: Any, out: Any) -> Any:
+        plan, direct = self.plan, any(isinstance(op, Collective) for _, op in self.plan.items())
+        if direct:
+            if hasattr(self.group, "overlap_runtime"):
+                raise UnsupportedError(
+                    f"plan {plan.name} hands collectives to torch.distributed, which simulated ranks do not have",
+                    where=plan.where(),
+                    help="simulate a template of it",
+                )
+            verify_plan(plan)
+            check_direct(plan)
+            given, dtypes, device = self._given(tensors)
+            results = self._results(out, dtypes, device)
+            carry_out_direct(plan, self.group, given, results, {name: self._held(name) for name in self.names})
+            return self._shown(results)
+        runtime = runtime_of(self.group)
+        try:
+            given, dtypes, device = self._given(tensors)
+            if device != runtime.device:
+                raise RuntimeContractError(
+                    f"rank {self.rank} gives tensors on {device}, ranks of this group work on {runtime.device}",
+                    help='move them there, or use a collective with path="direct"',
+                )
+            words = dtypes if reduced_tensors(plan) else [self._word(dtype) for dtype in dtypes]
+            results = self._results(out, dtypes, device)
+        except OverlapError as error:
+            if not known_transfer(plan, runtime):
+                runtime.agree(FIRST, error)
+            raise
+        instance = transfer_for(plan, runtime, words)
+        kind = dict(zip(self.names, words, strict=True))
+        carry_out(
+            instance,
+            {name: [tensor.view(kind[name]) for tensor in held] for name, held in given.items()},
+            {name: tensor.view(kind[name]) for name, tensor in results.items()},
+        )
+        return self._shown(results)
+
+    def _given(self, tensors: Any) -> tuple[dict[str, list[torch.Tensor]], list[torch.dtype], torch.device]:
+        """What the rank holds, one tensor a box of `boxes_of`; the dtype of every tensor; where they are."""
+        plan, rank = self.plan, self.rank
+        named = self._named(tensors)
+        given: dict[str, list[torch.Tensor]] = {}
+        dtypes: dict[str, torch.dtype] = {}
+        devices: list[torch.device] = []
+        for spec in plan.tensors:
+            name, boxes = spec.name, self._boxes(plan.before[rank], spec.name)
+            brought = named.get(name)
+            held: list[Any] = _listed(brought)
+            for tensor in held:
+                if not isinstance(tensor, torch.Tensor):
+                    raise UsageError(f"`{name}` is a {type(tensor).__name__}", help="give a tensor")
+                dtypes.setdefault(name, tensor.dtype)
+                devices.append(tensor.device)
+            full = [box for box in boxes if not box.empty]
+            if not full and all(not tensor.numel() for tensor in held):
+                given[name] = held[:1]
+                continue
+            if [tuple(tensor.shape) for tensor in held] != [box.shape for box in full]:
+                has = ", ".join(map(str, full)) or "nothing"
+                said = ", ".join(str(tuple(tensor.shape)) for tensor in held) or "nothing"
+                raise RuntimeContractError(
+                    f"rank {rank} of {plan.world} holds {has} of {spec} before plan {plan.name}, and is given {said}",
+                    where=plan.where(),
+                    help="pass what the plan says this rank holds; pass shape= where shards are uneven",
+                )
+            given[name] = [tensor.detach().resolve_conj().resolve_neg() for tensor in held]
+        if not dtypes:
+            raise UsageError(
+                f"rank {rank} holds nothing before plan {plan.name}, so that its dtype cannot be told",
+                help="pass an empty tensor of the dtype on this device",
+            )
+        if len(set(devices)) > 1:
+            raise UsageError(f"tensors on {devices[0]} and on {next(d for d in devices if d != devices[0])}")
+        common = next(iter(dtypes.values()))
+        if len(set(dtypes.values())) > 1 and len(dtypes) < len(self.names):
+            missing = next(name for name in self.names if name not in dtypes)
+            raise UsageError(f"`{missing}` has no dtype", help="pass an empty tensor of its dtype")
+        return given, [dtypes.get(name, common) for name in self.names], devices[0]
+
+    def _named(self, tensors: Any) -> Mapping[str, Held]:
+        if isinstance(tensors, Mapping):
+            for name in tensors:
+                if name not in self.names:
+                    raise UsageError(
+                        f"plan {self.plan.name} has no tensor {name!r}", help=f"it has {', '.join(self.names)}"
+                    )
+            return tensors
+        holding = [n for n in self.names if any(c.tensor == n for chunks in self.plan.before for c in chunks)]
+        if len(holding) > 1:
+            raise UsageError(
+                f"plan {self.plan.name} takes several tensors, {', '.join(holding)}",
+                help=f"pass a dict: {{{', '.join(f'{name!r}: ...' for name in holding)}}}",
+            )
+        return {(holding or self.names)[0]: tensors}
+
+    def _boxes(self, chunks: Any, name: str) -> tuple[Box, ...]:
+        return boxes_of(chunks, name, len(self.plan.tensor(name).shape))
+
+    def _held(self, name: str) -> Box:
+        """The bounding box of what this rank ends with."""
+        boxes = self._boxes(self.plan.after[self.rank], name)
+        return bounding(boxes) or boxes[0]
+
+    def _results(self, out: Any, dtypes: Sequence[torch.dtype], device: torch.device) -> dict[str, torch.Tensor]:
+        if isinstance(out, torch.Tensor):
+            if len(self.ending) != 1:
+                raise UsageError(
+                    f"plan {self.plan.name} ends with {', '.join(self.ending) or 'nothing'}", help="pass out= as a dict"
+                )
+            out = {self.ending[0]: out}
+        given: dict[str, Any] = dict(out or {})
+        for name in given:
+            if name not in self.ending:
+                raise UsageError(f"out names {name!r}; ranks end with {', '.join(self.ending) or 'nothing'}")
+        found = {}
+        for name, dtype in zip(self.names, dtypes, strict=True):
+            shape, tensor = self._held(name).shape, given.get(name)
+            if tensor is None:
+                found[name] = torch.empty(shape, dtype=dtype, device=device)
+                continue
+            boxes = self._boxes(self.plan.after[self.rank], name)
+            if not isinstance(tensor, torch.Tensor) or len(boxes) > 1:
+                raise UsageError(f"out for `{name}`, of which rank {self.rank} ends with {len(boxes)} chunks")
+            if (tuple(tensor.shape), tensor.dtype, tensor.device) != (shape, dtype, device):
+                raise RuntimeContractError(
+                    f"out for `{name}` is {tuple(tensor.shape)} {tensor.dtype} on {tensor.device}; rank {self.rank} ends "
+                    f"with {shape} {dtype} on {device}"
+                )
+            found[name] = tensor
+        return found
+
+    def _shown(self, results: Mapping[str, torch.Tensor]) -> Any:
+        shown: dict[str, Any] = {}
+        for name in self.ending:
+            boxes, around = self._boxes(self.plan.after[self.rank], name), self._held(name)
+            parts = [
+                results[name][tuple(slice(a - o, b - o) for a, b, o in zip(box.lo, box.hi, around.lo, strict=True))]
+                for box in boxes
+            ]
+            shown[name] = results[name] if len(boxes) == 1 else tuple(parts)
+        return next(iter(shown.values())) if len(shown) == 1 else shown
+
+    def _word(self, dtype: torch.dtype) -> torch.dtype:
+        if dtype.itemsize not in _WORDS:
+            raise UnsupportedError(
+                f"{dtype} has {dtype.itemsize} bytes an element, and words of up to 8 are moved",
+                help="move torch.view_as_real of it",
+            )
+        return _WORDS[dtype.itemsize]
