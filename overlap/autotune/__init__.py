@@ -1,0 +1,1 @@
+"""What measurement decides: how fast this machine is (`calibrate`)."""
