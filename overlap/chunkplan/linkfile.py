@@ -7,6 +7,7 @@
       - {for: a in range(world) for b in range(a), between: [a, b], link: slow}
       - {for: a in range(world - 1), from: a, to: a + 1, link: nvlink}
       - {between: [0, 3], link: none}          # not joined
+    switched: [slow]                           # classes whose links share one port a rank; others have wires a pair
 
 `between` joins two ranks both ways, `from` and `to` one way. A pair that no entry names is not joined.
 """
@@ -23,7 +24,7 @@ from .links import KNOWN_LINKS, Link, Links, Pair
 from .mesh import Mesh
 from .meshkey import read_mesh
 
-_KEYS = ("world", "mesh", "classes", "pairs")
+_KEYS = ("world", "mesh", "classes", "pairs", "switched")
 _CLASS_KEYS = ("latency_us", "gb_per_s", "pointer")
 _TRUTH = {"yes": True, "true": True, "no": False, "false": False}
 NONE = "none"
@@ -59,7 +60,12 @@ class _Reader(FrameReader):
         pairs = document.require(document.root, entries, "pairs", "a link table", "[{between: [0, 1], link: nvlink}]")
         for node in document.sequence(pairs, "`pairs`"):
             self._pair(node, env, found)
-        return Links(world, found)
+        switched = []
+        if "switched" in entries:
+            used = {link.name for link in found.values()}
+            for node in document.sequence(entries["switched"], "`switched`"):
+                switched.append(document.choice(node, "link class of `pairs`", sorted(used)))
+        return Links(world, found, tuple(dict.fromkeys(switched)))
 
     def _world(self, node: Node | None, mesh_node: Node | None, mesh: Mesh | None) -> int:
         document = self.document

@@ -76,6 +76,8 @@ class Links:
     Args:
         world: number of ranks.
         classes: the link of each joined pair, by ``(from, to)``; a pair that is not in it is not joined.
+        switched: names of classes that go through a switch, as ``nvlink`` does with NVSwitch: over all its links of the class
+            together a rank sends one transfer at a time, and receives one.
 
     Raises:
         PlanError: a world without ranks, a rank that is not in it, or a rank joined to itself.
@@ -83,6 +85,7 @@ class Links:
 
     world: int
     classes: Mapping[Pair, Link] = field(hash=False)
+    switched: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.world < 1:

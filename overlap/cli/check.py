@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +12,6 @@ from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.counts import CountArray
 from overlap.chunkplan.describe import describe
 from overlap.chunkplan.groups import groups_of, over_axis
-from overlap.chunkplan.library import find_template
 from overlap.chunkplan.memory import reduced_tensors
 from overlap.chunkplan.mesh import Mesh
 from overlap.chunkplan.plan import CommPlan, TensorSpec
@@ -21,20 +19,10 @@ from overlap.chunkplan.promise import verify_kind
 from overlap.chunkplan.schema import schema_text
 from overlap.chunkplan.trials import Room, rooms_of, trials_of
 from overlap.chunkplan.verify import verify_contributions, verify_plan
-from overlap.errors import OnError, PlanError, UsageError
+from overlap.errors import PlanError, UsageError
 
-from .options import SHAPE, ranks_of, read_counts_options, world_options
-
-_ON = re.compile(r"\s*(?P<tensor>\w+)\s*\[\s*(?P<axis>\w+)?\s*(?::\s*(?P<to>\w+))?\s*\]\s*\Z")
-
-
-@dataclass(frozen=True)
-class _On:
-    """A tensor, the axis it is sharded along ("" of an all-reduce), and the one it is sharded along afterwards."""
-
-    tensor: str
-    axis: str
-    to: str = ""
+from .named import On, plan_text, read_on
+from .options import SHAPE, path_options, ranks_of, read_counts_options, world_options
 
 
 def _print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -59,6 +47,7 @@ def _print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> N
     help="An axis of --mesh, as in --mesh node=2,gpu=4 --over gpu: the ranks along it are a group, and every group "
     "carries PLAN out on a tensor of its own.",
 )
+@path_options
 @click.option("--backend", default="copy_engine", show_default=True)
 @click.option("--split", type=click.IntRange(min=1), default=1, show_default=True, help="Chunks a shard is cut into.")
 @click.option(
@@ -89,34 +78,48 @@ def command(
     split: int,
     counts: tuple[str, ...],
     tries: int,
+    path: str | None,
+    links: str | None,
+    machine: str | None,
 ) -> None:
     """Verify PLAN (a template's name or a YAML file) for one world or mesh, and one shape.
 
-    A plan whose sizes are known at a call only is verified for --counts; without, for several counts within its limits.
+    With --path PLAN is a collective, whose plan is made: all_gather, reduce_scatter, all_reduce or all_to_all. A plan
+    whose sizes are known at a call only is verified for --counts; without, for several counts within its limits.
     """
     ranks, grid = ranks_of(world, mesh), mesh
     if over is not None:
         if mesh is None:
             raise UsageError(f"--over {over}: an axis of what?", help="--mesh node=2,gpu=4 --over gpu")
+        if path is not None:
+            raise UsageError(f"--path {path} with --over", help="name a template or a file for groups of ranks")
         ranks, mesh = mesh.sizes[mesh.axis(over)], None
     axes = list(shape)
-    meant = _on(on, axes)
-    path, text = find_template(plan)
-    where = _Where(
+    meant = read_on(on, axes)
+    tensor = TensorSpec(meant.tensor, tuple(shape.values()))
+    direction = find_backend(backend).default_direction
+    file, text, split = plan_text(
+        plan,
+        path=path,
+        links=links,
+        machine=machine,
         world=ranks,
         mesh=mesh,
-        tensor=TensorSpec(meant.tensor, tuple(shape.values())),
-        dim=axes.index(meant.axis) if meant.axis else 0,
-        to_dim=axes.index(meant.to) if meant.to else None,
-        path=path,
+        tensor=tensor,
+        on=meant,
+        axes=axes,
+        split=split,
+        direction=direction,  # type: ignore[arg-type]
     )
+    dim, to_dim = meant.dims(axes)
+    where = _Where(world=ranks, mesh=mesh, tensor=tensor, dim=dim, to_dim=to_dim, path=file)
 
     def verified(counts: Mapping[str, CountArray]) -> CommPlan:
         def build(direction: str) -> CommPlan:
             built = build_plan(text, **vars(where), split=split, direction=direction, counts=counts)
             return over_axis(built, grid, over) if grid is not None and over is not None else built
 
-        built = build(find_backend(backend).default_direction)
+        built = build(direction)
         if reduced_tensors(built):
             # Partial results are made by tiles, and what tiles make is pushed.
             built = build("push")
@@ -174,22 +177,7 @@ def _short(text: str) -> str:
     return text if len(text) <= 400 else f"{text[:397]}..."
 
 
-def _on(text: str | None, axes: list[str]) -> _On:
-    if text is None:
-        return _On("x", axes[0])
-    match = _ON.match(text)
-    named = [axis for axis in (match["axis"], match["to"]) if axis] if match else []
-    if not match or (match["to"] and not match["axis"]) or not set(named) <= set(axes):
-        raise OnError(
-            f"--on {text}: not TENSOR[AXIS], TENSOR[] or TENSOR[FROM:TO] with axes of --shape",
-            help=f"axes: {', '.join(axes)}; e.g. 'x[{axes[0]}]'",
-        )
-    if len(named) == 2 and named[0] == named[1]:
-        raise OnError(f"--on {text}: from an axis to itself", help=f"two axes of {', '.join(axes)}, such as 'x[K:M]'")
-    return _On(match["tensor"], match["axis"] or "", match["to"] or "")
-
-
-def _verify_on(plan: CommPlan, on: _On, axes: list[str]) -> None:
+def _verify_on(plan: CommPlan, on: On, axes: list[str]) -> None:
     """The plan is of the kind that ``--on`` says, in every group of its ranks."""
     tensor = on.tensor
     dim, to_dim = axes.index(on.axis) if on.axis else 0, axes.index(on.to) if on.to else None

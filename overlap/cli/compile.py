@@ -7,13 +7,15 @@ from pathlib import Path
 import click
 
 from overlap.chunkplan.mesh import Mesh
+from overlap.errors import UsageError
 from overlap.pipeline import compile_source
 
-from .options import compile_options, request_of
+from .options import SHAPE, compile_options, request_of
 
 
 @click.command("compile")
 @compile_options
+@click.option("--shape", type=SHAPE, help="With --path: the sizes that the plan is made for.")
 @click.option(
     "-o",
     "output",
@@ -31,10 +33,27 @@ def command(
     backend: str | None,
     settings: tuple[str, ...],
     output: str,
+    path: str | None,
+    links: str | None,
+    machine: str | None,
+    shape: dict[str, int] | None,
 ) -> None:
     """Write the distributed kernel of FILE.py."""
+    if shape is not None and path is None:
+        raise UsageError("--shape without --path", help="a module serves every shape, but for a plan by --path synth")
     request = request_of(
-        file, plan=plan, on=on, world=world, mesh=mesh, backend=backend, settings=settings, output=output
+        file,
+        plan=plan,
+        on=on,
+        world=world,
+        mesh=mesh,
+        backend=backend,
+        settings=settings,
+        output=output,
+        path=path,
+        links=links,
+        machine=machine,
+        sizes=shape,
     )
     module = compile_source(request).module
     if output == "-":

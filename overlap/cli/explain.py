@@ -6,12 +6,15 @@ from dataclasses import dataclass
 
 import click
 
+from overlap.chunkplan.links import Links
 from overlap.chunkplan.mesh import Mesh
 from overlap.pipeline import Compilation, Planned, compile_source, default_sizes, explain, need_sizes, planned
 from overlap.pipeline.timing import tile_seconds, timeline_of
-from overlap.schedule.machine import Machine, load_machine
+from overlap.schedule.machine import Machine, machine_for
+from overlap.schedule.network import links_for
 from overlap.schedule.picture import html_picture
 from overlap.schedule.trace import chrome_trace
+from overlap.schedule.work import itemsize_of
 
 from .compile import write_text
 from .options import DTYPES, SHAPE, compile_options, request_of
@@ -24,11 +27,6 @@ from .options import DTYPES, SHAPE, compile_options, request_of
 @click.option("--html", metavar="OUT.html", type=click.Path(dir_okay=False), help="Draw the predicted timeline.")
 @click.option(
     "--trace", metavar="OUT.json", type=click.Path(dir_okay=False), help="Write the same events for Perfetto."
-)
-@click.option(
-    "--machine",
-    metavar="NAME|FILE.yaml",
-    help="Whose times --html and --trace show (default: h100-nvlink, over 8 ranks h100-nvlink-ib400).",
 )
 @click.option(
     "--dtype", type=click.Choice(DTYPES), default="fp16", show_default=True, help="Of the tensors, for times."
@@ -53,25 +51,39 @@ def command(
     rank: int | None,
     html: str | None,
     trace: str | None,
-    machine: str | None,
     dtype: str,
     tile_us: float | None,
+    path: str | None,
+    links: str | None,
+    machine: str | None,
 ) -> None:
     """Show model, plan, runs and waits of FILE.py under a plan."""
-    request = request_of(file, plan=plan, on=on, world=world, mesh=mesh, backend=backend, settings=settings)
+    request = request_of(
+        file,
+        plan=plan,
+        on=on,
+        world=world,
+        mesh=mesh,
+        backend=backend,
+        settings=settings,
+        path=path,
+        links=links,
+        machine=machine,
+        sizes=shape,
+    )
     compilation = compile_source(request)
     ranks = request.world or 4
     if rank is not None and rank >= ranks:
         raise click.UsageError(f"--rank {rank}: there are ranks 0 to {ranks - 1}")
     sizes = shape if shape is not None else default_sizes(compilation.program)
+    # What can be refused is refused before anything is printed.
+    need_sizes(compilation.program, sizes)
+    made = planned(compilation, world=ranks, sizes=sizes, itemsize=itemsize_of(dtype))
     drawn = None
     if html or trace:
-        # What can be refused is refused before anything is printed.
-        on_machine = load_machine(machine or ("h100-nvlink" if ranks <= 8 else "h100-nvlink-ib400"))
-        on_machine.check_world(ranks)
-        need_sizes(compilation.program, sizes)
-        drawn = _Drawn(compilation, planned(compilation, world=ranks, sizes=sizes), on_machine, sizes, dtype, tile_us)
-    made = drawn.made if drawn else None
+        on_machine = machine_for(ranks, made.plan.mesh, compilation.realization.machine)
+        table = None if links is None else links_for(ranks, file=links)
+        drawn = _Drawn(compilation, made, on_machine, table, sizes, dtype, tile_us)
     for title, text in explain(compilation, world=ranks, sizes=sizes, rank=rank, made=made):
         click.echo(f"== {title}")
         click.echo(text.rstrip("\n"))
@@ -82,11 +94,12 @@ def command(
 
 @dataclass(frozen=True)
 class _Drawn:
-    """One launch on a machine; ``tile_us`` None leaves the time of a tile to the model."""
+    """One launch on a machine, over its links or others; ``tile_us`` None leaves the time of a tile to the model."""
 
     compilation: Compilation
     made: Planned
     machine: Machine
+    links: Links | None
     sizes: dict[str, int]
     dtype: str
     tile_us: float | None
@@ -95,10 +108,10 @@ class _Drawn:
         """The predicted timeline as a picture, as a trace, or as both."""
         program, made, machine, sizes = self.compilation.program, self.made, self.machine, self.sizes
         tile = (self.tile_us or 0.0) * 1e-6 or tile_seconds(program, made, machine, sizes=sizes, dtype=self.dtype)
-        timeline = timeline_of(program, made, machine, sizes=sizes, dtype=self.dtype, tile=tile)
+        timeline = timeline_of(program, made, machine, sizes=sizes, dtype=self.dtype, tile=tile, links=self.links)
         request = self.compilation.request
-        pairs = zip(request.plans, request.ons, strict=True)
-        moved = ", ".join(f"{plan} on {tensor}" for plan, tensor in pairs)
+        pairs = zip(self.compilation.plans, request.ons, strict=True)
+        moved = ", ".join(f"{plan.name} on {tensor}" for plan, tensor in pairs)
         title = f"{program.kernel.name}: {moved}, {made.plan.world} rank{'s' * (made.plan.world != 1)}"
         flags = (*made.schedules, *made.parts)
         if html:

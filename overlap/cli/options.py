@@ -7,11 +7,12 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 
 from overlap.annotate.source import SourceUnit
+from overlap.chunkplan.collectives.lower import Path as PlanPath
 from overlap.chunkplan.countfile import read_counts_text
 from overlap.chunkplan.counts import CountArray
 from overlap.chunkplan.library import read_text
@@ -109,6 +110,30 @@ def read_counts_options(options: Sequence[str]) -> dict[str, CountArray]:
     return found
 
 
+PATH_OPTIONS = (
+    click.option(
+        "--path",
+        type=click.Choice(get_args(PlanPath)),
+        help="Make the plan of a collective such as all_gather: handed to a library, by a template, or made for the links.",
+    ),
+    click.option("--links", metavar="FILE.yaml", help="Which ranks are joined, and by what (default: as --machine)."),
+    click.option(
+        "--machine",
+        metavar="NAME|FILE.yaml",
+        help="Whose links and times count: h100-nvlink, h100-nvlink-ib400, h800, pcie, or a file of your own (default: the "
+        "setting `machine`, else h100-nvlink, over 8 ranks or nodes h100-nvlink-ib400).",
+    ),
+)
+"""How a collective becomes a plan, and for which links."""
+
+
+def path_options(function: F) -> F:
+    """``--path``, ``--links`` and ``--machine``."""
+    for option in reversed(PATH_OPTIONS):
+        function = option(function)
+    return function
+
+
 def compile_options(function: F) -> F:
     """Options of `overlap compile` (and of the commands that compile first)."""
     for option in reversed(
@@ -116,10 +141,9 @@ def compile_options(function: F) -> F:
             click.argument("file", metavar="FILE.py[:kernel]"),
             click.option(
                 "--plan",
-                required=True,
                 multiple=True,
                 metavar="NAME|FILE.yaml",
-                help="Plan template or YAML file; one for each --on.",
+                help="Plan template or YAML file; one for each --on. With --path: the collective, or nothing.",
             ),
             click.option(
                 "--on",
@@ -131,6 +155,7 @@ def compile_options(function: F) -> F:
             ),
             click.option("--world", type=click.IntRange(min=1), help="Number of ranks; compile: pins the file to it."),
             click.option("--mesh", type=MESH, help="Ranks in a grid, such as 2x4, in place of --world; pins the plan."),
+            *PATH_OPTIONS,
             click.option("--backend", metavar="NAME", help="How chunks move (default: copy_engine)."),
             click.option(
                 "--set", "settings", multiple=True, metavar="KEY=VALUE", help="A Realization key, e.g. split=2."
@@ -165,6 +190,10 @@ def request_of(
     backend: str | None,
     settings: tuple[str, ...],
     output: str | None = None,
+    path: str | None = None,
+    links: str | None = None,
+    machine: str | None = None,
+    sizes: dict[str, int] | None = None,
 ) -> Request:
     """The compile request that the shared options spell.
 
@@ -172,19 +201,23 @@ def request_of(
         SourceError: no such file.
         UsageError: a ``--set`` that is not KEY=VALUE, or a mesh of another number of ranks than the world.
     """
-    path, kernel = file, None
-    if not os.path.exists(path) and ":" in path:
-        path, kernel = path.rsplit(":", 1)
-    if not os.path.isfile(path):
-        raise SourceError(f"no such file: `{path}`", help="overlap compile FILE.py[:kernel] ...")
+    source, kernel = file, None
+    if not os.path.exists(source) and ":" in source:
+        source, kernel = source.rsplit(":", 1)
+    if not os.path.isfile(source):
+        raise SourceError(f"no such file: `{source}`", help="overlap compile FILE.py[:kernel] ...")
     values: dict[str, str] = {}
     for pair in settings:
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise UsageError(f"--set {pair}: not KEY=VALUE", help="--set split=2")
         values[key.strip()] = value.strip()
+    if machine is not None:
+        values["machine"] = machine
+    if not plan and path is None:
+        raise UsageError("no plan", help="--plan all_gather_1d, or --path synth to have one made for the links")
     return Request(
-        unit=SourceUnit.from_file(path),
+        unit=SourceUnit.from_file(source),
         plan=plan,
         on=on,
         kernel=kernel,
@@ -193,6 +226,9 @@ def request_of(
         backend=backend,
         settings=values,
         output=output or "OUT.py",
+        path=path,
+        links=links,
+        sizes=sizes,
     )
 
 

@@ -32,14 +32,28 @@ def command(
     dtype: str,
     seeds: int,
     seed: int | None,
+    path: str | None,
+    links: str | None,
+    machine: str | None,
 ) -> None:
     """Compile FILE.py and run the result on simulated ranks."""
     request = request_of(
-        file, plan=plan, on=on, world=world, mesh=mesh, backend=backend, settings=settings, output=output
+        file,
+        plan=plan,
+        on=on,
+        world=world,
+        mesh=mesh,
+        backend=backend,
+        settings=settings,
+        output=output,
+        path=path,
+        links=links,
+        machine=machine,
+        sizes=shape,
     )
     compilation = compile_source(request)
     need_sizes(compilation.program, shape)
     with tempfile.TemporaryDirectory(prefix="overlap-") as folder:
-        path = output or os.path.join(folder, os.path.basename(request.unit.path))
-        write_text(path, compilation.module.text)
-        simulate(path, world=request.world or 4, shape=shape, dtype=dtype, seeds=seeds, seed=seed, command="verify")
+        module = output or os.path.join(folder, os.path.basename(request.unit.path))
+        write_text(module, compilation.module.text)
+        simulate(module, world=request.world or 4, shape=shape, dtype=dtype, seeds=seeds, seed=seed, command="verify")

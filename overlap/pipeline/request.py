@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from overlap.annotate.model import ProgramModel
@@ -23,6 +23,10 @@ class Request:
     ``on``: ``a[M]``; several communicated tensors are a sequence, with a sequence of as many plans in ``plan``.
     ``world``: pins the module, None for any; ``mesh``: the grid of as many ranks that plans see. ``settings``:
     Realization keys. ``output``: where the module will be written, for its header.
+
+    With ``path`` (``direct``, ``template`` or ``synth``) each plan is made for a collective: ``plan`` names it, or is empty
+    for the one that ``on`` asks for. ``links`` is a link file, otherwise links are those of the realization's machine;
+    ``sizes`` are axis to extent, of which a plan by ``synth`` is made.
     """
 
     unit: SourceUnit
@@ -34,10 +38,15 @@ class Request:
     settings: dict[str, str] = field(default_factory=dict)
     output: str = "OUT.py"
     mesh: Mesh | None = None
+    path: str | None = None
+    links: str | None = None
+    sizes: Mapping[str, int] | None = None
 
     @property
     def plans(self) -> tuple[str, ...]:
         """Plans in the order given."""
+        if self.path is not None and not self.plan:
+            return ("",) * len(self.ons)
         return (self.plan,) if isinstance(self.plan, str) else tuple(self.plan)
 
     @property
@@ -51,6 +60,10 @@ class Request:
         Raises:
             UsageError: more plans than tensors, or fewer.
         """
+        if self.path is None and self.links is not None:
+            raise UsageError(
+                "--links without --path", help="--path synth makes a plan for links, --path template chooses one"
+            )
         plans, ons = self.plans, self.ons
         if len(plans) != len(ons):
             raise UsageError(
@@ -123,7 +136,13 @@ def regenerate_command(request: Request, program: ProgramModel) -> str:
     """The command that makes the module again."""
     words = ["overlap", "compile", f"{shown_path(request.unit.path)}:{program.kernel.name}"]
     for plan, on in zip(request.plans, request.ons, strict=True):
-        words += ["--plan", plan, "--on", on]
+        words += [*(["--plan", plan] if plan else []), "--on", on]
+    if request.path is not None:
+        words += ["--path", request.path]
+    if request.links is not None:
+        words += ["--links", shown_path(request.links)]
+    if request.sizes is not None and request.path is not None:
+        words += ["--shape", ",".join(f"{axis}={size}" for axis, size in request.sizes.items())]
     if request.mesh is not None:
         words += ["--mesh", str(request.mesh)]
     elif request.world is not None:
@@ -137,6 +156,7 @@ def regenerate_command(request: Request, program: ProgramModel) -> str:
 
 def check_command(request: Request, program: ProgramModel) -> str:
     """A command that simulates the module on an uneven shape."""
-    shape = ",".join(f"{d}={n}" for d, n in default_sizes(program).items())
+    sizes = {**default_sizes(program), **(request.sizes or {})}
+    shape = ",".join(f"{d}={n}" for d, n in sizes.items())
     world = request.world or 4
     return shlex.join(["overlap", "simulate", shown_path(request.output), "--world", str(world), "--shape", shape])

@@ -22,13 +22,12 @@ from overlap.annotate.source import SourceUnit
 from overlap.backends import backend as find_backend
 from overlap.backends.base import Realization
 from overlap.chunkplan.describe import describe as describe_plan
-from overlap.chunkplan.library import find_template
-from overlap.chunkplan.pins import pin_mesh
 from overlap.codegen import GeneratedModule, PlanText, generate, generate_kernel
 from overlap.errors import HostEntryError, OverlapError, SourceSpan, UnsupportedError, UsageError
 from overlap.schedule.describe import describe as describe_schedule
 from overlap.schedule.events import ItemSize
 
+from .paths import plan_text
 from .planning import Planned, check_backend, plan_launch, probe
 from .request import Request, check_command, need_sizes, realize, regenerate_command, source_path
 
@@ -132,12 +131,8 @@ def _communicated(
         if produced:
             refuse_returns(request.unit, program)
             refuse_jumps(request.unit, program, produced)
-        plans = []
-        for name in request.plans:
-            path, text = find_template(name)
-            if request.mesh is not None:
-                text = pin_mesh(text, path, request.mesh)
-            plans.append(PlanText(name, text, path))
+        pairs = zip(request.plans, ons, strict=True)
+        plans = [plan_text(request, program, on, name, realization) for name, on in pairs]
         dump("plan", "\n".join(plan.text for plan in plans))
         check_backend(ons, realization)
         safe = probe(program, ons, plans, realization, request.world) and not find_backend(realization.backend).inline

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from overlap.annotate.model import ProgramModel
+from overlap.chunkplan.links import Links
 from overlap.schedule.events import simulate
 from overlap.schedule.machine import Machine
 from overlap.schedule.timeline import Timeline
@@ -23,6 +24,7 @@ def timeline_of(
     sizes: Mapping[str, int],
     dtype: str = "fp16",
     tile: float | None = None,
+    links: Links | None = None,
 ) -> Timeline:
     """The predicted timeline of one launch.
 
@@ -30,6 +32,7 @@ def timeline_of(
         sizes: axis to global extent, as the plans were made for.
         dtype: of the tensors.
         tile: seconds that a tile takes; None: `tile_seconds`.
+        links: instead of the machine's own.
 
     Raises:
         PlanError: the machine has not that many ranks, no link between two of them, or no rate for the dtype.
@@ -38,7 +41,7 @@ def timeline_of(
     work = work_of_schedules(planned.plan, planned.schedules, seconds)
     if planned.parts:
         work = tuple(_in_parts(planned, rank, own, seconds, machine.units) for rank, own in enumerate(work))
-    return simulate(planned.plan, machine, work, itemsize=itemsize_of(dtype))
+    return simulate(planned.plan, machine, work, itemsize=itemsize_of(dtype), links=links)
 
 
 def tile_seconds(

@@ -57,7 +57,7 @@ def simulate(
         machine: rates, latencies and costs.
         work: what each rank computes; nothing at all where it is empty.
         itemsize: bytes of an element, of all tensors or of each.
-        links: which ranks are joined, and by what, instead of the machine's own.
+        links: which ranks are joined, by what, and which share ports, instead of the machine's own.
 
     Raises:
         PlanError: an operation between ranks without a link, a cyclic plan, or a world that the machine does not have.
@@ -215,7 +215,7 @@ class _Run(Wiring):
             seconds = link.seconds(size)
             start = now
             index = len(self.records)
-            if self.machine.own_wires:
+            if self.machine.own_wires if self.links is None else link.name not in self.links.switched:
                 wire = (link.name, source, target)
                 free, holder = self.wires.get(wire, (0.0, -1))
                 if free > start:

@@ -77,16 +77,19 @@ class Machine:
         return self.inside if source // self.node == target // self.node else self.between
 
     def links(self, world: int) -> Links:
-        """The link table of ``world`` ranks.
+        """The link table of ``world`` ranks, its classes switched unless every pair has wires of its own.
 
         Raises:
             PlanError: as `check_world`.
         """
         self.check_world(world)
         if self.between is None or world <= self.node:
-            return full_mesh(world, self.inside)
-        whole = two_level(-(-world // self.node), self.node, self.inside, self.between)
-        return Links(world, {pair: link for pair, link in whole.classes.items() if max(pair) < world})
+            whole = full_mesh(world, self.inside)
+        else:
+            whole = two_level(-(-world // self.node), self.node, self.inside, self.between)
+        classes = {pair: link for pair, link in whole.classes.items() if max(pair) < world}
+        names = {link.name for link in classes.values()}
+        return Links(world, classes, () if self.own_wires else tuple(sorted(names)))
 
     def check_world(self, world: int) -> None:
         """Raises PlanError unless the machine has that many ranks."""

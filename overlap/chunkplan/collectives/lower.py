@@ -36,8 +36,7 @@ def lower_collective(
         path: ``direct`` (one operation that a library carries out), ``template`` (a shipped template, as P2P) or
             ``synth`` (P2P made for the links).
         links: the link table of all global ranks. ``synth`` needs it; of several templates it chooses.
-        switched: classes of links that go through a switch, such as ``nvlink`` with NVSwitch: a rank sends one
-            transfer at a time over all of them, and receives one.
+        switched: classes of links that go through a switch, besides those of which the table says so.
         direction: who carries an operation out, the source (push) or the destination (pull).
         template: the template to take (``template`` only).
 
@@ -45,20 +44,8 @@ def lower_collective(
         PlanError: an unknown path; ``synth`` without links; links of another world, or that do not join the group;
             templates that go where there is no link.
     """
-    if path not in get_args(Path):
-        raise PlanError(f"unknown path `{path}`", help=nearest(path, get_args(Path)))
-    if template is not None and path != "template":
-        raise PlanError(f"template `{template}` with the path `{path}`", help='a template goes with `path="template"`')
-    network = None
-    if links is not None:
-        if links.world != step.world:
-            raise PlanError(
-                f"{step.kind} in a world of {step.world}, with links of a world of {links.world}",
-                help="give the link table of all global ranks",
-            )
-        network = Network(links, switched)
-    elif switched:
-        raise PlanError("switched links without a link table", help="give `links`")
+    check_path(path, template)
+    network = network_of(step, links, switched)
     if path == "direct":
         return direct_plan(step)
     if path == "template":
@@ -66,6 +53,32 @@ def lower_collective(
     if network is None:
         raise PlanError(f"{step.kind}: nothing to make a plan for", help='`path="synth"` takes `links`, a link table')
     return synth_plan(step, network, direction)
+
+
+def check_path(path: str, template: str | None = None) -> None:
+    """Raises PlanError unless there is such a path, and a template goes with it."""
+    if path not in get_args(Path):
+        raise PlanError(f"unknown path `{path}`", help=nearest(path, get_args(Path)))
+    if template is not None and path != "template":
+        raise PlanError(f"template `{template}` with the path `{path}`", help='a template goes with `path="template"`')
+
+
+def network_of(step: CollectiveStep, links: Links | None, switched: Collection[str] = ()) -> Network | None:
+    """The links as synthesis and prediction see them; None where none are given.
+
+    Raises:
+        PlanError: links of another world than the step's, or a switched class that no link is of.
+    """
+    if links is None:
+        if switched:
+            raise PlanError("switched links without a link table", help="give `links`")
+        return None
+    if links.world != step.world:
+        raise PlanError(
+            f"{step.kind} in a world of {step.world}, with links of a world of {links.world}",
+            help="give the link table of all global ranks",
+        )
+    return Network(links, switched)
 
 
 def verify_collective(plan: CommPlan, step: CollectiveStep) -> None:

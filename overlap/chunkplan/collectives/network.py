@@ -25,7 +25,8 @@ SHORTEST = 1e-12
 
 
 class Network:
-    """Links with the classes that are ``switched``: of those a rank sends one transfer at a time, and receives one.
+    """Links with the classes that are ``switched``, by the table or beside it: of those a rank sends one transfer at a time,
+    and receives one.
 
     Raises:
         PlanError: a switched class that no link is of.
@@ -37,7 +38,7 @@ class Network:
             if name not in names and links.classes:
                 raise PlanError(f"no link is of the switched class `{name}`", help=nearest(name, sorted(names)))
         self.links = links
-        self.switched = frozenset(switched)
+        self.switched = frozenset((*switched, *links.switched))
         self.turned = turned
 
     @property

@@ -40,7 +40,14 @@ def templates_for(step: CollectiveStep) -> tuple[str, ...]:
 def template_plan(
     step: CollectiveStep, network: Network | None = None, direction: str = "push", template: str | None = None
 ) -> CommPlan:
-    """A template applied to the group.
+    """A template applied to the group: the one that `chosen` names. Arguments and errors are its own."""
+    return chosen(step, network, direction, template)[1]
+
+
+def chosen(
+    step: CollectiveStep, network: Network | None = None, direction: str = "push", template: str | None = None
+) -> tuple[str, CommPlan]:
+    """The name of a template, and the plan that it makes for the group.
 
     Args:
         network: the links; of several templates, the one that ends first over them is taken. Without, the usual one.
@@ -52,16 +59,16 @@ def template_plan(
     names = (template,) if template else templates_for(step)
     plans = [_built(step, name, direction) for name in (names if network else names[:1])]
     if network is None:
-        return plans[0]
+        return names[0], plans[0]
     gaps = [_gap(plan, network) for plan in plans]
-    joined = [plan for plan, gap in zip(plans, gaps, strict=True) if gap is None]
+    joined = [(name, plan) for name, plan, gap in zip(names, plans, gaps, strict=True) if gap is None]
     if not joined:
         raise PlanError(
             f"{step.kind}: {', '.join(names)} would go from rank {gaps[0][0]} to rank {gaps[0][1]}, "  # type: ignore[index]
             "between which there is no link",
             help='use `path="synth"`, or list the group\'s ranks in an order in which neighbours are joined',
         )
-    return min(joined, key=lambda plan: predicted_seconds(plan, network, itemsize=step.itemsize))
+    return min(joined, key=lambda found: predicted_seconds(found[1], network, itemsize=step.itemsize))
 
 
 def _built(step: CollectiveStep, name: str, direction: str) -> CommPlan:
