@@ -66,7 +66,9 @@ def transfer(
         shape: global shape of the (first) tensor; needed where shards are uneven, or where this rank holds nothing.
         direction: who carries a `move` out: ``pull`` or ``push``. By default pull, and push where the plan adds.
         links: the link table (``synth``).
-        counts: sizes that the plan leaves to a call.
+        counts: sizes that the plan leaves to a call, by name and on the host, the same on every rank: of ``all_to_all_v``
+            ``{"sent": rows}``, where rank i sends ``rows[i][j]`` rows to rank j. Without ``shape`` the tensor is as long along
+            ``dim`` as they add up to. New counts make a new plan, which the ranks meet over.
         out: where the result goes; by name where there are several.
 
     Returns:

@@ -11,6 +11,7 @@ from overlap.backends import backend
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.collectives.lower import lower_collective
 from overlap.chunkplan.collectives.step import CollectiveStep, Kind
+from overlap.chunkplan.counts import CountArray
 from overlap.chunkplan.document import nearest
 from overlap.chunkplan.library import find_template, list_templates
 from overlap.chunkplan.links import Links
@@ -53,7 +54,7 @@ def plan_of(
         plan: a template, the path of a YAML file, or a collective.
         held: by tensor, the shape of what this rank holds of it; None where that is nothing, or several tensors.
         shape: the global shape; None: as many shards along ``dim`` of what is held as there are ranks, or what is held
-            where the plan wants all of it.
+            where the plan wants all of it; with counts, as long along ``dim`` as they add up to.
 
     Raises:
         PlanError: no such plan, or it cannot be made for this tensor, world or mesh.
@@ -84,6 +85,8 @@ def plan_of(
     declared = [decl.name for decl in read_template(text, path).tensors] if text else []
     name = next((name for name in declared if name in held), next(iter(held), "x"))
     local = held.get(name)
+    if shape is None and wanted.counts:
+        shape = _counted(local, wanted.dim, wanted.counts)
     for candidate in [shape] if shape is not None else _candidates(local, wanted.dim, world):
         made = _made(plan, text, path, name, candidate, world, wanted)
         boxes = boxes_of(made.before[rank], name, len(candidate))
@@ -104,6 +107,17 @@ def _candidates(held: Shape | None, dim: int, world: int) -> list[Shape]:
         return [] if held is None else [held]
     sharded = tuple(n * world if d == dim else n for d, n in enumerate(held))
     return list(dict.fromkeys((sharded, held)))
+
+
+def _counted(held: Shape | None, dim: int, counts: Mapping[str, Any]) -> Shape | None:
+    """The global shape of a tensor whose rows are counted; None where it cannot be told, or the counts are none."""
+    if held is None or not 0 <= dim < len(held):
+        return None
+    try:
+        total = max(CountArray.of(given).sum() for given in counts.values())
+    except PlanError:
+        return held  # Refused where they are bound, with their place in the plan.
+    return (*held[:dim], total, *held[dim + 1 :])
 
 
 def _made(plan: str, text: str, path: str, name: str, shape: Shape, world: int, wanted: Wanted) -> CommPlan:
