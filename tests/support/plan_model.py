@@ -56,13 +56,15 @@ class PlanModel:
         }
         self._carried: dict[OpId, list[object]] = {}
 
-    def part(self, tensor: str, rank: int) -> int:
-        parts = self.plan.tensor(tensor).parts
-        return parts[rank] if parts else rank
+    def part(self, tensor: str, rank: int) -> tuple[int, int]:
+        """The rank's group, and which part of its group's sum it holds."""
+        spec = self.plan.tensor(tensor)
+        return spec.group(rank), spec.parts[rank] if spec.parts else rank
 
-    def whole(self, tensor: str) -> Counter[int]:
-        """Every part once."""
-        return Counter({self.part(tensor, rank): 1 for rank in range(self.plan.world)})
+    def whole(self, tensor: str, rank: int) -> set[tuple[int, int]]:
+        """All parts of the sum of the rank's group."""
+        group = self.plan.tensor(tensor).group
+        return {self.part(tensor, r) for r in range(self.plan.world) if group(r) == group(rank)}
 
     # Orders
 
@@ -164,7 +166,7 @@ class PlanModel:
                 found.add("never arrives")
             elif place[1] in self.reduced:
                 assert isinstance(value, Counter)
-                if set(value) != set(self.whole(place[1])):
+                if set(value) != self.whole(place[1], place[0]):
                     found.add("a part is missing")
                 if max(value.values()) > 1:
                     found.add("counted twice")

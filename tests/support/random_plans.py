@@ -19,6 +19,8 @@ from overlap.chunkplan.mesh import Mesh
 from overlap.chunkplan.plan import P2P, Chunk, CommPlan, OpId, TensorSpec
 from overlap.chunkplan.reduction import Reduction
 from overlap.chunkplan.region import Box, uncovered
+from overlap.chunkplan.structure import check_structure
+from overlap.errors import PlanError
 
 from .plan_model import faults_of
 
@@ -59,15 +61,18 @@ def case(seed: int) -> Case:
 def right_plan(dice: random.Random) -> CommPlan:
     """A plan that keeps its promise in every order."""
     kind = dice.random()
-    if kind < 0.4:
-        return _moves(dice, "a", dice.choice(_WORLDS))
-    if kind < 0.65:
-        return _sums(dice, "c", dice.choice(_WORLDS))
-    if kind < 0.75:
+    if kind < 0.35:
+        return _moves(dice, TensorSpec("a", _shape(dice)), dice.choice(_WORLDS))
+    if kind < 0.6:
+        return _sums(dice, TensorSpec("c", _shape(dice)), dice.choice(_WORLDS))
+    if kind < 0.7:
         world = dice.randint(2, 4)
-        return merge_plans([_moves(dice, "a", world), _sums(dice, "c", world)], name="moves_and_sums")
+        moves, sums = TensorSpec("a", _shape(dice)), TensorSpec("c", _shape(dice))
+        return merge_plans([_moves(dice, moves, world), _sums(dice, sums, world)], name="moves_and_sums")
+    if kind < 0.78:
+        return _packed(dice, dice.randint(1, 4))
     if kind < 0.85:
-        return _packed(dice, dice.randint(2, 4))
+        return _grouped(dice)
     return _template(dice)
 
 
@@ -144,13 +149,16 @@ def _cut(dice: random.Random, box: Box, parts: int) -> list[Box]:
     return boxes
 
 
-def _moved(dice: random.Random, src: int, dst: int, source: Chunk, target: Chunk) -> P2P:
-    return P2P(dice.choice(("push", "pull")), src, dst, source, target)
+def _moved(
+    dice: random.Random, src: int, dst: int, source: Chunk, target: Chunk, reduce: Reduction | None = None
+) -> P2P:
+    direction = "local" if src == dst else dice.choice(("push", "pull"))
+    return P2P(direction, src, dst, source, target, reduce=reduce)
 
 
-def _moves(dice: random.Random, tensor: str, world: int) -> CommPlan:
+def _moves(dice: random.Random, spec: TensorSpec, world: int) -> CommPlan:
     """Pieces that some ranks own go to those that want them, from whoever has them by then."""
-    shape = _shape(dice)
+    tensor, shape = spec.name, spec.shape
     kind = dice.choice(("gather", "exchange", "some", "broadcast", "neighbours"))
     pieces = _cut(dice, Box.whole(shape), dice.randint(2, world + 2))
     first = dice.randrange(world)
@@ -188,7 +196,7 @@ def _moves(dice: random.Random, tensor: str, world: int) -> CommPlan:
     ]
     if kind in ("gather", "broadcast") and dice.random() < 0.5:
         after = [[Chunk(tensor, Box.whole(shape))] for _ in range(world)]
-    return _plan(kind, world, (TensorSpec(tensor, shape),), before, after, growth)
+    return _plan(kind, world, (spec,), before, after, growth)
 
 
 class _Copies:
@@ -234,7 +242,7 @@ class _Copies:
 
 
 def _packed(dice: random.Random, world: int) -> CommPlan:
-    """Pieces of ``a`` are laid one behind the other into ``b`` of another rank, and some of ``b`` travels on."""
+    """Pieces of ``a`` are laid one behind the other into ``b``, mostly of another rank, and some of ``b`` travels on."""
     shape = (dice.choice((3, 5, 7)), *((dice.randint(1, 2),) if dice.random() < 0.5 else ()))
     rows = [Box((0, *(0 for _ in shape[1:])), shape)]
     growth = _Growth(dice, world)
@@ -243,7 +251,7 @@ def _packed(dice: random.Random, world: int) -> CommPlan:
     after: list[list[Chunk]] = [[] for _ in range(world)]
     placed: list[tuple[int, int, Box, Key]] = []
     for _ in range(dice.randint(1, 4)):
-        source, target = dice.sample(range(world), 2)
+        source, target = dice.randrange(world), dice.randrange(world)
         lo = dice.randint(0, shape[0])
         taken = rows[0].with_interval(0, lo, dice.randint(lo, shape[0]))
         length = taken.hi[0] - taken.lo[0]
@@ -256,7 +264,7 @@ def _packed(dice: random.Random, world: int) -> CommPlan:
         room += length
     for _, target, into, key in placed:
         others = [r for r in range(world) if r != target]
-        if dice.random() < 0.4:
+        if others and dice.random() < 0.4:
             reader = dice.choice(others)
             growth.add(_moved(dice, target, reader, Chunk("b", into), Chunk("b", into)), {key})
             after[reader].append(Chunk("b", into))
@@ -264,80 +272,132 @@ def _packed(dice: random.Random, world: int) -> CommPlan:
     return _plan("packed", world, tensors, before, after, growth)
 
 
-def _sums(dice: random.Random, tensor: str, world: int) -> CommPlan:
+def _sums(dice: random.Random, spec: TensorSpec, world: int) -> CommPlan:
     """Every rank starts with a part of everything; each piece is summed its own way, and the sums travel on."""
+    if world > 1 and dice.random() < 0.2:
+        # Some ranks hold the same part: one of them gives it.
+        parts = [0, 1, *(dice.randrange(world) for _ in range(world - 2))]
+        dice.shuffle(parts)
+        spec = replace(spec, parts=tuple(sorted(set(parts)).index(part) for part in parts))
     for attempt in range(6):
-        plan = _sums_once(dice, tensor, world, wild=attempt < 5)
+        plan = _sums_once(dice, spec, world, wild=attempt < 5)
         if not faults_of(plan):
             return plan
     raise AssertionError("sums with a channel a piece see no part twice")
 
 
-def _sums_once(dice: random.Random, tensor: str, world: int, *, wild: bool) -> CommPlan:
-    shape = _shape(dice)
-    whole = Chunk(tensor, Box.whole(shape))
+def _sums_once(dice: random.Random, spec: TensorSpec, world: int, *, wild: bool) -> CommPlan:
+    whole = Chunk(spec.name, Box.whole(spec.shape))
     growth = _Growth(dice, world, wild=wild)
+    pulls = wild and dice.random() < 0.3
     after: list[list[Chunk]] = [[] for _ in range(world)]
-    for number, box in enumerate(_cut(dice, Box.whole(shape), dice.randint(1, world + 1))):
-        chunk = Chunk(tensor, box)
-        channel = None if wild else number
-        grow = dice.choice((_star, _tree, _tree, _tree, _doubling))
-        have = grow(dice, growth, chunk, channel)
-        root = dice.choice(sorted(have))
+    for number, box in enumerate(_cut(dice, whole.box, dice.randint(1, world + 1))):
+        chunk = Chunk(spec.name, box)
+        summing = _Summing(dice, growth, chunk, spec.parts or tuple(range(world)), None if wild else number, pulls)
+        have = dice.choice((summing.star, summing.tree, summing.tree, summing.tree, summing.doubling))()
         for rank in sorted(range(world), key=lambda _: dice.random()):
-            if rank not in have and (have[root] is not None or world == 1) and dice.random() < 0.6:
+            if rank not in have and dice.random() < 0.6:
                 source = dice.choice(sorted(have))
-                op = P2P("push", source, rank, chunk, chunk)
-                have[rank] = {growth.add(op, have[source], channel)}
+                # It replaces what the rank itself has sent.
+                have[rank] = {summing.send(source, rank, have[source] | summing.sent[rank], reduce=None)}
         for rank in have:
             after[rank].append(chunk)
-    return _plan("sums", world, (TensorSpec(tensor, shape),), [[whole]] * world, after, growth)
+    return _plan("sums", world, (spec,), [[whole]] * world, after, growth)
 
 
 Summed = dict[int, set[Key]]
 """By rank that has the whole sum: what it waits for."""
 
 
-def _star(dice: random.Random, growth: _Growth, chunk: Chunk, channel: int | None) -> Summed:
-    """Every rank sends its own part to the ranks that sum."""
-    world = growth.world
-    targets = dice.sample(range(world), dice.randint(1, world))
-    legs = [(r, target) for target in targets for r in range(world) if r != target]
-    dice.shuffle(legs)
-    have: Summed = {target: set() for target in targets}
-    for rank, target in legs:
-        have[target].add(growth.add(P2P("push", rank, target, chunk, chunk, reduce=SUM), set(), channel))
-    return have
+@dataclass
+class _Summing:
+    """Ways to sum one chunk, of which rank r holds ``parts[r]``; ``channel`` None leaves channels to chance."""
+
+    dice: random.Random
+    growth: _Growth
+    chunk: Chunk
+    parts: tuple[int, ...]
+    channel: int | None
+    pulls: bool
+
+    def __post_init__(self) -> None:
+        self.sent: list[set[Key]] = [set() for _ in self.parts]
+        """By rank."""
+
+    def send(self, source: int, target: int, needs: set[Key], reduce: Reduction | None = SUM) -> Key:
+        op = P2P("push", source, target, self.chunk, self.chunk, reduce=reduce)
+        if self.pulls:
+            op = replace(op, direction=self.dice.choice(("push", "pull")))
+        key = self.growth.add(op, needs, self.channel)
+        self.sent[source].add(key)
+        return key
+
+    def star(self) -> Summed:
+        """Every part goes from one rank to all that sum."""
+        world = self.growth.world
+        targets = self.dice.sample(range(world), self.dice.randint(1, world))
+        legs = [(self._holder(part), t) for t in targets for part in set(self.parts) if part != self.parts[t]]
+        self.dice.shuffle(legs)
+        have: Summed = {target: set() for target in targets}
+        for rank, target in legs:
+            have[target].add(self.send(rank, target, set()))
+        return have
+
+    def tree(self) -> Summed:
+        """Every rank adds what its children send to its own part, and sends the sum to its parent; a chain is a tree."""
+        ranks = [self._holder(part) for part in sorted(set(self.parts), key=lambda _: self.dice.random())]
+        chain = self.dice.random() < 0.4
+        arrived: Summed = {rank: set() for rank in ranks}
+        for place in reversed(range(1, len(ranks))):
+            parent = ranks[place - 1 if chain else self.dice.randrange(place)]
+            arrived[parent].add(self.send(ranks[place], parent, arrived[ranks[place]]))
+        return {ranks[0]: arrived[ranks[0]]}
+
+    def doubling(self) -> Summed:
+        """Pairs exchange, then pairs of pairs: worlds of 1, 2 and 4 parts. Others are summed as a tree."""
+        world = self.growth.world
+        if world & world - 1 or len(set(self.parts)) < world:
+            return self.tree()
+        arrived: Summed = {rank: set() for rank in range(world)}
+        bit = 1
+        while bit < world:
+            sent = {rank: self.send(rank, rank ^ bit, arrived[rank]) for rank in range(world)}
+            arrived = {rank: {*arrived[rank], sent[rank ^ bit]} for rank in range(world)}
+            bit *= 2
+        return arrived
+
+    def _holder(self, part: int) -> int:
+        return self.dice.choice([rank for rank, own in enumerate(self.parts) if own == part])
 
 
-def _tree(dice: random.Random, growth: _Growth, chunk: Chunk, channel: int | None) -> Summed:
-    """Every rank adds what its children send to its own part, and sends the sum to its parent; a chain is a tree."""
-    ranks = dice.sample(range(growth.world), growth.world)
-    chain = dice.random() < 0.4
-    arrived: Summed = {rank: set() for rank in ranks}
-    for place in reversed(range(1, len(ranks))):
-        rank = ranks[place]
-        parent = ranks[place - 1 if chain else dice.randrange(place)]
-        op = P2P("push", rank, parent, chunk, chunk, reduce=SUM)
-        arrived[parent].add(growth.add(op, arrived[rank], channel))
-    return {ranks[0]: arrived[ranks[0]]}
-
-
-def _doubling(dice: random.Random, growth: _Growth, chunk: Chunk, channel: int | None) -> Summed:
-    """Pairs exchange, then pairs of pairs: worlds of 1, 2 and 4. Others are summed as a tree."""
-    world = growth.world
-    if world & world - 1:
-        return _tree(dice, growth, chunk, channel)
-    arrived: Summed = {rank: set() for rank in range(world)}
-    bit = 1
-    while bit < world:
-        sent = {
-            rank: growth.add(P2P("push", rank, rank ^ bit, chunk, chunk, reduce=SUM), arrived[rank], channel)
-            for rank in range(world)
-        }
-        arrived = {rank: {*arrived[rank], sent[rank ^ bit]} for rank in range(world)}
-        bit *= 2
-    return arrived
+def _grouped(dice: random.Random) -> CommPlan:
+    """Ranks in groups, each with a tensor of its own under one name."""
+    world = dice.randint(2, 4)
+    drawn = [dice.randrange(2) for _ in range(world)]
+    groups = tuple(sorted(set(drawn)).index(group) for group in drawn)
+    spec = TensorSpec("a", _shape(dice))
+    grow = dice.choice((_moves, _sums))
+    before: list[tuple[Chunk, ...]] = [()] * world
+    after: list[tuple[Chunk, ...]] = [()] * world
+    ops: list[tuple[P2P, ...]] = [()] * world
+    parts = [0] * world
+    for group in set(groups):
+        ranks = [rank for rank in range(world) if groups[rank] == group]
+        plan = grow(dice, spec, len(ranks))
+        for own, rank in enumerate(ranks):
+            before[rank], after[rank] = plan.before[own], plan.after[own]
+            parts[rank] = plan.tensors[0].parts[own] if plan.tensors[0].parts else own
+            ops[rank] = tuple(
+                replace(
+                    op,
+                    src_rank=ranks[op.src_rank],
+                    dst_rank=ranks[op.dst_rank],
+                    depends=tuple((ranks[r], i) for r, i in op.depends),
+                )
+                for op in plan.ops[own]
+            )
+    spec = replace(spec, parts=tuple(parts), groups=groups)
+    return CommPlan("grouped", world, (spec,), tuple(before), tuple(after), tuple(ops))
 
 
 _TEMPLATES = (
@@ -403,9 +463,18 @@ def break_plan(plan: CommPlan, dice: random.Random) -> tuple[str, CommPlan]:
     dice.shuffle(ways)
     for way in ways:
         broken = BREAKS[way](plan, dice)
-        if broken is not None and broken != plan:
+        if broken is not None and broken != plan and _is_whole(broken):
             return way, replace(broken, spans=(), span=None)
     return "nothing", plan
+
+
+def _is_whole(plan: CommPlan) -> bool:
+    """Whether everything that a plan names exists, and groups keep to themselves."""
+    try:
+        check_structure(plan)
+    except PlanError:
+        return False
+    return True
 
 
 def _some_op(plan: CommPlan, dice: random.Random, wanted: Callable[[P2P], bool] = lambda op: True) -> OpId | None:
@@ -567,7 +636,7 @@ def _wrong_rank(plan: CommPlan, dice: random.Random) -> CommPlan | None:
     op = plan.op(at)
     assert isinstance(op, P2P)
     others = [r for r in range(plan.world) if r not in (op.src_rank, op.dst_rank)]
-    if not others:
+    if not others or op.direction == "local":
         return None
     return with_op(plan, at, **{"src_rank" if op.direction == "pull" else "dst_rank": dice.choice(others)})
 
