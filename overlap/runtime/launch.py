@@ -26,6 +26,7 @@ from .operator import Operator
 from .prepared import lane_step, sum_step
 from .ranges import range_arguments
 from .resolve import Bound
+from .variant import variant_of
 
 STEP_FILTER: Callable[[int, tuple[st.Step, ...]], tuple[st.Step, ...]] | None = None
 """Tests put a function here that drops a step; the simulator must then find the race."""
@@ -88,17 +89,37 @@ def launch(
         ours[operator.ours[-1]] = table.slots
     arguments = {**bound.arguments, **ours, **bound.options}
     steps, opening = _opened(instance, given)
+    variant = variant_of(bound.kernel, arguments)
+    key = (variant.key, bound.kernel, grid)
 
     def warm() -> None:
         _warm(instance, opening, results)
         if table.tiles:
-            awaits = any(isinstance(step, st.Await) for step in instance.steps)
-            runtime.warm(bound.kernel, grid, arguments, leave_room=awaits)
+            _ready_kernel(instance, key, arguments)
 
-    _meet(instance, _variant(table, arguments, results), warm)
+    _meet(instance, (table, variant.key, *_layouts(results)), warm)
     main = runtime.main_stream()
-    kernel = partial(runtime.launch, bound.kernel, grid, (), arguments, main)
+    if variant.exact and table.tiles:
+        kernel = partial(_ready_kernel(instance, key, arguments), main, **arguments)
+    else:
+        kernel = partial(runtime.launch, bound.kernel, grid, (), arguments, main)
     _carry_out(instance, table, opening, steps, _Launch(main, kernel, given, results, behind))
+
+
+def _ready_kernel(
+    instance: Instance, key: tuple[Any, Any, tuple[int, int, int]], arguments: dict[str, Any]
+) -> Callable[..., None]:
+    """The user's kernel compiled for a variant of a launch; called with the stream and every argument.
+
+    Triton looks at each argument of each launch to find the compiled kernel; the variant says the same for less.
+    """
+    found: Callable[..., None] | None = instance.prepared.get(key)
+    if found is None:
+        _, kernel, grid = key
+        awaits = any(isinstance(step, st.Await) for step in instance.steps)
+        found = instance.runtime.warm(kernel, grid, arguments, leave_room=awaits, later=tuple(arguments))
+        instance.prepared[key] = found
+    return found
 
 
 def launch_transfer(
@@ -209,19 +230,6 @@ def _sum(instance: BoundPlan, step: st.Sum, now: _Launch) -> None:
     enqueue = sum_step(instance, step, out)
     if enqueue is not None:
         enqueue(now.main, out=out)
-
-
-def _variant(table: LaunchTable, arguments: dict[str, Any], results: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
-    """What Triton compiles a kernel anew for, of a launch that a table belongs to."""
-    seen: list[Any] = [table]
-    for value in arguments.values():
-        if isinstance(value, torch.Tensor):
-            seen.append((value.dtype, value.data_ptr() % 16 == 0))
-        elif isinstance(value, int) and not isinstance(value, bool):
-            seen.append((value == 1, value % 16 == 0))
-        else:
-            seen.append(value if isinstance(value, (bool, str, type(None))) else type(value))
-    return (*seen, *_layouts(results))
 
 
 def _layouts(results: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
