@@ -9,8 +9,10 @@ All plans of a group share one workspace for tensors of the same dtypes: one epo
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -42,6 +44,9 @@ class Service:
 
 
 SERVICE = Service()
+KEPT = 128
+"""Plans of a group that are kept ready. Where sizes change from call to call, each is a new plan."""
+
 FIRST = "the first transfer by a plan"
 """The name of the meeting where it is made."""
 
@@ -112,6 +117,8 @@ class Transfer(BoundPlan):
             layouts = [_layout(plan, name, rank, values, sums[rank]) for rank in range(runtime.world)]
             parts[name] = TransferTensor(name, plan, runtime, dtype, layouts)
         self.names = names
+        self.turn = 0
+        """The number of the last call, counted over all transfers of the group, which is the same on every rank."""
         super().__init__(
             plan,
             runtime,
@@ -144,11 +151,26 @@ def transfer_for(plan: CommPlan, runtime: Runtime, dtypes: Sequence[torch.dtype]
         found = cache.get(key)
         if found is None:
             _agree(plan, runtime, dtypes)
+            _make_room(cache)
             found = cache[key] = Transfer(plan, runtime, dtypes, lenient=lenient)
     if found.given is plan:
         cache[quick] = found
+    found.turn = runtime.overlap_turns = getattr(runtime, "overlap_turns", 0) + 1  # type: ignore[attr-defined]
     found.refresh()
     return found
+
+
+def _make_room(cache: dict[Any, Any]) -> None:
+    """Forgets the transfer whose last call is longest ago, where there are many. Every rank forgets the same one."""
+    keys: dict[int, list[Any]] = defaultdict(list)
+    for key in cache:
+        if isinstance(key, tuple) and key[0] == "transfer":
+            keys[cache[key].turn].append(key)
+    if len(keys) >= KEPT:
+        oldest = keys[min(keys)]
+        cache[oldest[0]].workspace.forget(cache[oldest[0]])
+        for key in oldest:
+            del cache[key]
 
 
 def known_transfer(plan: CommPlan, runtime: Runtime) -> bool:

@@ -114,7 +114,7 @@ class Workspace:
         self.memory: Memory | None = None
         self.kept: list[Memory] = []
         self.reserved = False
-        self.instances: list[BoundPlan] = []
+        self.instances: list[BoundPlan | None] = []
         self._tables: torch.Tensor | None = None
         self._used = 0
         self.error: OverlapError | None = None
@@ -168,6 +168,11 @@ class Workspace:
         """Takes in an instance; its number in fault records."""
         self.instances.append(instance)
         return len(self.instances) - 1
+
+    def forget(self, instance: BoundPlan) -> None:
+        """Lets go of an instance that no call will use again; one whose memory a captured graph uses is kept for replays."""
+        if not instance.memory.captured:
+            self.instances[instance.number] = None
 
     def poison(self, error: BaseException) -> None:
         """Refuses all later launches: one was enqueued half, so that this rank's flags and its peers' no longer match."""

@@ -6,8 +6,11 @@ import pytest
 import torch
 
 import overlap
+import overlap.runtime.transfer
 from overlap.chunkplan.counts import CountArray
 from overlap.errors import PlanError, RuntimeContractError
+from overlap.runtime.instance import instances
+from overlap.runtime.workspace import workspaces
 from overlap.sim import World
 from tests.support.exchange import counts_of, received
 
@@ -115,3 +118,29 @@ def test_counts_that_differ_between_ranks():
 
     World(2).run(body)
     assert len(told) == 2 and all("what moves" in message for message in told)
+
+
+def test_plans_that_were_called_long_ago_are_forgotten(monkeypatch):
+    """By every rank the same ones, so that all meet over the new one."""
+    monkeypatch.setattr(overlap.runtime.transfer, "KEPT", 2)
+    world, order = 2, (0, 2, 3, 0, 2, 2, 4, 0)
+    given = {call: data(call, world) for call in order}
+
+    def body(group):
+        runtime = group.overlap_runtime
+        results = [
+            overlap.transfer(
+                "all_to_all_v", given[call][runtime.rank], group=group, counts={"sent": counts_of(call, world, 9)}
+            )
+            for call in order
+        ]
+        kept = {id(found) for key, found in instances(runtime).items() if key[0] == "transfer"}
+        (workspace,) = workspaces(runtime).values()
+        return results, len(kept), [found is not None for found in workspace.instances]
+
+    for rank, (results, kept, living) in enumerate(World(world).run(body)):
+        for call, got in zip(order, results, strict=True):
+            assert torch.equal(got, received(counts_of(call, world, 9), given[call], rank))
+        assert kept == 2
+        # 0 and 2 are made, then 3 in place of 0, 0 of 2, 2 of 3, 4 of 0, and 0 of 2.
+        assert living == [False] * 5 + [True] * 2
