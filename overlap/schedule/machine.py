@@ -53,6 +53,8 @@ class Machine:
         flag: seconds from the end of a copy until whoever waits for it knows.
         own_wires: every pair of ranks has wires of its own; otherwise all links of a class that leave a rank share one
             port, and so do those that enter it.
+        programs: by direction, bytes a second of a copy over ``inside`` by load/store, by how many programs copy; empty
+            where nobody measured it.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Machine:
     flag: float
     contention: float = 0.0
     own_wires: bool = False
+    programs: Mapping[str, Mapping[int, float]] = field(default_factory=dict, hash=False)
 
     def link(self, source: int, target: int) -> Link | None:
         """The link from one rank to another; None where there is none."""
@@ -196,7 +199,7 @@ def _read(path: Path, name: str) -> str:
 class _Reader:
     """Machine files: keys by section, every number above 0 (a latency or cost may be 0)."""
 
-    KEYS = ("machine", "node", "inside", "between", "compute", "launch", "own_wires")
+    KEYS = ("machine", "node", "inside", "between", "programs", "compute", "launch", "own_wires")
     LINK = ("name", "latency_us", "gb_per_s", "pointer", "library_latency_us", "library_gb_per_s")
 
     def __init__(self, document: Document) -> None:
@@ -232,7 +235,20 @@ class _Reader:
             flag=self._cost(launch_node, launch, "flag_us"),
             contention=self._number(launch["contention"], "contention", zero=True) if "contention" in launch else 0.0,
             own_wires=wires == "true",
+            programs=self._programs(root["programs"]) if "programs" in root else {},
         )
+
+    def _programs(self, node: Node) -> dict[str, dict[int, float]]:
+        """``pull: {8: 270, 16: 288}``: GB/s by programs."""
+        document = self.document
+        found: dict[str, dict[int, float]] = {}
+        for direction, rates in document.mapping(node, "`programs`", ("pull", "push")).items():
+            found[direction] = {}
+            for key, (place, value) in document.entries(rates, f"`{direction}`").items():
+                if not re.fullmatch(r"[1-9][0-9]{0,5}", key):
+                    raise document.error(place, f"`{key}` programs", help="write how many copy, such as `16: 288`")
+                found[direction][int(key)] = self._number(value, key) * 1e9
+        return found
 
     def _link(self, node: Node, name: str) -> tuple[Link, Library]:
         document = self.document
