@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ from overlap.backends import backend
 from overlap.chunkplan.order import happens_before
 from overlap.chunkplan.plan import OpId
 from overlap.chunkplan.verify import verify_contributions, verify_plan
-from overlap.errors import RuntimeContractError
+from overlap.errors import PlanError, RuntimeContractError
+from overlap.schedule.machine import Machine, machine_for
 from overlap.schedule.model import AxisTiles, Counter, RankSchedule, TensorRead, TensorWrite
 from overlap.schedule.pushes import pushes
 from overlap.schedule.runs import schedule_rank
@@ -151,7 +153,19 @@ class Instance(BoundPlan):
             windows={name: part.window for name, part in self.parts.items()},
             ordered=self.ordered,
             tile_map=tile_map,
+            machine=self.machine,
+            itemsize=self.itemsize,
         )
+
+    @cached_property
+    def machine(self) -> Machine:
+        """Whose times decide in which order chunks are used; the same on every rank."""
+        return machine_for(self.runtime.world, self.plan.mesh, self.operator.realization.machine)
+
+    @property
+    def itemsize(self) -> dict[str, float]:
+        """Bytes of an element of each communicated tensor."""
+        return {name: part.dtype.itemsize for name, part in self.parts.items()}
 
 
 def _keyword_only(function: Any) -> tuple[str, ...]:
@@ -168,6 +182,15 @@ def order_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
     if tensor.numel() == 0 or any(n <= 1 for n in tensor.shape):
         return None
     return tuple(sorted(range(tensor.dim()), key=lambda d: (-tensor.stride(d), d)))
+
+
+def _machine_in_words(operator: Operator, world: int) -> str:
+    """The machine that decides the order of chunks, or why there is none: every rank hears of a difference before any raises."""
+    try:
+        machine = machine_for(world, None, operator.realization.machine)
+    except PlanError as error:
+        return error.message
+    return f"{machine.name} ({hashlib.sha256(repr(machine).encode()).hexdigest()[:8]})"
 
 
 def first_call(operator: Operator) -> str:
@@ -198,6 +221,7 @@ def instance_for(operator: Operator, runtime: Runtime, given: tuple[Given, ...])
             "plan": plans,
             "plan hash": hashlib.sha256(plans.encode()).hexdigest()[:16],
             "realization": repr(operator.realization),
+            "machine": _machine_in_words(operator, runtime.world),
             "communicated": operator.on,
         }
         told = runtime.agree(first_call(operator), (orders, facts))
