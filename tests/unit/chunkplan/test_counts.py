@@ -18,7 +18,8 @@ from overlap.chunkplan.describe import describe
 from overlap.chunkplan.dump import dump_plan
 from overlap.chunkplan.library import find_template
 from overlap.chunkplan.mesh import Mesh
-from overlap.chunkplan.plan import CommPlan, TensorSpec
+from overlap.chunkplan.plan import P2P, Chunk, CommPlan, TensorSpec
+from overlap.chunkplan.region import Box
 from overlap.chunkplan.trials import Room, rooms_of, trials_of
 from overlap.chunkplan.verify import verify_plan
 from overlap.cli.check import command
@@ -301,6 +302,35 @@ def test_all_to_all_v_sends_what_is_counted_and_nothing_else():
         moved[op.src_rank, op.dst_rank] += op.src.box.shape[0]
     assert np.array_equal(moved, counts)
     assert "rank 2: has x[15:28, 0:2]; ends with y[13:28, 0:2]" in describe(plan)
+
+
+def test_the_same_made_in_python():
+    """Nouns and counts are all it takes: no file, and nothing of torch."""
+    world, counts = 3, CountArray.of(SENT)
+    whole = (28, 2)
+
+    def rows(tensor: str, start: int, number: int) -> Chunk:
+        return Chunk(tensor, Box.whole(whole).with_interval(0, start, start + number))
+
+    ops = []
+    for rank in range(world):
+        row = []
+        for peer in ((rank + step) % world for step in range(world)):
+            sent = rows("x", counts.sum(slice(0, rank)) + counts.sum(rank, slice(0, peer)), counts[rank, peer])
+            start = counts.sum(slice(None), slice(0, peer)) + counts.sum(slice(0, rank), peer)
+            kind = "local" if peer == rank else "push"
+            row.append(P2P(kind, rank, peer, sent, rows("y", start, counts[rank, peer])))
+        ops.append(tuple(row))
+    plan = CommPlan(
+        "all_to_all_v",
+        world,
+        (TensorSpec("x", whole), TensorSpec("y", whole)),
+        tuple((rows("x", counts.sum(slice(0, r)), counts.sum(r)),) for r in range(world)),
+        tuple((rows("y", counts.sum(slice(None), slice(0, r)), counts.sum(slice(None), r)),) for r in range(world)),
+        tuple(ops),
+    )
+    verify_plan(plan)
+    assert plan == build(ALL_TO_ALL_V, counts, rows=28, direction="push")
 
 
 # Plans for any counts are tried

@@ -605,7 +605,7 @@ def test_damaged_plans_never_surprise():
     sources["dumped"] = dump_plan(build(sources["all_gather_ring"], world=4, mesh=Mesh((2, 2))))
     tensors = {"kv_ring": "k", "all_to_all_v": "x"}
     refused = 0
-    for _ in range(1500):
+    for _ in range(900):
         name = dice.choice(list(sources))
         text = damaged(sources[name], dice)
         counts = {"sent": [[dice.randrange(2) for _ in range(4)] for _ in range(4)]} if name == "all_to_all_v" else None
@@ -631,4 +631,4 @@ def test_damaged_plans_never_surprise():
             refused += 1
         else:
             assert plan.world == 4 and load_plan(dump_plan(plan)) == plan
-    assert 300 < refused < 1490
+    assert 300 < refused < 890
