@@ -3,7 +3,8 @@
     report = check_plan(plan, seeds=range(20))
     assert report.ok, report
 
-It finds races, deadlocks and missing writes as `check_module` does, and compares every element that a rank ends with.
+It finds races, deadlocks and missing writes as `check_module` does, also between operations that only this executor keeps
+apart (places.py), and compares every element that a rank ends with.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from .explore import explore as explore_orders
 from .fibres import Chooser
 from .inputs import dtype_of
 from .memory import array_of
+from .places import PlanPlaces
 from .promise import Promise
 from .report import Fault, PlanReport
 from .verify import StepFilter, check_written, step_filter
@@ -54,6 +56,7 @@ class PlanCheck:
         self.blocking = blocking
         self.promises = [Promise(plan, self.dtype, seed) for seed in range(launches)]
         self.report = PlanReport(plan, dtype, launches, self.sms)
+        self._places: PlanPlaces | None = None
 
     def run(self, seed: int, chooser: Chooser | None = None) -> SimFault | None:
         """One simulation; the fault it found, if any.
@@ -62,6 +65,7 @@ class PlanCheck:
             OverlapError: the plan cannot be carried out at all.
         """
         world = World(self.plan.world, sms=self.sms, seed=seed, chooser=chooser, blocking=self.blocking)
+        self._places = None
         try:
             with step_filter(self.mutate_steps):
                 world.run(lambda group: self._rank(world, group))
@@ -75,6 +79,9 @@ class PlanCheck:
         """One rank's host code: all launches in a row, then every result is looked at."""
         runtime, plan = group.overlap_runtime, self.plan
         transfer = transfer_for(plan, runtime, [self.dtype] * len(plan.tensors), lenient=not self.verified)
+        if self._places is None:
+            self._places = PlanPlaces(world, transfer.plan)
+        self._places.watch(transfer)
         memory = self._memory(world, transfer)
         results = []
         for promise in self.promises:
