@@ -74,6 +74,12 @@ def test_each_environment_pins_torch_and_its_triton(repo, file, version):
     assert f"triton=={version}" in lines and "torch==2.13.0" in lines and "-c common.txt" in lines
 
 
+def test_every_folder_of_templates_goes_into_the_wheel(repo, project):
+    included = dict(re.findall(r'^"(templates/\w+)" = "(overlap/templates/\w+)"$', project, re.MULTILINE))
+    folders = {f"templates/{path.name}" for path in (repo / "templates").iterdir() if path.is_dir()}
+    assert included == {folder: f"overlap/{folder}" for folder in folders - {"templates/__pycache__"}}
+
+
 def test_the_version_is_the_package_s(repo):
     import overlap
 

@@ -25,6 +25,7 @@ from overlap.chunkplan.verify import verify_plan
 from overlap.cli.check import command
 from overlap.errors import PlanError, UsageError
 
+from .damage import damaged
 from .values import execute
 
 PATH, ALL_TO_ALL_V = find_template("all_to_all_v")
@@ -467,3 +468,20 @@ def test_text_that_holds_no_counts(text, line, column, said):
         read_counts_text(text, "c.yaml")
     assert said in caught.value.message
     assert (caught.value.where.line, caught.value.where.col) == (line, column)
+
+
+def test_damaged_counts_never_surprise():
+    """Counts come out, or a PlanError with a place inside the text."""
+    dice, read = random.Random(1), 0
+    for _ in range(300):
+        text = damaged("[[0, 3, 12],\n [2, 1, 40]]\n", dice)
+        try:
+            array = read_counts_text(text, "c.yaml")
+        except PlanError as error:
+            lines = text.splitlines()
+            assert error.where is not None and 1 <= error.where.line <= len(lines) + 1 and error.where.col >= 1
+            assert error.where.line > len(lines) or error.where.col <= len(lines[error.where.line - 1]) + 1
+        else:
+            read += 1
+            assert CountArray.of(array.tolist()) == array or 0 in array.shape
+    assert 20 < read < 280
