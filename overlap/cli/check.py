@@ -161,8 +161,7 @@ def _try(rooms: Sequence[Room], tries: int, verified: Callable[[Mapping[str, Cou
             plan = verified(trial.counts)
         except PlanError as error:
             raise PlanError(f"{error.message} ({_short(str(trial))})", where=error.where, help=error.help) from None
-    first, *rest = describe(plan).splitlines()
-    click.echo(first.rpartition(",")[0])
+    click.echo(describe(plan).splitlines()[0].rpartition(",")[0])
     click.echo("  counts " + "; ".join(map(str, rooms)))
     click.echo(f"  verified for {len(trials)} counts (seed 0):")
     for trial in trials:
