@@ -18,6 +18,7 @@ _LAZY = {
     "compile": "overlap.api",
     "release": "overlap.api",
     "reserve": "overlap.ops",
+    "symmetric": "overlap.api",
     "transfer": "overlap.api",
 }
 """Public name to the module that defines it."""

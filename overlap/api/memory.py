@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from overlap.runtime import workspace
 from overlap.runtime.operator import Operator
+from overlap.runtime.protocol import runtime_of
+from overlap.runtime.symmetric import Symmetric
 
 from .fallback import impossible
 from .groups import resolve_group
@@ -40,10 +42,32 @@ def reserve_operator(
     workspace.reserve(operator, group, max_sizes, dtype)
 
 
-def release(group: Any = None) -> None:
-    """Frees all symmetric memory that operators hold on a group, for instance while a server sleeps; collective.
+def symmetric(
+    shape: Sequence[int], dtype: torch.dtype, *, signals: int = 1, zero: bool = False, group: Any = None
+) -> Symmetric:
+    """A tensor that every rank of a group has, with signals, for kernels of your own; collective.
 
-    The next call makes new memory. Graphs captured before must not be replayed any more.
+    A kernel takes its ``tensor`` and its ``handle``; the words of `overlap.language` reach peers through the handle
+    (docs/language.md). It lives until all ranks call its ``release()``, or `release` for the group. Never while a graph is
+    captured.
+
+    Args:
+        shape, dtype: of every rank's tensor.
+        signals: int64 words that any rank may raise on any other, 0 at first.
+        zero: whether the tensor is cleared before any rank can reach it.
+        group: a process group, its name, a mesh, a simulated group; None: the default group.
+
+    Raises:
+        UsageError: a shape, dtype or number of signals that cannot be.
+        RuntimeContractError: ranks that ask for different tensors, or no memory that peers can reach.
+    """
+    return Symmetric(runtime_of(resolve_group(group)), shape, dtype, signals=signals, zero=zero)
+
+
+def release(group: Any = None) -> None:
+    """Frees all symmetric memory of a group, for instance while a server sleeps; collective.
+
+    The next call makes new memory. Graphs captured before must not be replayed any more; what `symmetric` made is gone too.
     """
     workspace.release(resolve_group(group))
 

@@ -1,11 +1,10 @@
-"""Device words: the Triton functions that generated kernels call as ``ol.NAME``.
+"""Device words: Triton functions that kernels call as ``ol.NAME``.
 
-Every word obeys one row of the memory table in overlap/backends/memory_rules.py:
+    symm.py    for kernels of users: rank, num_ranks, symm_at, wait, notify, put, get (docs/language.md)
+    flags.py   below all of them: polls, raised flags, and what must stand around them
+    here       for generated kernels: runs of tiles, as `overlap.schedule.table` lays them out
 
-* a poll is ``tl.atomic_add(flag, 0, sem="acquire", scope="sys")``; a plain load in a loop is deleted by LLVM;
-* a wait returns what it saw and the guarded load's index depends on it (`after`), or the
-  compiler issues the load first in a pipelined loop;
-* before a flag is raised all threads of the program have stored (`notify` puts a CTA barrier).
+Every word obeys one row of the memory table in overlap/backends/memory_rules.py; `words.py` says which.
 """
 
 from __future__ import annotations
@@ -14,6 +13,25 @@ import triton
 import triton.language as tl
 
 from overlap.schedule import table as _layout
+
+from .flags import after, after_async, landed, poll, raise_flag
+from .symm import get, notify, notify_async, num_ranks, put, rank, symm_at, wait
+
+__all__ = [
+    "after",
+    "after_async",
+    "get",
+    "landed",
+    "notify",
+    "notify_async",
+    "num_ranks",
+    "poll",
+    "put",
+    "raise_flag",
+    "rank",
+    "symm_at",
+    "wait",
+]
 
 _RUN_WORDS: tl.constexpr = tl.constexpr(_layout.RUN_WORDS)
 _H_RUNS: tl.constexpr = tl.constexpr(_layout.H_RUNS)
@@ -33,42 +51,12 @@ _RAISE_WORDS: tl.constexpr = tl.constexpr(_layout.RAISE_WORDS)
 _MAX_RAISES: tl.constexpr = tl.constexpr(_layout.MAX_RAISES)
 _SLOT_WORDS: tl.constexpr = tl.constexpr(_layout.SLOT_WORDS)
 _EPOCH: tl.constexpr = tl.constexpr(_layout.S_EPOCH * _layout.SLOT_WORDS)
-_SPIN_LIMIT: tl.constexpr = tl.constexpr(_layout.S_SPIN_LIMIT * _layout.SLOT_WORDS)
-_FAULT: tl.constexpr = tl.constexpr(_layout.S_FAULT * _layout.SLOT_WORDS)
 
 
 @triton.jit
 def now(state):
     """This launch's epoch, an int64 scalar; the entry kernel wrote it earlier on the same stream."""
     return tl.load(state + _EPOCH)
-
-
-@triton.jit
-def poll(flag, wanted, state):
-    """Polls an int64 ``flag`` until it is at least ``wanted``; returns the value seen.
-
-    With a spin limit in ``state`` (0: none) it gives up after that many polls and returns what it saw, so that the
-    grid drains. The first poll of a launch to give up writes the record that ``state`` points to (layout:
-    `overlap.runtime.faults`) and lowers the limit to one, so that no later poll waits as long again.
-    """
-    seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
-    limit = tl.atomic_add(state + _SPIN_LIMIT, 0, sem="relaxed", scope="gpu")
-    spins = limit * 0
-    while (seen < wanted) & ((limit == 0) | (spins < limit)):
-        seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
-        spins += 1
-    late = seen < wanted
-    earlier = tl.atomic_xchg(state + _FAULT, 1, mask=late, sem="relaxed", scope="gpu")
-    first = late & (earlier == 0)
-    record = tl.load(state + _FAULT + 1).to(tl.pointer_type(tl.int64))
-    launched = tl.load(state + _FAULT + 2)
-    tl.store(record, 1, mask=first)
-    tl.store(record + 1, flag.to(tl.int64), mask=first)
-    tl.store(record + 2, wanted, mask=first)
-    tl.store(record + 3, seen, mask=first)
-    tl.store(record + 4, launched, mask=first)
-    tl.atomic_xchg(state + _SPIN_LIMIT, 1, mask=late, sem="relaxed", scope="gpu")
-    return seen
 
 
 @triton.jit
@@ -131,7 +119,7 @@ def place(table, run, tile, axis: tl.constexpr, pid):
 
 
 @triton.jit
-def wait(table, run, state, epoch):
+def wait_run(table, run, state, epoch):
     """Polls every flag of the run; returns the smallest value seen, an int64 scalar.
 
     A ``while``, because a second ``for`` beside the K loop keeps Triton from flattening a tile loop that asks for it.
@@ -146,25 +134,6 @@ def wait(table, run, state, epoch):
         seen = tl.minimum(seen, poll(flags + slot * _SLOT_WORDS, wanted, state))
         i += 2
     return seen
-
-
-@triton.jit
-def after(index, seen):
-    """``index``, computed from ``seen``: flags are never negative, which no compiler can know."""
-    return index + tl.minimum(seen, 0).to(tl.int32)
-
-
-@triton.jit
-def after_async(index, seen):
-    """``index``, dependent on ``seen``, with the proxy fence that TMA loads need behind a generic acquire (sm_90)."""
-    return tl.inline_asm_elementwise(
-        "fence.proxy.async.global; mov.b32 $0, $1;",
-        "=r,r,l",
-        [index + 0, seen + tl.zeros((), tl.int64)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit
@@ -199,19 +168,8 @@ def produced(table, run, state):
 
 @triton.jit
 def produced_async(table, run, state):
-    """As `produced`: TMA stores have landed, not only been read, and the barrier leaves a flattened loop its stages (sm_90).
-
-    ``tl.debug_barrier`` at the tail of a flattened loop drops its pipeline to one stage (Triton 3.6 to 3.9).
-    """
-    run = tl.inline_asm_elementwise(
-        "cp.async.bulk.wait_group 0; bar.sync 0; mov.b32 $0, $1;",
-        "=r,r",
-        [run],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-    _count_in(table, run, state)
+    """As `produced`: TMA stores have landed, not only been read, and the barrier leaves a flattened loop its stages (sm_90)."""
+    _count_in(table, landed(run), state)
 
 
 @triton.jit
@@ -257,13 +215,3 @@ def pushed(table, run, state, slots):
     """
     tl.debug_barrier()
     _push_in(table, run, state, slots)
-
-
-@triton.jit
-def notify(flag, value):
-    """Raises an int64 ``flag``, local or a peer's, to ``value`` after all stores of this program.
-
-    The barrier is written out: Triton 3.6 to 3.8 put none between a store and a release atomic.
-    """
-    tl.debug_barrier()
-    tl.atomic_xchg(flag, value, sem="release", scope="sys")

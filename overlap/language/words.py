@@ -12,13 +12,25 @@ from dataclasses import dataclass
 class Word:
     """A device word: its name, its parameters and what it does, in one line.
 
-    ``nvidia`` marks words whose code is NVIDIA assembly; kernels that use one do not build for AMD.
+    ``nvidia`` marks words whose code is NVIDIA assembly; kernels that use one do not build for AMD. ``rule``: what of the
+    memory model it obeys, of words that kernels of users may call.
     """
 
     name: str
     params: tuple[str, ...]
     summary: str
     nvidia: bool = False
+    rule: str = ""
+
+    @property
+    def public(self) -> bool:
+        """Whether kernels of users may call it; the others are for generated kernels."""
+        return bool(self.rule)
+
+    @property
+    def call(self) -> str:
+        """How it is called."""
+        return f"ol.{self.name}({', '.join(self.params)})"
 
 
 WORDS = {
@@ -38,10 +50,23 @@ WORDS = {
             "coordinate in the whole grid of a coordinate inside the run",
         ),
         Word(
-            "wait", ("table", "run", "state", "epoch"), "polls the run's flags; returns the smallest value seen (int64)"
+            "wait_run",
+            ("table", "run", "state", "epoch"),
+            "polls the run's flags; returns the smallest value seen (int64)",
         ),
-        Word("after", ("index", "seen"), "`index`, dependent on the wait that returned `seen`"),
-        Word("after_async", ("index", "seen"), "as `after`, and orders TMA loads behind it", nvidia=True),
+        Word(
+            "after",
+            ("index", "seen"),
+            "`index`, a number or pointers, dependent on the wait that returned `seen`",
+            rule="plain loads whose address is made from it stay behind the wait",
+        ),
+        Word(
+            "after_async",
+            ("index", "seen"),
+            "as `after`, for an int32 index of loads through descriptors (TMA)",
+            nvidia=True,
+            rule="`fence.proxy.async.global` between the acquire and the TMA load",
+        ),
         Word("advanced", ("value", "iterations", "step"), "a loop's pointer or counter, that many iterations later"),
         Word("produced", ("table", "run", "state"), "the tile's stores are done: counts it into the run's chunks"),
         Word(
@@ -61,6 +86,56 @@ WORDS = {
             ("table", "run", "state", "slots"),
             "the tile's stores are done: counts it in, and the last tile of a chunk raises its flag where it went",
         ),
-        Word("notify", ("flag", "value"), "all stores of the program, then a release of `value` at system scope"),
+        Word("poll", ("flag", "wanted", "state"), "polls a flag until it is at least `wanted`; the value seen (int64)"),
+        Word("landed", ("value",), "`value`, behind the landing of TMA stores and a barrier", nvidia=True),
+        Word("raise_flag", ("flag", "value"), "all stores of the program, then a release of `value` at system scope"),
+        Word("rank", ("h",), "this rank (int32)", rule="a load: kernels are not specialised to a rank"),
+        Word("num_ranks", ("h",), "the number of ranks (int32)", rule="a load"),
+        Word(
+            "symm_at",
+            ("h", "pointer", "peer"),
+            "the place in the peer's tensor that `pointer` has in this rank's",
+            rule="addresses alone: stores there are behind no signal until `notify`, loads before none unless `after` a wait",
+        ),
+        Word(
+            "wait",
+            ("h", "slot", "value"),
+            "waits until this rank's signal is at least `value`; the value seen (int64)",
+            rule="polls by an acquire at system scope; loads behind it need `after` or `after_async`",
+        ),
+        Word(
+            "notify",
+            ("h", "slot", "peer", "value", "op"),
+            'raises the peer\'s signal to `value` (`op="set"`, as if left out) or by it (`"add"`)',
+            rule="plain stores and atomics of the program, a CTA barrier, then a release at system scope",
+        ),
+        Word(
+            "notify_async",
+            ("h", "slot", "peer", "value", "op"),
+            "as `notify`, behind stores through descriptors (TMA) and in loops that are flattened",
+            nvidia=True,
+            rule="`cp.async.bulk.wait_group 0`, a CTA barrier, then a release at system scope",
+        ),
+        Word(
+            "put",
+            ("h", "pointer", "value", "peer", "slot", "signal", "op", "mask"),
+            "stores a block in the peer's tensor, then raises its signal",
+            rule="as `notify`",
+        ),
+        Word(
+            "get",
+            ("h", "pointer", "peer", "slot", "signal", "mask", "other"),
+            "waits for this rank's signal, then loads a block of the peer's tensor",
+            rule="as `wait` and `after`",
+        ),
     )
 }
+
+
+def table() -> str:
+    """The words that kernels of users may call, as a Markdown table."""
+    rows = ["| word | what it does | what of the memory model it obeys |", "|---|---|---|"]
+    for word in WORDS.values():
+        if word.public:
+            rows.append(f"| `{word.call}`{' (sm_90)' if word.nvidia else ''} | {word.summary} | {word.rule} |")
+    return "\n".join(rows) + "\n"

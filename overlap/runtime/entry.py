@@ -126,7 +126,7 @@ def entry_kernel(
                 for p in range(world):
                     if p != rank:
                         peer = tl.load(peers + p).to(tl.pointer_type(tl.int64))
-                        ol.notify(peer + (_READY + rank) * _SLOT_WORDS, last + 1)
+                        ol.raise_flag(peer + (_READY + rank) * _SLOT_WORDS, last + 1)
                 for p in range(world):
                     if p != rank:
                         ol.poll(state + (_READY + p) * _SLOT_WORDS, last + 1, state)

@@ -33,6 +33,7 @@ from overlap.schedule.table import state_words
 from .faults import FaultRecord, deadline_error
 from .part import part_layout
 from .protocol import Runtime, runtime_of
+from .symmetric import check_symmetric, release_symmetric
 
 if TYPE_CHECKING:
     from .bound_plan import BoundPlan
@@ -325,6 +326,7 @@ def release(group: Any = None) -> None:
         workspace.instances.clear()
     workspaces(runtime).clear()
     getattr(runtime, "overlap_instances", {}).clear()
+    release_symmetric(runtime)
     gc.collect()
     runtime.release()
     runtime.agree("release: freed", None)
@@ -340,3 +342,4 @@ def check(group: Any = None) -> None:
     runtime.synchronize()
     for workspace in workspaces(runtime).values():
         workspace.check()
+    check_symmetric(runtime)

@@ -14,9 +14,21 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-WAIT_WORDS = frozenset({"wait", "poll"})
+WAIT_WORDS = frozenset({"wait", "wait_run", "get", "poll"})
 STORE_WORDS = frozenset(
-    {"store", "notify", "produced", "produced_async", "pushed", "atomic_xchg", "atomic_store", "scatter", "raise_flag"}
+    {
+        "store",
+        "notify",
+        "notify_async",
+        "put",
+        "produced",
+        "produced_async",
+        "pushed",
+        "raise_flag",
+        "atomic_xchg",
+        "atomic_store",
+        "scatter",
+    }
 )
 
 

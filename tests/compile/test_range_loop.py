@@ -100,7 +100,7 @@ def test_large_tiles_keep_all_stages(generated, repo, name, blocks):
     assert made.shared_bytes <= original.shared_bytes
 
 
-PARTS = re.compile(r"ol\.wait\(ol_parts[^()]*\)")
+PARTS = re.compile(r"ol\.wait_run\(ol_parts[^()]*\)")
 
 
 @pytest.mark.parametrize("name", ["persistent_gemm", "grouped_gemm", "gemm_2d"])

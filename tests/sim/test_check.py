@@ -22,7 +22,7 @@ def test_every_template_equals_its_original(compiled, kernel, dtype, on):
 @pytest.mark.parametrize("kernel", ["grouped_gemm", "persistent_gemm", "gemm_2d"])
 def test_every_template_without_its_waits_races(compiled, kernel):
     path = compiled(kernel)
-    text, count = re.subn(r"ol\.wait\([^()]*(\([^()]*\)[^()]*)*\)", "0", path.read_text())
+    text, count = re.subn(r"ol\.wait_run\([^()]*(\([^()]*\)[^()]*)*\)", "0", path.read_text())
     assert count >= 1
     path.write_text(text)
     for seed in range(3):
@@ -53,7 +53,7 @@ def test_the_report_says_what_ran_and_what_is_not_covered(compiled):
 
 
 def test_a_failing_seed_is_named_and_replays(compiled):
-    path = compiled(edits=(("    ol_seen = ol.wait(ol_table, ol_run, ol_state, ol_epoch)\n", "    ol_seen = 0\n"),))
+    path = compiled(edits=(("    ol_seen = ol.wait_run(ol_table, ol_run, ol_state, ol_epoch)\n", "    ol_seen = 0\n"),))
     first = check_module(path, world=3, shape=SHAPE, seeds=range(2, 9))
     assert first.seeds == [2] and first.faults[0].seed == 2
     assert str(first).splitlines()[-1].startswith("fault: race with seed 2 (--seed 2 shows it again): rank ")

@@ -72,7 +72,7 @@ def test_the_module_as_compiled_passes(compiled, plan, world):
 # the kernel
 
 
-WAIT = "    ol_seen = ol.wait(ol_table, ol_run, ol_state, ol_epoch)\n"
+WAIT = "    ol_seen = ol.wait_run(ol_table, ol_run, ol_state, ol_epoch)\n"
 AFTER = "    pid_m = ol.after(pid_m, ol_seen)\n"
 STORE = "    tl.store(c_ptrs,"
 
@@ -141,20 +141,20 @@ def poll_relaxed(flag, wanted, state):
 
 
 @triton.jit
-def notify_gpu(flag, value):
+def raise_gpu(flag, value):
     tl.debug_barrier()
     tl.atomic_xchg(flag, value, sem="release", scope="gpu")
 
 
 @triton.jit
-def notify_relaxed(flag, value):
+def raise_relaxed(flag, value):
     tl.debug_barrier()
     tl.atomic_xchg(flag, value, sem="relaxed", scope="sys")
 
 
 @pytest.mark.parametrize(
     ("word", "twin"),
-    [("poll", poll_gpu), ("poll", poll_relaxed), ("notify", notify_gpu), ("notify", notify_relaxed)],
+    [("poll", poll_gpu), ("poll", poll_relaxed), ("raise_flag", raise_gpu), ("raise_flag", raise_relaxed)],
     ids=["polled at gpu scope", "polled relaxed", "raised at gpu scope", "raised relaxed"],
 )
 def test_weaker_words(compiled, monkeypatch, word, twin):

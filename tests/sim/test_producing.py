@@ -241,7 +241,7 @@ def test_calls_in_order_and_a_call_that_raised(on_ranks):
 def ahead(out, flags, table, state, BLOCK: tl.constexpr):
     for tile in tl.range(0, 2, 1, flatten=True):
         run = ol.find_run(table, tile)
-        seen = ol.wait(table, run, state, 1)
+        seen = ol.wait_run(table, run, state, 1)
         i = ol.after(tile, seen) * BLOCK + tl.arange(0, BLOCK)
         tl.store(out + i, i.to(tl.float32))
         ol.produced(table, run, state)

@@ -99,7 +99,7 @@ def test_rows_are_gathered_for_tiles_and_depth_for_the_loop(generated):
     """One tensor is waited for before a tile begins, the other inside its loop."""
     path = generated(template("grouped_gemm"), "a[M] b[K]")
     text = open(path).read()
-    assert text.count("ol.wait(ol_table") == 1 and text.count("ol.wait(ol_parts") == 1
+    assert text.count("ol.wait_run(ol_table") == 1 and text.count("ol.wait_run(ol_parts") == 1
     report = check_module(path, world=3, shape={"M": 130, "N": 40, "K": 100}, dtype="fp16", seeds=[0, 1], launches=2)
     assert report.ok, str(report)
 
@@ -144,7 +144,7 @@ def test_a_launch_on_another_extent_is_refused(generated):
 
 SHAPE = {"M": 66, "N": 40, "K": 130}
 SEEDS = range(2)
-WAIT = "        ol_part_seen = ol.wait(ol_parts, ol_piece, ol_state, ol_epoch)\n"
+WAIT = "        ol_part_seen = ol.wait_run(ol_parts, ol_piece, ol_state, ol_epoch)\n"
 FIRST = "        ol_first = ol.after(ol.origin(ol_parts, ol_piece, 0), ol_part_seen)\n"
 FREE = "        ol_first = ol.origin(ol_parts, ol_piece, 0)\n"
 INNER = "        for k in range(ol_first, ol_first + ol.count(ol_parts, ol_piece, 0)):\n"
@@ -156,7 +156,7 @@ STORE = "    c_ptrs = c_ptr"
 
 MUTATIONS = {
     "the wait removed": (((WAIT, "        ol_part_seen = ol_epoch\n"),), "race"),
-    "the wait behind the loop that loads": (((WAIT + "        # Blocks of the part; the loads below depend on the wait through the first.\n" + FIRST, FREE), (STORE, "        ol.wait(ol_parts, ol_piece, ol_state, ol_epoch)\n" + STORE)), "race"),
+    "the wait behind the loop that loads": (((WAIT + "        # Blocks of the part; the loads below depend on the wait through the first.\n" + FIRST, FREE), (STORE, "        ol.wait_run(ol_parts, ol_piece, ol_state, ol_epoch)\n" + STORE)), "race"),
     "the wait inside the loop, behind its load": (((WAIT + "        # Blocks of the part; the loads below depend on the wait through the first.\n" + FIRST, FREE), (LOAD_B, "    " + WAIT + LOAD_B)), "race"),
     "the wait for another part": (((WAIT, WAIT.replace("ol_piece,", "ol.run_at(ol_parts, 0),")),), "race"),
     "a pointer that is not reset": (((RESET, ""),), "race"),
@@ -189,7 +189,7 @@ def test_mutations_are_found(generated, name):
 @pytest.mark.parametrize("kernel", ["persistent_gemm", "gemm_2d"])
 def test_every_template_without_its_wait_races(generated, kernel, tmp_path):
     text = open(generated(template(kernel), "a[K]")).read()
-    text, count = re.subn(r"ol\.wait\(ol_parts[^()]*\)", "ol_epoch", text)
+    text, count = re.subn(r"ol\.wait_run\(ol_parts[^()]*\)", "ol_epoch", text)
     assert count == 1
     path = tmp_path / "out.py"
     path.write_text(text)

@@ -19,7 +19,7 @@ After::
     pid_m, pid_n = get_pid_mn(ol_tile, ol_width, ol_num_pid_m)
     # @overlap.dispatch end
     pid_m = ol.place(ol_table, ol_run, ol_tile, 0, pid_m)
-    ol_seen = ol.wait(ol_table, ol_run, ol_state, ol_epoch)
+    ol_seen = ol.wait_run(ol_table, ol_run, ol_state, ol_epoch)
     pid_m = ol.after(pid_m, ol_seen)
 """
 
@@ -134,7 +134,7 @@ def epilogue(context: Context, region: DispatchRegion, rebase: Rebase) -> list[s
         whose = "its" if len(waits) == 1 else "their"
         lines += [
             f"# Wait for the run's chunks of {tensors}; {whose} loads depend on the wait through {through}.",
-            f"{seen} = {ol}.wait({table}, {run}, {context.names.local('state')}, {context.names.local('epoch')})",
+            f"{seen} = {ol}.wait_run({table}, {run}, {context.names.local('state')}, {context.names.local('epoch')})",
             *(f"{pids[axis]} = {ol}.{word}({pids[axis]}, {seen})" for axis, word in words.items()),
         ]
     return lines

@@ -13,7 +13,7 @@ After::
     ol_a_ptrs_start = a_ptrs
     for ol_part in range(ol.runs(ol_parts)):
         ol_piece = ol.run_at(ol_parts, ol_part)
-        ol_part_seen = ol.wait(ol_parts, ol_piece, ol_state, ol_epoch)
+        ol_part_seen = ol.wait_run(ol_parts, ol_piece, ol_state, ol_epoch)
         # Blocks of the part; the loads below depend on the wait through the first.
         ol_first = ol.after(ol.origin(ol_parts, ol_piece, 0), ol_part_seen)
         a_ptrs = ol.advanced(ol_a_ptrs_start, ol_first, BLOCK_K * stride_ak)
@@ -95,7 +95,7 @@ def _parts(context: Context, loop: RangeLoop, number: int, node: cst.For) -> lis
     lines += [
         f"for {part} in range({ol}.runs({table})):",
         f"    {piece} = {ol}.run_at({table}, {part})",
-        f"    {seen} = {ol}.wait({table}, {piece}, {names.local('state')}, {names.local('epoch')})",
+        f"    {seen} = {ol}.wait_run({table}, {piece}, {names.local('state')}, {names.local('epoch')})",
         "    # Blocks of the part; the loads below depend on the wait through the first.",
         f"    {first} = {ol}.{word}({ol}.origin({table}, {piece}, 0), {seen})",
     ]

@@ -20,7 +20,7 @@ def flag_of(peers, rank):
 @triton.jit
 def correct(dst, peers, rank, BLOCK: tl.constexpr, ol_state):
     fill(dst, BLOCK)
-    ol.notify(flag_of(peers, rank), ol.now(ol_state))
+    ol.raise_flag(flag_of(peers, rank), ol.now(ol_state))
 
 
 @triton.jit
@@ -28,7 +28,7 @@ def correct_in_a_loop(dst, peers, rank, BLOCK: tl.constexpr, ol_state):
     epoch = ol.now(ol_state)
     for peer in range(rank):
         fill(dst, BLOCK)
-        ol.notify(flag_of(peers, peer), epoch)
+        ol.raise_flag(flag_of(peers, peer), epoch)
 
 
 @triton.jit
@@ -77,4 +77,4 @@ def plain_store(dst, peers, rank, BLOCK: tl.constexpr, ol_state):
 def undrained_tma_store(dst, peers, rank, BLOCK: tl.constexpr, ol_state):
     desc = tl.make_tensor_descriptor(dst, [BLOCK, BLOCK], [BLOCK, 1], [32, 32])
     desc.store([0, 0], tl.full((32, 32), 1, tl.int32))
-    ol.notify(flag_of(peers, rank), ol.now(ol_state))
+    ol.raise_flag(flag_of(peers, rank), ol.now(ol_state))

@@ -127,7 +127,7 @@ def test_dispatch():
         i = ol.place(ol_table, ol_run, ol_pid, 0, i)
         j = ol.place(ol_table, ol_run, ol_pid, 1, j)
         # Wait for the run's chunks of a; its loads depend on the wait through i.
-        ol_seen = ol.wait(ol_table, ol_run, ol_state, ol_epoch)
+        ol_seen = ol.wait_run(ol_table, ol_run, ol_state, ol_epoch)
         i = ol.after(i, ol_seen)
         m = i * BM + tl.arange(0, BM)
     """
@@ -158,7 +158,7 @@ def test_region_at_the_end_of_its_block():
     )
     module = cst.parse_module(text)
     changed = dispatch.run(module, context())
-    assert changed.code.count("ol.wait(") == 1 and changed.code.count("dispatch end") == 1
+    assert changed.code.count("ol.wait_run(") == 1 and changed.code.count("dispatch end") == 1
 
 
 def test_names_avoid_the_users():

@@ -109,7 +109,7 @@ def test_a_store_that_went_missing_is_an_error():
 def test_the_epoch_is_read_only_where_something_waits():
     assert "ol_epoch" not in after(kernel_signature.run, on="c[M]")
     assert "ol_epoch = ol.now(ol_state)" in after(kernel_signature.run, on=["a[M]", "c[M]"])
-    assert "ol.wait" not in after(dispatch.run, on="c[M]")
+    assert "ol.wait_run" not in after(dispatch.run, on="c[M]")
 
 
 def test_waits_for_two_inputs_pass_through_both_coordinates():
@@ -117,7 +117,7 @@ def test_waits_for_two_inputs_pass_through_both_coordinates():
     assert (
         """\
     # Wait for the run's chunks of a and b; their loads depend on the wait through i and j.
-    ol_seen = ol.wait(ol_table, ol_run, ol_state, ol_epoch)
+    ol_seen = ol.wait_run(ol_table, ol_run, ol_state, ol_epoch)
     i = ol.after(i, ol_seen)
     j = ol.after(j, ol_seen)
 """

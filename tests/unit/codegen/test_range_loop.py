@@ -25,7 +25,7 @@ LOOP = """\
 HEAD = """\
     for ol_part in range(ol.runs(ol_parts)):
         ol_piece = ol.run_at(ol_parts, ol_part)
-        ol_part_seen = ol.wait(ol_parts, ol_piece, ol_state, ol_epoch)
+        ol_part_seen = ol.wait_run(ol_parts, ol_piece, ol_state, ol_epoch)
         # Blocks of the part; the loads below depend on the wait through the first.
         ol_first = ol.after(ol.origin(ol_parts, ol_piece, 0), ol_part_seen)
 """
@@ -122,7 +122,7 @@ def test_every_loop_that_reads_the_tensor_is_cut_and_no_other():
     assert alone in text
     second = ELEMENTS.replace("ol_first", "ol_first_1").replace("ol_piece", "ol_piece_1")
     assert f"for k in range({second}):" in text
-    assert text.count("ol.wait(ol_parts, ol_piece, ") == text.count("ol.wait(ol_parts, ol_piece_1, ") == 1
+    assert text.count("ol.wait_run(ol_parts, ol_piece, ") == text.count("ol.wait_run(ol_parts, ol_piece_1, ") == 1
 
 
 def test_each_loop_waits_for_what_it_reads_as_it_reads_it():
@@ -138,7 +138,7 @@ def test_each_loop_waits_for_what_it_reads_as_it_reads_it():
 def test_two_tensors_share_the_loop():
     text = after(on=["a[K]", "b[K]"])
     assert "# The chunks of a and b along K, in the order in which they arrive.\n" in text
-    assert text.count("ol.wait(") == 1
+    assert text.count("ol.wait_run(") == 1
 
 
 def test_the_kernel_gets_a_third_parameter_and_the_module_says_so():

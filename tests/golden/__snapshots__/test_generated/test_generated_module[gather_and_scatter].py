@@ -74,7 +74,7 @@ def matmul_kernel(
     pid_m = ol.place(ol_table, ol_run, ol_pid, 0, pid_m)
     pid_n = ol.place(ol_table, ol_run, ol_pid, 1, pid_n)
     # Wait for the run's chunks of a; its loads depend on the wait through pid_m.
-    ol_seen = ol.wait(ol_table, ol_run, ol_state, ol_epoch)
+    ol_seen = ol.wait_run(ol_table, ol_run, ol_state, ol_epoch)
     pid_m = ol.after(pid_m, ol_seen)
     offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)

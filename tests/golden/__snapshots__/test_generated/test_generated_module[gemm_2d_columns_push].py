@@ -62,7 +62,7 @@ def matmul_kernel(
     pid_m = ol.place(ol_table, ol_run, ol_tile, 0, pid_m)
     pid_n = ol.place(ol_table, ol_run, ol_tile, 1, pid_n)
     # Wait for the run's chunks of b; its loads depend on the wait through pid_n.
-    ol_seen = ol.wait(ol_table, ol_run, ol_state, ol_epoch)
+    ol_seen = ol.wait_run(ol_table, ol_run, ol_state, ol_epoch)
     pid_n = ol.after(pid_n, ol_seen)
     offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -87,7 +87,7 @@ def kernel_gemm(
         pid_m = ol.place(ol_table, ol_run, ol_tile_id, 0, pid_m)
         pid_n = ol.place(ol_table, ol_run, ol_tile_id, 1, pid_n)
         # Wait for the run's chunks of a; its loads depend on the wait through pid_m.
-        ol_seen = ol.wait(ol_table, ol_run, ol_state, ol_epoch)
+        ol_seen = ol.wait_run(ol_table, ol_run, ol_state, ol_epoch)
         pid_m = ol.after_async(pid_m, ol_seen)
         offs_am = pid_m * BLOCK_SIZE_M
         offs_bn = pid_n * BLOCK_SIZE_N

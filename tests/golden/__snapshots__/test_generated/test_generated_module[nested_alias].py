@@ -48,7 +48,7 @@ def kernel(x, w, y, M, N, K, sxm, sxk, swk, swn, sym, syn, BM: L.constexpr, BN: 
     i = ol1.place(ol1_table, ol1_run, ol1_tile, 0, i)
     j = ol1.place(ol1_table, ol1_run, ol1_tile, 1, j)
     # Wait for the run's chunks of x; its loads depend on the wait through i.
-    ol1_seen = ol1.wait(ol1_table, ol1_run, ol1_state, ol1_epoch)
+    ol1_seen = ol1.wait_run(ol1_table, ol1_run, ol1_state, ol1_epoch)
     i = ol1.after(i, ol1_seen)
     m = i * BM + L.arange(0, BM)
     n = j * BN + L.arange(0, BN)

@@ -51,7 +51,7 @@ def gemm_blocks(a_ptr, b_ptr, c_ptr, M, N, K, sam, sak, sbk, sbn, scm, scn, BM: 
     ol_b_blocks_start = b_blocks
     for ol_part in range(ol.runs(ol_parts)):
         ol_piece = ol.run_at(ol_parts, ol_part)
-        ol_part_seen = ol.wait(ol_parts, ol_piece, ol_state, ol_epoch)
+        ol_part_seen = ol.wait_run(ol_parts, ol_piece, ol_state, ol_epoch)
         # Blocks of the part; the loads below depend on the wait through the first.
         ol_first = ol.after(ol.origin(ol_parts, ol_piece, 0), ol_part_seen)
         a_blocks = tl.advance(ol_a_blocks_start, (0, ol_first * BK))

@@ -87,7 +87,7 @@ def matmul_kernel(
         # The chunks of a along K, in the order in which they arrive.
         for ol_part in range(ol.runs(ol_parts)):
             ol_piece = ol.run_at(ol_parts, ol_part)
-            ol_part_seen = ol.wait(ol_parts, ol_piece, ol_state, ol_epoch)
+            ol_part_seen = ol.wait_run(ol_parts, ol_piece, ol_state, ol_epoch)
             # Blocks of the part; the loads below depend on the wait through the first.
             ol_first = ol.after_async(ol.origin(ol_parts, ol_piece, 0), ol_part_seen)
             for k in range(ol_first, ol_first + ol.count(ol_parts, ol_piece, 0)):

@@ -85,7 +85,7 @@ def matmul_kernel(
     ol_b_ptrs_start = b_ptrs
     for ol_part in range(ol.runs(ol_parts)):
         ol_piece = ol.run_at(ol_parts, ol_part)
-        ol_part_seen = ol.wait(ol_parts, ol_piece, ol_state, ol_epoch)
+        ol_part_seen = ol.wait_run(ol_parts, ol_piece, ol_state, ol_epoch)
         # Blocks of the part; the loads below depend on the wait through the first.
         ol_first = ol.after(ol.origin(ol_parts, ol_piece, 0), ol_part_seen)
         a_ptrs = ol.advanced(ol_a_ptrs_start, ol_first, BLOCK_K * stride_ak)

@@ -54,7 +54,7 @@ def gemm_norm(a_ptr, b_ptr, c_ptr, M, N, K, sam, sak, sbk, sbn, scm, scn, BM: tl
         ol_a_ptrs_start = a_ptrs
         for ol_part in range(ol.runs(ol_parts)):
             ol_piece = ol.run_at(ol_parts, ol_part)
-            ol_part_seen = ol.wait(ol_parts, ol_piece, ol_state, ol_epoch)
+            ol_part_seen = ol.wait_run(ol_parts, ol_piece, ol_state, ol_epoch)
             # Blocks of the part; the loads below depend on the wait through the first.
             ol_first = ol.after(ol.origin(ol_parts, ol_piece, 0), ol_part_seen)
             a_ptrs = ol.advanced(ol_a_ptrs_start, ol_first, BK * sak)
@@ -66,7 +66,7 @@ def gemm_norm(a_ptr, b_ptr, c_ptr, M, N, K, sam, sak, sbk, sbn, scm, scn, BM: tl
     # The chunks of a along K, in the order in which they arrive.
     for ol_part_1 in range(ol.runs(ol_parts)):
         ol_piece_1 = ol.run_at(ol_parts, ol_part_1)
-        ol_part_seen_1 = ol.wait(ol_parts, ol_piece_1, ol_state, ol_epoch)
+        ol_part_seen_1 = ol.wait_run(ol_parts, ol_piece_1, ol_state, ol_epoch)
         # Blocks of the part; the loads below depend on the wait through the first.
         ol_first_1 = ol.after(ol.origin(ol_parts, ol_piece_1, 0), ol_part_seen_1)
         for k in range(ol_first_1 * BK, (ol_first_1 + ol.count(ol_parts, ol_piece_1, 0)) * BK, BK):

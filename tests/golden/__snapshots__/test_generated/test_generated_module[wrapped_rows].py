@@ -50,7 +50,7 @@ def gemm_wrapped(a_ptr, b_ptr, c_ptr, M, N, K, sam, sak, sbk, sbn, scm, scn, BM:
     pid_m = ol.place(ol_table, ol_run, ol_pid, 0, pid_m)
     pid_n = ol.place(ol_table, ol_run, ol_pid, 1, pid_n)
     # Wait for the run's chunks of a; its loads depend on the wait through pid_m.
-    ol_seen = ol.wait(ol_table, ol_run, ol_state, ol_epoch)
+    ol_seen = ol.wait_run(ol_table, ol_run, ol_state, ol_epoch)
     pid_m = ol.after(pid_m, ol_seen)
     tl.assume(pid_m >= 0)
     rm = (pid_m * BM + tl.arange(0, BM)) % M
