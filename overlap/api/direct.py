@@ -112,9 +112,11 @@ def _call(plan: CommPlan, group: Any, op_id: OpId, members: tuple[OpId, ...], me
     elif op.kind == "all_to_all":
         sent = [op.src.box.intersect(at[rank].dst.box) for rank in ranks]
         got = [at[rank].src.box.intersect(op.dst.box) for rank in ranks]
-        pieces = exchange(among, [src.view(box) for box in sent], [box.shape for box in got])
-        for box, piece in zip(got, pieces, strict=True):
-            dst.view(box).copy_(piece)
+        places = [dst.view(box) for box in got]
+        sizes = [(place.numel() * place.element_size(),) for place in places]
+        pieces = exchange(among, [_as_bytes(src.view(box)) for box in sent], sizes)
+        for place, piece in zip(places, pieces, strict=True):
+            place.copy_(piece.view(place.dtype).view(place.shape))
     elif op.kind == "reduce_scatter":
         _reduce_scatter(among, [src.view(at[rank].dst.box) for rank in ranks], dst.view(op.dst.box))
     else:
@@ -128,11 +130,16 @@ def _all_gather(group: Any, mine: torch.Tensor, places: Sequence[tuple[_Places, 
     padded = mine.new_zeros(longest)
     padded[: mine.numel()] = mine.reshape(-1)
     whole = padded.new_empty(longest * len(places))
-    gather_single(whole, padded, group=group)
+    gather_single(_as_bytes(whole), _as_bytes(padded), group=group)
     for (place, chunk), piece in zip(places, whole.view(len(places), longest), strict=True):
         part = chunk.box.intersect(wanted.box)
         inside = tuple(slice(a - o, b - o) for a, b, o in zip(part.lo, part.hi, chunk.box.lo, strict=True))
         place.view(part).copy_(piece[: chunk.box.size].view(chunk.box.shape)[inside])
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """What is moved goes as bytes: not every backend knows every dtype. Of a dense tensor a view."""
+    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def _reduce_scatter(group: Any, summands: Sequence[torch.Tensor], out: torch.Tensor) -> None:

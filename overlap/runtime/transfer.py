@@ -60,7 +60,11 @@ def boxes_of(chunks: Iterable[Chunk], tensor: str, ndim: int) -> tuple[Box, ...]
     full = list(dict.fromkeys(box for box in found if not box.empty))
     around = bounding(full)
     if around is None:
-        return (found[0] if found else Box((0,) * ndim, (0,) * ndim),)
+        if not found:
+            return (Box((0,) * ndim, (0,) * ndim),)
+        lo = tuple(map(min, zip(*(box.lo for box in found), strict=True)))
+        hi = tuple(map(max, zip(*(box.hi for box in found), strict=True)))
+        return (Box(lo, hi) if Box(lo, hi).empty else found[0],)
     return (around,) if union_size(full) == around.size else tuple(full)
 
 

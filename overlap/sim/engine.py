@@ -22,6 +22,7 @@ from .dtypes import numpy_of_torch
 from .fibres import Condition
 from .kernel import KernelFunction
 from .memory import array_of
+from .regions import RegionNames
 
 if TYPE_CHECKING:
     from .memory import Buffer
@@ -238,7 +239,8 @@ def copy_operation(world: World, dst: torch.Tensor, src: torch.Tensor, rank: int
             return
         if local:
             world.devices[rank].take("a local copy")
-        (_copy_word if is_word else _copy_data)(world, stream, source, reads, target, writes, dtype)
+        is_flag = is_word and not (isinstance(source.label, RegionNames) and source.label.of_tensor())
+        (_copy_word if is_flag else _copy_data)(world, stream, source, reads, target, writes, dtype)
         if local:
             world.devices[rank].release()
 

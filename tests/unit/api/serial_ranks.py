@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from direct_ranks import check_direct
 
 import overlap
 from overlap.api.serial import SerialKernelCall, gather
@@ -112,6 +113,7 @@ def main() -> None:
     check_gather(rank, world)
     check_operator(rank, world)
     check_direct_launches(rank, world)
+    check_direct(rank, world)
     pair = dist.new_group([0, 2])
     if rank != 1:
         y = ag_gemm(torch.full((1, 2), float(rank)), torch.ones(2, 1), group=pair)
