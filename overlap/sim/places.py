@@ -55,7 +55,7 @@ class PlanPlaces:
 
     def watch(self, transfer: Transfer) -> None:
         """Copies of a transfer by this plan, of one rank, touch the places from now on."""
-        runtime = transfer.runtime
+        host = self._world.runtimes[transfer.runtime.rank].host
         for step in transfer.steps:
             if isinstance(step, Copy):
                 copy, touch = lane_step(transfer, None, step), self._touch(step.op)
@@ -68,7 +68,7 @@ class PlanPlaces:
                     touch: Callable[[Stream], None] = touch,
                 ) -> None:
                     copy(stream)
-                    stream.enqueue(touch, runtime.host)
+                    stream.enqueue(touch, host)
 
                 transfer.prepared[step] = enqueue
 
