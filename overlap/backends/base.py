@@ -18,7 +18,8 @@ class Backend:
 
     ``default_direction``: what ``all_gather_1d`` becomes. ``ordered``: flags of one channel are raised in list order, so a
     later flag implies an earlier one. ``writer`` names the row of `memory_rules.WRITERS` its flags obey. ``inline``: the
-    program that makes a tile stores it where it goes; only what kernels make can be moved so.
+    program that makes a tile stores it where it goes; only what kernels make can be moved so. ``reserved``: programs of the
+    launch that compute nothing move chunks; only what kernels read can be moved so.
     """
 
     name: str
@@ -30,13 +31,15 @@ class Backend:
     comm_sms: bool
     writer: str
     inline: bool = False
+    reserved: bool = False
 
 
 @dataclass(frozen=True)
 class Realization:
     """How a plan is carried out: tunable, printable, and valid Python when printed.
 
-    ``split``: chunks a shard is cut into. ``comm_sms``: multiprocessors reserved for moving data (0 for the copy engine).
+    ``split``: chunks a shard is cut into. ``comm_sms``: multiprocessors reserved for moving data
+    (0: the backend's own choice, an eighth of the device's where it takes any).
     ``num_warps`` / ``num_stages``: override the kernel launch's own. ``meta``: overrides of constexpr arguments, such as block
     sizes, as (name, value) pairs. ``machine``: whose times decide in which order chunks are used, by name or .yaml file; the
     setting ``machine`` where it is None.

@@ -9,8 +9,9 @@ from overlap.errors import UsageError
 from .base import Backend
 from .copy_engine import COPY_ENGINE
 from .ldst_inline import LDST_INLINE
+from .ldst_reserved import LDST_RESERVED
 
-backends: dict[str, Backend] = {b.name: b for b in (COPY_ENGINE, LDST_INLINE)}
+backends: dict[str, Backend] = {b.name: b for b in (COPY_ENGINE, LDST_INLINE, LDST_RESERVED)}
 
 
 def backend(name: str) -> Backend:

@@ -34,6 +34,7 @@ def check(
     produced: Iterable[str] = (),
     original: Artifact | None = None,
     flags: str = "ol_state",
+    moves: str = "",
     nested: int = 0,
 ) -> list[Finding]:
     """Everything that breaks a rule in a compiled kernel, errors first.
@@ -44,9 +45,10 @@ def check(
         produced: parameters whose data leaves by communication, once it is counted.
         original: the kernel it was made from, compiled for the same target with the same arguments.
         flags: parameter that holds this rank's state words.
+        moves: parameter that holds the table of what programs of the launch move, if they do.
         nested: loops that were put around the original's inner loop (1 where it is cut into parts).
     """
-    kernel = _Kernel(ttir.parse(artifact.stages["ttir"]), frozenset(guarded), frozenset(produced), flags)
+    kernel = _Kernel(ttir.parse(artifact.stages["ttir"]), frozenset(guarded), frozenset(produced), flags, moves)
     found = [
         *_waits_feed_loads(kernel, artifact),
         *_signals(kernel),
@@ -56,7 +58,7 @@ def check(
     if artifact.target.nvidia:
         found += _machine_code(kernel, ptx.parse(artifact.assembly))
     if original is not None:
-        found += compare(artifact, original, nested)
+        found += compare(artifact, original, nested, moves=bool(moves))
     order = {"error": 0, "warning": 1, "note": 2}
     return sorted(dict.fromkeys(found), key=lambda f: (order[f.severity], f.line, f.rule))
 
@@ -64,12 +66,15 @@ def check(
 class _Kernel:
     """A kernel's TTIR with its guarded loads, its stores of what leaves, and its reads and raises of flags found."""
 
-    def __init__(self, function: ttir.Function, guarded: frozenset[str], produced: frozenset[str], flags: str) -> None:
+    def __init__(
+        self, function: ttir.Function, guarded: frozenset[str], produced: frozenset[str], flags: str, moves: str
+    ) -> None:
         self.function = function
         self.guarded = guarded
         self.produced = produced
         self.flags = flags
         self.loads = [op for op in function.ops(*_LOADS) if self.tensors(op) & guarded]
+        self.moved = [op for op in function.ops("tt.load") if moves and self.is_addressed_by(op, moves)]
         self.atomics = [op for op in function.ops() if op.name.startswith("tt.atomic") and self.is_flag(op)]
         self.polls = [op for op in self.atomics if _reads_only(op)]
         self.stores = [op for op in function.ops(*_STORES) if self.tensors(op) & produced]
@@ -90,6 +95,14 @@ class _Kernel:
                 offset = constant_offset(op.operands[0], base)
                 if offset is None or offset >= LOCAL_WORDS:
                     return True
+        return False
+
+    def is_addressed_by(self, op: ttir.Op, table: str) -> bool:
+        """Whether an access is to an address that was loaded from the memory of a parameter."""
+        for base in bases(op.operands[0]):
+            made = base.op.operands[0].op if base.op is not None and base.op.name == "tt.int_to_ptr" else None
+            if made is not None and made.name == "tt.load" and table in self.tensors(made):
+                return True
         return False
 
     def slice(self, load: ttir.Op) -> set[ttir.Op]:
@@ -139,6 +152,13 @@ def _waits_feed_loads(kernel: _Kernel, artifact: Artifact) -> Iterable[Finding]:
                 yield Finding(
                     "proxy-fence", "error", load.line, f"TMA load of {names} without a proxy fence behind its wait"
                 )
+    for load in kernel.moved:
+        made_of = kernel.slice(load)
+        used |= made_of
+        if not made_of & set(kernel.waits):
+            yield Finding(
+                "wait-feeds-load", "error", load.line, "the address of what is moved does not depend on a wait"
+            )
     for wait in kernel.waits:
         if kernel.loads and wait not in used:
             yield Finding("wait-used", "error", wait.line, "what this wait returned is not used")

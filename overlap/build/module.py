@@ -104,7 +104,15 @@ def build_module(
     guarded = {comm.param for comm in operator.comms if not comm.produced}
     produced = {comm.param for comm in operator.comms if comm.produced}
     nested = len(operator.ranges)
-    found = check(made, guarded=guarded, produced=produced, original=theirs, flags=operator.ours[1], nested=nested)
+    found = check(
+        made,
+        guarded=guarded,
+        produced=produced,
+        original=theirs,
+        flags=operator.ours[1],
+        moves=operator.ours[-1] if operator.moves else "",
+        nested=nested,
+    )
     if theirs is None:
         found.append(Finding("same-stages", "note", 0, f"not compared with the original: {missing}"))
     written = made.save(Path(folder)) if folder is not None else []

@@ -131,13 +131,26 @@ class Context:
     @property
     def ours(self) -> tuple[str, ...]:
         """The parameters that the kernel is given."""
-        added = ("table", "state", *(["parts"] if self.ranged else []), *(["slots"] if self.pushing else []))
+        added = ["table", "state"]
+        added += [
+            name for name, wanted in (("parts", self.ranged), ("slots", self.pushing), ("moves", self.moving)) if wanted
+        ]
         return tuple(self.names.local(name) for name in added)
 
     @property
     def pushing(self) -> bool:
         """Whether programs store tiles of a communicated result where they go."""
         return bool(self.produced) and backend(self.realization.backend).inline
+
+    @property
+    def moving(self) -> bool:
+        """Whether programs of the kernel's own launch move chunks."""
+        return bool(self.consumed) and backend(self.realization.backend).reserved
+
+    @property
+    def persistent(self) -> bool:
+        """Whether programs walk over tiles, so that fewer of them do as well."""
+        return self.program.kernel.style == "persistent"
 
     @property
     def produced(self) -> tuple[OnSpec, ...]:

@@ -122,7 +122,12 @@ def check_backend(ons: Sequence[OnSpec], realization: Realization) -> None:
         if chosen.inline and not on.produced:
             raise UnsupportedError(
                 f"{on}: {chosen.name} stores what a kernel makes, and `{on.tensor}` is an input",
-                help="--backend copy_engine",
+                help="--backend copy_engine or ldst_reserved",
+            )
+        if chosen.reserved and on.produced:
+            raise UnsupportedError(
+                f"{on}: {chosen.name} moves what a kernel reads, and `{on.tensor}` is a result",
+                help="--backend copy_engine, or ldst_inline where the kernel stores it to pointers",
             )
 
 
@@ -166,8 +171,9 @@ def plan_launch(
     )
     verify_schedule(schedules, plan, reads, axes, writes=writes, windows=windows, ordered=ordered)
     produced = tuple(on.tensor for on in ons if on.produced)
-    stores = find_backend(realization.backend).inline
-    steps = [launch_steps(plan, rank, produced=produced, stores=stores) for rank in range(world)]
+    chosen = find_backend(realization.backend)
+    stores = chosen.inline
+    steps = [launch_steps(plan, rank, produced=produced, stores=stores, moves=chosen.reserved) for rank in range(world)]
     for rank, schedule in enumerate(schedules) if stores else ():
         pushes(schedule, plan, writes, windows[rank][produced[0]])
     verify_steps(steps, plan, produced=produced)

@@ -57,6 +57,6 @@ def capture(
     call.bound.arguments.update(
         {operator.ours[0]: table, operator.ours[1]: state, **dict.fromkeys(operator.ours[2:], table)}
     )
-    if operator.stores:
+    if operator.stores or operator.moves:
         call.bound.arguments[operator.ours[-1]] = state
     return call.bound, call.grid

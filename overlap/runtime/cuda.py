@@ -23,7 +23,7 @@ from overlap.errors import OverlapError, RuntimeContractError
 
 from .copies import plan_copy
 from .deadline import Watch, spins_for
-from .kernels import bound_launch, compiled, require_room
+from .kernels import bound_launch, compiled, require_room, resident_blocks
 from .meeting import Meetings
 from .providers import Provider, choose_provider
 
@@ -226,6 +226,9 @@ class CudaRuntime:
         if leave_room:
             require_room(made, grid, self.device)
         return bound_launch(kernel, made, grid, {name: v for name, v in kwargs.items() if name not in later})
+
+    def resident(self, kernel: Any, grid: Any, kwargs: dict[str, Any]) -> int:
+        return self.sm_count * resident_blocks(compiled(kernel, grid, kwargs))
 
     def launch(
         self, kernel: Any, grid: tuple[int, int, int], args: tuple[Any, ...], kwargs: dict[str, Any], stream: Any

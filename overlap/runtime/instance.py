@@ -75,14 +75,14 @@ class Instance(BoundPlan):
         produced = [comm.tensor for comm in operator.comms if comm.produced]
         self._writes = tuple(TensorWrite(w.tensor, w.axes) for w in operator.writes)
         self._schedules: dict[Any, RankSchedule] = {}
-        steps = launch_steps(plan, runtime.rank, produced=produced, stores=operator.stores)
+        steps = launch_steps(plan, runtime.rank, produced=produced, stores=operator.stores, moves=operator.moves)
         shapes = [part.shape for part in parts.values()]
         super().__init__(
             plan,
             runtime,
             parts,
             steps,
-            need_of(plan, produced, [part.size for part in parts.values()], operator.stores),
+            need_of(plan, produced, [part.size for part in parts.values()], operator.stores, operator.moves),
             workspace_of(operator, runtime, tuple(g.dtype for g in given)),
             shapes[0] if len(shapes) == 1 else tuple(shapes),
         )

@@ -50,11 +50,8 @@ def require_room(made: Any, grid: tuple[int, int, int], device: torch.device) ->
     Raises:
         UnsupportedError: says what the grid takes.
     """
-    from cuda.bindings import driver
-
-    threads = made.metadata.num_warps * 32
-    block = Block(threads, made.n_regs, made.metadata.shared)
-    resident = int(_answer(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(made.function, threads, block.shared)))
+    block = Block(made.metadata.num_warps * 32, made.n_regs, made.metadata.shared)
+    resident = resident_blocks(made)
     blocks = grid[0] * grid[1] * grid[2]
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     if blocks < resident * multiprocessors:
@@ -65,6 +62,14 @@ def require_room(made: Any, grid: tuple[int, int, int], device: torch.device) ->
             f"the plan forwards chunks, which needs a wait kernel of one warp beside the grid, but {why}",
             help="use fewer stages or smaller blocks, or a plan whose operations depend on no other",
         )
+
+
+def resident_blocks(made: Any) -> int:
+    """Blocks of a compiled kernel that one multiprocessor holds at a time."""
+    from cuda.bindings import driver
+
+    threads, shared = made.metadata.num_warps * 32, made.metadata.shared
+    return int(_answer(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(made.function, threads, shared)))
 
 
 @cache

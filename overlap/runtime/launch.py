@@ -18,9 +18,11 @@ from typing import Any
 import torch
 
 from overlap.schedule import steps as st
+from overlap.schedule.moves import Move
 
 from .bound_plan import BoundPlan
 from .instance import Instance, LaunchTable
+from .moves import Grid, Reserved, reserved
 from .opening import Opening, layout_key
 from .operator import Operator
 from .prepared import lane_step, sum_step
@@ -80,35 +82,58 @@ def launch(
 
     Raises:
         RuntimeContractError: the grid does not enumerate the kernel's tiles.
-        UnsupportedError: a wait kernel of the plan would not fit beside the grid, or a reduction that is not carried out.
+        UnsupportedError: a wait kernel of the plan would not fit beside the grid, more programs are to move chunks than can be
+            resident, or a reduction that is not carried out.
     """
     runtime = instance.runtime
     table = instance.table(bound)
     ours = {operator.ours[0]: table.words, operator.ours[1]: instance.state, **range_arguments(instance, bound)}
     if operator.stores:
         ours[operator.ours[-1]] = table.slots
+    if operator.moves:
+        # What is moved is known once the kernel is compiled; until then a table like any other stands for it.
+        ours[operator.ours[-1]] = instance.state
     arguments = {**bound.arguments, **ours, **bound.options}
     steps, opening = _opened(instance, given)
     variant = variant_of(bound.kernel, arguments)
+    moves = next((step.moves for step in steps if isinstance(step, st.Kernel)), ())
     key = (variant.key, bound.kernel, grid)
 
     def warm() -> None:
         _warm(instance, opening, results)
-        if table.tiles:
+        if operator.moves:
+            _reserved(instance, key, moves, arguments)
+        elif table.tiles:
             _ready_kernel(instance, key, arguments)
 
     _meet(instance, (table, variant.key, *_layouts(results)), warm)
+    if operator.moves:
+        beside = _reserved(instance, key, moves, arguments)
+        arguments[operator.ours[-1]], grid = beside.words, beside.grid
+        key = (variant.key, bound.kernel, grid)
     main = runtime.main_stream()
-    if variant.exact and table.tiles:
+    if variant.exact and (table.tiles or moves):
         kernel = partial(_ready_kernel(instance, key, arguments), main, **arguments)
     else:
         kernel = partial(runtime.launch, bound.kernel, grid, (), arguments, main)
     _carry_out(instance, table, opening, steps, _Launch(main, kernel, given, results, behind))
 
 
-def _ready_kernel(
-    instance: Instance, key: tuple[Any, Any, tuple[int, int, int]], arguments: dict[str, Any]
-) -> Callable[..., None]:
+Key = tuple[Any, Any, Grid]
+"""Of a launch of the user's kernel: its variant, the kernel, the grid."""
+
+
+def _reserved(instance: Instance, key: Key, moves: Sequence[Move], arguments: dict[str, Any]) -> Reserved:
+    """The launch beside programs that make ``moves``, made once for what it is without them."""
+    place = ("reserved", key, moves if STEP_FILTER is not None else None)
+    made: Reserved | None = instance.prepared.get(place)
+    if made is None:
+        _, kernel, grid = key
+        made = instance.prepared[place] = reserved(instance, moves, kernel, grid, arguments)
+    return made
+
+
+def _ready_kernel(instance: Instance, key: Key, arguments: dict[str, Any]) -> Callable[..., None]:
     """The user's kernel compiled for a variant of a launch; called with the stream and every argument.
 
     Triton looks at each argument of each launch to find the compiled kernel; the variant says the same for less.
@@ -194,7 +219,7 @@ def _act(instance: BoundPlan, table: LaunchTable | None, opening: Opening, step:
 
             return fork
         case st.Kernel():
-            return _kernel if table is not None and table.tiles else None
+            return _kernel if table is not None and (table.tiles or step.moves) else None
         case st.Sum():
             return lambda now: _sum(instance, step, now)
         case st.Join(lane):

@@ -137,10 +137,12 @@ class Operator:
         descriptors: kernel parameters read through TMA descriptors, with the original's line.
         world: the world the module is pinned to, or None.
         ranges: the axis whose loop waits for chunks, if one does.
-        ours: names of the parameters added to the kernel: table, state, parts of the loop (``ranges``), slots (`stores`).
+        ours: names of the parameters added to the kernel: table, state, parts of the loop (``ranges``), slots (`stores`) or
+            moves (`moves`).
         extents: axis to the kernel parameter that holds its extent (kernels launched directly).
         layout: stride of every dimension of the (first) communicated tensor, as text over kernel parameters (None: unknown).
         layouts: the same of further ones, by tensor.
+        persistent: programs walk over tiles; said where it matters (`moves`).
     """
 
     name: str
@@ -164,6 +166,7 @@ class Operator:
     writes: tuple[Write, ...] = ()
     layouts: dict[str, tuple[str | None, ...]] = field(default_factory=dict)
     ranges: tuple[RangeAxis, ...] = ()
+    persistent: bool = False
 
     @cached_property
     def comms(self) -> tuple[Comm, ...]:
@@ -213,6 +216,11 @@ class Operator:
     def stores(self) -> bool:
         """Whether programs store tiles of a result where they go; the last of ``ours`` then says where."""
         return backend(self.realization.backend).inline and any(comm.produced for comm in self.comms)
+
+    @cached_property
+    def moves(self) -> bool:
+        """Whether programs of its launch move what the kernel reads; the last of ``ours`` then says what."""
+        return backend(self.realization.backend).reserved
 
     def call(self, arguments: dict[str, Any], *, group: Any, sizes: dict[str, int] | None, out: Any) -> Any:
         """Runs the operator on this rank's arguments.

@@ -37,7 +37,7 @@ def lane_step(instance: BoundPlan, table: LaunchTable | None, step: LaneStep | s
     if made is None:
         match step:
             case st.Await(_, op, rank):
-                arguments = {"flag": _flag(instance, op, rank), "state": instance.state, "num_warps": 1}
+                arguments = {"flag": flag_word(instance, op, rank), "state": instance.state, "num_warps": 1}
                 made = instance.runtime.warm(wait_kernel, (1, 1, 1), arguments)
             case st.Copy(_, op):
                 made = _copy(instance, op)
@@ -109,7 +109,8 @@ def _word(state: torch.Tensor, slot: int) -> torch.Tensor:
     return state[slot * SLOT_WORDS : slot * SLOT_WORDS + 1]
 
 
-def _flag(instance: BoundPlan, op_id: OpId, rank: int) -> torch.Tensor:
+def flag_word(instance: BoundPlan, op_id: OpId, rank: int) -> torch.Tensor:
+    """The flag that says on ``rank`` that an operation has landed there."""
     runtime = instance.runtime
     slot = flag_base(runtime.world) + instance.slots[rank][op_id]
     return _word(runtime.peer(instance.state, rank), slot)
@@ -127,7 +128,7 @@ def _raise(instance: BoundPlan, op_id: OpId) -> Enqueue:
     op = instance.plan.op(op_id)
     assert isinstance(op, P2P)
     epoch = _word(instance.runtime.peer(instance.state, op.src_rank), S_EPOCH)
-    return instance.runtime.copier(_flag(instance, op_id, op.dst_rank), epoch)
+    return instance.runtime.copier(flag_word(instance, op_id, op.dst_rank), epoch)
 
 
 def _credit(instance: BoundPlan, peer: int) -> Enqueue:

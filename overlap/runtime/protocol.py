@@ -89,6 +89,9 @@ class Runtime(Protocol):
         dtype and its alignment to 16 bytes. Arguments named in ``later`` are replaced in every launch and not kept alive.
         """
 
+    def resident(self, kernel: Any, grid: Any, kwargs: dict[str, Any]) -> int:
+        """How many programs of such a launch are resident on an idle device at a time; compiles the kernel."""
+
     def launch(self, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stream: Any) -> None:
         """Launches a Triton kernel asynchronously."""
 

@@ -245,16 +245,19 @@ def plan_for(operator: Operator, world: int, shapes: Sequence[tuple[int, ...]]) 
     return merge_plans(plans)
 
 
-def need_of(plan: CommPlan, produced: Sequence[str], sizes: Sequence[int], stores: bool = False) -> Need:
+def need_of(
+    plan: CommPlan, produced: Sequence[str], sizes: Sequence[int], stores: bool = False, moves: bool = False
+) -> Need:
     """What a plan takes of memory, with ``sizes`` elements of each communicated tensor; the same on every rank.
 
     Args:
         stores: tiles are stored where they go, and counted once for every operation instead of once a chunk.
+        moves: programs of the kernel carry out all operations, and count the parts of each.
     """
     ranks = range(plan.world)
     flags = max((len(assign_slots(plan, r)) for r in ranks), default=0)
     happens = happens_before(plan) if produced else None
-    counters = 0
+    counters = max((len(ops) for ops in plan.ops), default=0) if moves else 0
     for rank in ranks if produced else ():
         sources = partial_sources(plan, rank, produced, happens)
         counters = max(counters, sum(len(ops) for _, ops in sources) if stores else len(sources))
@@ -308,7 +311,9 @@ def reserve(
         for comm, shape in zip(comms, shapes, strict=True)
     ]
     what = shapes[0] if len(shapes) == 1 else shapes
-    workspace.reserve(need_of(plan, [c.tensor for c in comms if c.produced], sizes, operator.stores), what)
+    workspace.reserve(
+        need_of(plan, [c.tensor for c in comms if c.produced], sizes, operator.stores, operator.moves), what
+    )
     return workspace
 
 

@@ -10,6 +10,8 @@
              lane 0               | Hold Copy Raise | Hold Copy Raise ...        ............. /      /
              lane 1                                                     | Copy Raise ...             /
 
+    reserved main    Entry | Kernel (moves and tiles) ................... | Credit*
+
     In parts (split), every part of the own shard is a sum of its own, and lane 1 is forked again behind each.
 
 What each step orders, for launch n on rank r:
@@ -25,6 +27,8 @@ What each step orders, for launch n on rank r:
 * ``Raise`` stands behind its copy on the same lane.
 * ``Sum`` waits on the device for the flags of what it adds. Sums stand behind the kernel, whose partial they read.
   What a lane sends on of a sum it sends behind a ``Fork`` behind that sum; a lane forked already is forked again.
+* A ``Kernel`` with ``moves`` carries operations out itself, by programs of its launch that compute nothing (`moves`); there
+  are no lanes, and credits follow the kernel.
 * ``Credit`` tells a peer that r has read all it will read in this launch. With pulls alone r's kernel reads memory that
   only r writes, so credits follow the last copy (on the lane if there is one lane, else behind the joins). With any
   push a peer writes what r's kernel, lanes and sums read, so credits follow kernel, sums and joins.
@@ -45,6 +49,7 @@ from overlap.chunkplan.order import name_op
 from overlap.chunkplan.plan import P2P, CommPlan, OpId
 from overlap.errors import PlanError, UnsupportedError
 
+from .moves import Move, moves_of
 from .pieces import Piece, Values, check_produced, partial_sources, pieces
 
 
@@ -100,9 +105,11 @@ class Raise:
 @dataclass(frozen=True)
 class Kernel:
     """The user's kernel, on the main stream. ``stores``: operations that it carries out itself, storing tiles into slots
-    of other ranks and raising the flags behind the last."""
+    of other ranks and raising the flags behind the last. ``moves``: operations that programs of its launch carry out beside
+    those that compute."""
 
     stores: tuple[OpId, ...] = ()
+    moves: tuple[Move, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -134,25 +141,37 @@ Step = Entry | Fork | Await | Hold | Copy | Raise | Kernel | Sum | Credit | Join
 
 
 def launch_steps(
-    plan: CommPlan, rank: int, *, produced: Collection[str] = (), stores: bool = False, kernel_first: bool = False
+    plan: CommPlan,
+    rank: int,
+    *,
+    produced: Collection[str] = (),
+    stores: bool = False,
+    moves: bool = False,
+    kernel_first: bool = False,
 ) -> tuple[Step, ...]:
-    """The steps of ``rank`` for one launch of ``plan`` by copy engine.
+    """The steps of ``rank`` for one launch of ``plan``, by copy engine where nothing else is said.
 
     Args:
         produced: tensors of the plan that the kernel writes.
         stores: what the kernel makes it sends itself, by plain stores; what is summed first goes by copy engine still.
+        moves: programs of the kernel's launch carry out all operations.
         kernel_first: enqueues the kernel before the copies that feed it, faster where the host is slow, wrong under
             ``CUDA_LAUNCH_BLOCKING=1``.
 
     Raises:
         UnsupportedError: the plan has an operation that a copy engine cannot do, or one that both feeds the kernel and
-            waits for it.
+            waits for it; or one that sends what the kernel makes, with ``moves``.
         PlanError: an operation stands in the list of a rank that does not carry it out; with ``produced`` also as
             `pieces`.
     """
     _check_copies_only(plan, produced)
     own = plan.ops[rank]
     pulls, pushes = directions(plan)
+    peers = [(rank + step) % plan.world for step in range(1, plan.world)]
+    if moves:
+        _check_fed(plan, produced)
+        entry = Entry(plan.world > 1, pulls, bool(own))
+        return (entry, Kernel(moves=moves_of(plan, rank)), *(Credit(peer, None) for peer in peers))
     feeding = [i for i, op in enumerate(own) if op.src.tensor not in produced]
     lanes = sorted({own[i].channel for i in feeding})
     behind: dict[int, set[OpId]] = {lane: set() for lane in lanes}
@@ -170,7 +189,6 @@ def launch_steps(
     if made is not None:
         steps += made.steps()
         lanes = sorted({*lanes, *made.behind})
-    peers = [(rank + step) % plan.world for step in range(1, plan.world)]
     on_lane = len(lanes) == 1 and not pushes
     if on_lane:
         steps += [Credit(peer, lanes[0]) for peer in peers]
@@ -178,6 +196,17 @@ def launch_steps(
     if not on_lane:
         steps += [Credit(peer, None) for peer in peers]
     return tuple(steps)
+
+
+def _check_fed(plan: CommPlan, produced: Collection[str]) -> None:
+    for op_id, op in plan.items():
+        if op.src.tensor in produced:
+            raise UnsupportedError(
+                f"plan {plan.name}, {name_op(plan, op_id)} sends what the kernel makes, and its own programs move only what "
+                "it reads",
+                where=plan.where(op_id),
+                help="copy_engine or ldst_inline carries this plan out",
+            )
 
 
 def directions(plan: CommPlan) -> tuple[bool, bool]:

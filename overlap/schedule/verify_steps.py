@@ -9,6 +9,7 @@ from overlap.chunkplan.verify import check_structure
 from overlap.errors import ScheduleError
 
 from .cycles import find_cycle
+from .moves import moves_of
 from .pieces import Values, check_produced
 from .steps import Await, Copy, Credit, Entry, Fork, Hold, Join, Kernel, Raise, Step, Sum, directions
 from .verify_sums import Produced, check_holds, check_sums
@@ -23,7 +24,8 @@ def verify_steps(
     """Checks the steps of all ranks, in rank order, for one launch of ``plan``.
 
     On each rank: one entry first, with the waits and resets the plan needs; lanes forked before use and joined after it;
-    every operation of the rank copied once, in its channel and behind all it depends on, its flag raised behind it;
+    every operation of the rank copied once, in its channel and behind all it depends on, its flag raised behind it (by the
+    kernel's own programs: in channel order, awaiting all that the plan says);
     one kernel; a chunk that tiles make held back until it is whole, a sum that is sent on added up before; everything the
     rank ends with summed once; one credit for each peer behind the last read. Across ranks: no cycle of waits.
 
@@ -44,16 +46,17 @@ def verify_steps(
     values = Values(plan) if produced else None
     for rank, own in enumerate(steps):
         made = Produced.of(plan, rank, produced, values)
-        _check_entry(own, plan, rank, bool(made.partial))
-        _check_lanes(own, rank)
-        _check_copies(own, plan, rank)
+        moving = any(isinstance(step, Kernel) and step.moves for step in own)
+        _check_entry(own, plan, rank, bool(made.partial), moving)
+        check_lanes(own, rank)
+        check_copies(own, plan, rank)
         check_holds(own, rank, made)
         check_sums(own, rank, made)
         _check_credits(own, plan, rank)
-    _check_progress(steps, plan, produced, blocking)
+    check_progress(steps, plan, produced, blocking)
 
 
-def _check_entry(steps: Sequence[Step], plan: CommPlan, rank: int, counters: bool) -> None:
+def _check_entry(steps: Sequence[Step], plan: CommPlan, rank: int, made: bool, moving: bool) -> None:
     pulls, _ = directions(plan)
     entries = [step for step in steps if isinstance(step, Entry)]
     if len(entries) != 1 or steps[0] is not entries[0]:
@@ -65,10 +68,14 @@ def _check_entry(steps: Sequence[Step], plan: CommPlan, rank: int, counters: boo
             f"rank {rank}: the entry {'exchanges' if entries[0].ready else 'does not exchange'} ready, and the plan "
             f"{'pulls' if pulls else 'does not pull'}"
         )
-    if entries[0].counters != counters:
+    if entries[0].counters != (made or moving):
         raise ScheduleError(
-            f"rank {rank}: the entry {'resets' if entries[0].counters else 'does not reset'} counters, and tiles of the "
-            f"rank {'make' if counters else 'make no'} chunks that are sent"
+            f"rank {rank}: the entry {'resets' if entries[0].counters else 'does not reset'} counters, and "
+            + (
+                "its kernel counts moves"
+                if moving
+                else f"tiles of the rank make {'' if made else 'no '}chunks that are sent"
+            )
         )
     kernels = sum(isinstance(step, Kernel) for step in steps)
     if kernels != 1:
@@ -81,7 +88,7 @@ def _lane(step: Step) -> int:
     return step.lane if isinstance(step, Credit) and step.lane is not None else MAIN
 
 
-def _check_lanes(steps: Sequence[Step], rank: int) -> None:
+def check_lanes(steps: Sequence[Step], rank: int) -> None:
     """Forked before use, again only behind a sum, and joined once behind the last use."""
     forked: dict[int, int] = {}
     joined: set[int] = set()
@@ -107,7 +114,7 @@ def _check_lanes(steps: Sequence[Step], rank: int) -> None:
         raise ScheduleError(f"rank {rank}: lane {lane} is never joined, so the call would return before it ends")
 
 
-def _check_copies(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
+def check_copies(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
     summed: set[OpId] = set()
     behind: dict[int, set[OpId]] = {}
     copied: dict[OpId, int] = {}
@@ -122,6 +129,9 @@ def _check_copies(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
                     )
                 copied[op_id] = MAIN
                 raised.add(op_id)
+            _check_moves(step, plan, rank)
+            copied.update((move.op, MAIN) for move in step.moves)
+            raised.update(move.op for move in step.moves)
         elif isinstance(step, Sum):
             summed |= {op_id for piece in step.pieces for op_id in piece.summands if op_id is not None}
         elif isinstance(step, Fork):
@@ -167,12 +177,31 @@ def _check_copies(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
                 raise ScheduleError(f"rank {rank}: {_op((rank, index))} is never {kind}")
 
 
+def _check_moves(kernel: Kernel, plan: CommPlan, rank: int) -> None:
+    """Every operation once, in the order of its channel, behind what it depends on and what touches the same memory."""
+    if not kernel.moves:
+        return
+    wanted = {move.op: set(move.awaits) for move in moves_of(plan, rank)}
+    seen: dict[int, int] = {}
+    for move in kernel.moves:
+        op = _find(plan, move.op, rank)
+        if move.op not in wanted:
+            raise ScheduleError(f"rank {rank}: the kernel moves {_op(move.op)}, which is not its own, or twice")
+        if seen.setdefault(op.channel, -1) > move.op[1]:
+            raise ScheduleError(f"rank {rank}: the kernel moves {_op(move.op)} behind {_op((rank, seen[op.channel]))}")
+        seen[op.channel] = move.op[1]
+        missing = wanted.pop(move.op) - set(move.awaits)
+        if missing:
+            raise ScheduleError(f"rank {rank}: the kernel moves {_op(move.op)} without awaiting {_op(min(missing))}")
+
+
 def _check_credits(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
     _, pushes = directions(plan)
     given: list[int] = []
     open_lanes: set[int] = set()
     kernel_done = False
     copies_left = [step.op for step in steps if isinstance(step, Copy)]
+    moves_left = sum(len(step.moves) for step in steps if isinstance(step, Kernel))
     sums_left = sum(isinstance(step, Sum) for step in steps)
     for step in steps:
         if isinstance(step, Fork):
@@ -181,6 +210,7 @@ def _check_credits(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
             open_lanes.discard(step.lane)
         elif isinstance(step, Kernel):
             kernel_done = True
+            moves_left -= len(step.moves)
         elif isinstance(step, Sum):
             sums_left -= 1
         elif isinstance(step, Copy):
@@ -188,7 +218,7 @@ def _check_credits(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
         elif isinstance(step, Credit):
             busy = open_lanes - {_lane(step)} if _lane(step) != MAIN else open_lanes
             working = {op.channel for op in plan.ops[rank]} & busy
-            if working or copies_left:
+            if working or copies_left or moves_left:
                 raise ScheduleError(f"rank {rank}: the credit to rank {step.peer} does not follow the last copy")
             if pushes and (_lane(step) != MAIN or not kernel_done or sums_left):
                 raise ScheduleError(
@@ -201,7 +231,7 @@ def _check_credits(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
         raise ScheduleError(f"rank {rank}: credits to ranks {sorted(given)}, each of {expected} must get one")
 
 
-def _check_progress(steps: Sequence[Sequence[Step]], plan: CommPlan, produced: Collection[str], blocking: bool) -> None:
+def check_progress(steps: Sequence[Sequence[Step]], plan: CommPlan, produced: Collection[str], blocking: bool) -> None:
     """No cycle of stream order, forks, joins, awaited flags and the flags that kernels and sums wait for.
 
     What a kernel makes is there when the kernel ends, though copies leave before: the order of its tiles is checked by
@@ -213,6 +243,9 @@ def _check_progress(steps: Sequence[Sequence[Step]], plan: CommPlan, produced: C
         for i, step in enumerate(own):
             raised = (step.op,) if isinstance(step, Raise) else step.stores if isinstance(step, Kernel) else ()
             raisers.update(dict.fromkeys(raised, (rank, i)))
+            if isinstance(step, Kernel):
+                # Moves begin with the kernel and end before it: each is a node of its own.
+                raisers.update((move.op, (rank, -1 - k)) for k, move in enumerate(step.moves))
     before: dict[Node, list[Node]] = {}
     for rank, own in enumerate(steps):
         tails: dict[int, list[Node]] = {}
@@ -234,6 +267,11 @@ def _check_progress(steps: Sequence[Sequence[Step]], plan: CommPlan, produced: C
                 before[node] += kernel
             elif isinstance(step, Kernel):
                 kernel = [node]
+                begun = [*before[node]]
+                for k, move in enumerate(step.moves):
+                    before[rank, -1 - k] = [*begun, *(raisers[op] for op in move.awaits)]
+                    begun = [(rank, -1 - k)]
+                    before[node] += begun
                 fed = (op for op in plan.arriving(rank) if plan.op(op).dst.tensor not in produced)
                 before[node] += [raisers[op] for op in fed]
             elif isinstance(step, Sum):
@@ -244,10 +282,17 @@ def _check_progress(steps: Sequence[Sequence[Step]], plan: CommPlan, produced: C
             tails[stream] = [node]
     cycle = find_cycle(before)
     if cycle:
-        chain = " waits for ".join(f"step {i} of rank {rank} ({_show(steps[rank][i])})" for rank, i in cycle)
+        chain = " waits for ".join(_node(steps, rank, i) for rank, i in cycle)
         raise ScheduleError(
             f"deadlock among launch steps{', where hosts wait for kernels' if blocking else ''}: {chain}"
         )
+
+
+def _node(steps: Sequence[Sequence[Step]], rank: int, i: int) -> str:
+    if i >= 0:
+        return f"step {i} of rank {rank} ({_show(steps[rank][i])})"
+    moves = next(step.moves for step in steps[rank] if isinstance(step, Kernel))
+    return f"a move of rank {rank}'s kernel ({_op(moves[-1 - i].op)})"
 
 
 def _show(step: Step) -> str:

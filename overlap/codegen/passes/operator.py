@@ -91,6 +91,8 @@ def operator_lines(context: Context) -> list[str]:
         lines.append("    ranges=(")
         lines.append(f"        {rt}.RangeAxis({repr_(loop.axis)}, extent={repr_(extent)}, block={repr_(loop.block)}),")
         lines.append("    ),")
+    if context.moving and context.persistent:
+        field("persistent", "True")
     if names.prefix != "ol" or len(context.ours) > 2:
         field("ours", _tuple(context.ours))
     lines.append(")")

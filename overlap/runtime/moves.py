@@ -1,0 +1,157 @@
+"""The table of a launch in which some programs move chunks (`overlap.schedule.moves`), and how many programs those are.
+
+bytes of a row       | head, to 16 | ...... words of 16 ...... | tail |
+source, destination  one place modulo 16, pitches too: as drawn; else words of 4 bytes, or single bytes
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from overlap.chunkplan.plan import P2P, OpId
+from overlap.errors import UnsupportedError
+from overlap.schedule.moves import HEADER_WORDS, MOVE_WORDS, PROGRAM_WORDS, Move, groups
+from overlap.schedule.table import SLOT_WORDS, counter_base
+
+from .copies import CopyPiece, plan_copy
+from .prepared import flag_word
+
+if TYPE_CHECKING:
+    from .instance import Instance
+    from .operator import Operator
+
+WIDE = 16
+PART = 8
+"""Of the multiprocessors, one in so many moves chunks, where nobody says how many."""
+MOST_WORDS = 2**29
+"""Words of a piece: the kernel numbers their halves with 32 bits."""
+
+Grid = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """A launch with moving programs: its one-dimensional grid, and the table that they and the others read."""
+
+    grid: Grid
+    words: Any
+
+
+def reserved(instance: Instance, moves: Sequence[Move], kernel: Any, grid: Grid, arguments: dict[str, Any]) -> Reserved:
+    """The launch of ``kernel`` that computes as on ``grid`` and makes ``moves``.
+
+    Raises:
+        UnsupportedError: more moving programs than can be resident beside one that computes.
+    """
+    runtime, operator = instance.runtime, instance.operator
+    capacity = runtime.resident(kernel, grid, arguments)
+    programs = programs_for(operator, runtime.sm_count, capacity) if moves else 0
+    if operator.persistent and grid[1:] == (1, 1):
+        grid = (min(grid[0], capacity - programs), 1, 1)
+    words = instance.workspace.table(move_words(instance, moves, programs, grid), bits=64)
+    return Reserved((programs + math.prod(grid), 1, 1), words)
+
+
+def programs_for(operator: Operator, multiprocessors: int, capacity: int) -> int:
+    """How many programs move chunks.
+
+    Args:
+        capacity: programs of the kernel that are resident at a time.
+
+    Raises:
+        UnsupportedError: none would be left to compute.
+    """
+    asked = operator.realization.comm_sms
+    programs = asked or max(1, multiprocessors // PART)
+    if programs >= capacity:
+        raise UnsupportedError(
+            f"{operator.realization.backend} with comm_sms={programs}: {capacity} programs of `{operator.name}`'s kernel "
+            "are resident at a time, so none is left to compute",
+            help=f"comm_sms={capacity - 1} at most" if capacity > 1 else 'backend="copy_engine"',
+        )
+    return programs
+
+
+def move_words(instance: Instance, moves: Sequence[Move], programs: int, grid: Grid) -> list[int]:
+    """The table as int64 words."""
+    made = groups(instance.plan, moves, programs)
+    first_move = HEADER_WORDS + programs * PROGRAM_WORDS
+    first_await = first_move + len(moves) * MOVE_WORDS
+    first_piece = first_await + sum(len(move.awaits) for move in moves)
+    records: list[int] = []
+    rows: list[int] = []
+    awaits: list[int] = []
+    pieces: list[int] = []
+    base = counter_base(instance.runtime.world, instance.memory.room.flags)
+    for group in made:
+        begin = first_move + len(rows)
+        for number in range(group.programs):
+            records += [begin, len(group.moves), number, group.programs]
+        for move in group.moves:
+            awaited, piece = first_await + len(awaits), first_piece + len(pieces)
+            awaits += [_landing(instance, op_id) for op_id in move.awaits]
+            pieces += [word for found in _pieces(instance, move.op) for word in found]
+            counter = (base + move.op[1]) * SLOT_WORDS
+            rows += [awaited, first_await + len(awaits), piece, first_piece + len(pieces), counter]
+            rows.append(_landing(instance, move.op))
+    return [programs, *grid, *records, *rows, *awaits, *pieces]
+
+
+def _landing(instance: Instance, op_id: OpId) -> int:
+    """Address of the flag that says where an operation lands that it has."""
+    op = instance.plan.op(op_id)
+    assert isinstance(op, P2P)
+    return int(flag_word(instance, op_id, op.dst_rank).data_ptr())
+
+
+def _pieces(instance: Instance, op_id: OpId) -> Iterator[tuple[int, ...]]:
+    op = instance.plan.op(op_id)
+    src = instance.parts[op.src.tensor].source(op_id)
+    dst = instance.parts[op.dst.tensor].destination(op_id)
+    for piece in plan_copy(dst, src) if src.numel() else ():
+        yield from piece_words(piece)
+
+
+def piece_words(piece: CopyPiece) -> Iterator[tuple[int, ...]]:
+    """Records of a copy, each with the widest words that source and destination allow."""
+    pitches = (piece.src_pitch, piece.dst_pitch) if piece.rows > 1 else ()
+    if (piece.src - piece.dst) % WIDE or any(pitch % WIDE for pitch in pitches):
+        parts = [(0, piece.width)]
+    else:
+        head = min(piece.width, -piece.src % WIDE)
+        body = (piece.width - head) // WIDE * WIDE
+        parts = [(0, head), (head, body), (head + body, piece.width - head - body)]
+    for begin, width in parts:
+        if width:
+            yield from _limited(replace(piece, src=piece.src + begin, dst=piece.dst + begin, width=width))
+
+
+def _limited(piece: CopyPiece) -> Iterator[tuple[int, ...]]:
+    pitches = (piece.src_pitch, piece.dst_pitch) if piece.rows > 1 else (0, 0)
+    word = next(w for w in (WIDE, 4, 1) if not any(n % w for n in (piece.src, piece.dst, piece.width, *pitches)))
+    row = piece.width // word
+    if row * piece.rows <= MOST_WORDS:
+        unit = word if word < WIDE else WIDE // 2
+        kind = 0 if word == WIDE and piece.rows == 1 else word
+        yield kind, piece.src, piece.dst, row * piece.rows, row, pitches[0] // unit, pitches[1] // unit
+        return
+    if piece.rows > 1:
+        upper = piece.rows // 2
+        lower = replace(
+            piece,
+            src=piece.src + upper * piece.src_pitch,
+            dst=piece.dst + upper * piece.dst_pitch,
+            rows=piece.rows - upper,
+        )
+        halves = (replace(piece, rows=upper), lower)
+    else:
+        left = row // 2 * word
+        halves = (
+            replace(piece, width=left),
+            replace(piece, src=piece.src + left, dst=piece.dst + left, width=piece.width - left),
+        )
+    for half in halves:
+        yield from _limited(half)
