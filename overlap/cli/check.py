@@ -21,7 +21,7 @@ from overlap.chunkplan.trials import Room, rooms_of, trials_of
 from overlap.chunkplan.verify import verify_contributions, verify_plan
 from overlap.errors import PlanError, UsageError
 
-from .named import On, plan_text, read_on
+from .named import On, plan_source
 from .options import SHAPE, path_options, ranks_of, read_counts_options, world_options
 
 
@@ -95,28 +95,29 @@ def command(
             raise UsageError(f"--path {path} with --over", help="name a template or a file for groups of ranks")
         ranks, mesh = mesh.sizes[mesh.axis(over)], None
     axes = list(shape)
-    meant = read_on(on, axes)
-    tensor = TensorSpec(meant.tensor, tuple(shape.values()))
     direction = find_backend(backend).default_direction
-    file, text, split = plan_text(
+    if links is not None and path is None:
+        raise UsageError(
+            "--links without --path", help="--path synth makes a plan for links, --path template chooses one"
+        )
+    source = plan_source(
         plan,
+        shape=shape,
+        on=on,
+        world=ranks,
+        mesh=mesh,
         path=path,
         links=links,
         machine=machine,
-        world=ranks,
-        mesh=mesh,
-        tensor=tensor,
-        on=meant,
-        axes=axes,
-        split=split,
         direction=direction,  # type: ignore[arg-type]
+        split=split,
     )
-    dim, to_dim = meant.dims(axes)
-    where = _Where(world=ranks, mesh=mesh, tensor=tensor, dim=dim, to_dim=to_dim, path=file)
+    text, meant = source.text, source.on
+    where = _Where(ranks, mesh, source.tensor, source.dim, source.to_dim, source.file)
 
     def verified(counts: Mapping[str, CountArray]) -> CommPlan:
         def build(direction: str) -> CommPlan:
-            built = build_plan(text, **vars(where), split=split, direction=direction, counts=counts)
+            built = build_plan(text, **vars(where), split=source.split, direction=direction, counts=counts)
             return over_axis(built, grid, over) if grid is not None and over is not None else built
 
         built = build(direction)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +12,7 @@ from overlap.chunkplan.collectives.text import collective_kind, collective_text
 from overlap.chunkplan.library import find_template
 from overlap.chunkplan.mesh import Mesh
 from overlap.chunkplan.plan import TensorSpec
+from overlap.chunkplan.reader import read_template
 from overlap.errors import OnError, UsageError
 from overlap.schedule.network import links_for
 
@@ -51,48 +52,73 @@ def read_on(text: str | None, axes: Sequence[str]) -> On:
     return On(match["tensor"], match["axis"] or "", match["to"] or "")
 
 
-def plan_text(
+@dataclass(frozen=True)
+class PlanSource:
+    """The text of a plan, and what it is applied to.
+
+    ``file`` is shown in errors; ``split`` is what is left to cut, since made plans are in pieces already.
+    """
+
+    file: str
+    text: str
+    split: int
+    on: On
+    tensor: TensorSpec
+    dim: int
+    to_dim: int | None
+
+
+def plan_source(
     plan: str,
     *,
+    shape: Mapping[str, int],
+    on: On | str | None,
+    world: int,
+    mesh: Mesh | None,
     path: str | None,
     links: str | None,
     machine: str | None,
-    world: int,
-    mesh: Mesh | None,
-    tensor: TensorSpec,
-    on: On,
-    axes: Sequence[str],
+    direction: Literal["pull", "push"],
     split: int = 1,
     itemsize: int = 2,
-    direction: Literal["pull", "push"],
-) -> tuple[str, str, int]:
-    """Path and text of a plan, and the split that is left to do.
+) -> PlanSource:
+    """The plan that a command names.
 
     Args:
         plan: a template's name or a file; with ``path`` the name of a collective.
+        shape: the tensor's axes in order.
+        on: tensor and axis, or ``--on`` as written; without, x along the first axis, and of a plan of several tensors
+            the first of these.
         direction: who carries transfers out that are no sums.
 
     Raises:
+        OnError: an ``--on`` that means nothing.
         PlanError: there is no such plan, collective or machine, or links do not join the ranks.
-        UsageError: ``--links`` that nothing is made for.
+        UsageError: an all_to_all without a second axis.
     """
+    axes = list(shape)
+    moved = on if isinstance(on, On) else read_on(on, axes)
     if path is None:
-        if links is not None:
+        file, text = find_template(plan)
+        declared = read_template(text, file).tensors
+        if on is None and len(declared) > 1:
+            moved = On(declared[0].name, moved.axis)
+    dim, to_dim = moved.dims(axes)
+    tensor = TensorSpec(moved.tensor, tuple(shape.values()))
+    if path is not None:
+        kind = collective_kind(plan)
+        if kind == "all_to_all" and to_dim is None:
+            to = axes[1] if len(axes) > 1 else "K"
             raise UsageError(
-                "--links without --path", help="--path synth makes a plan for links, --path template chooses"
+                "an all_to_all goes from one axis to another", help=f"--on '{moved.tensor}[{axes[0]}:{to}]'"
             )
-        return (*find_template(plan), split)
-    kind = collective_kind(plan)
-    dim, to_dim = on.dims(axes)
-    if kind == "all_to_all" and to_dim is None:
-        to = axes[1] if len(axes) > 1 else "K"
-        raise UsageError("an all_to_all goes from one axis to another", help=f"--on '{on.tensor}[{axes[0]}:{to}]'")
-    inside = split if path == "synth" else 1
-    step = CollectiveStep(kind, tensor, world, dim, to_dim, split=inside, itemsize=itemsize, mesh=mesh)
-    found = collective_text(
-        step,
-        path=path,
-        links=None if path == "direct" else links_for(world, mesh, file=links, machine=machine),
-        direction="push" if step.reduces else direction,
-    )
-    return (*found, split if path == "template" else 1)
+        inside = split if path == "synth" else 1
+        step = CollectiveStep(kind, tensor, world, dim, to_dim, split=inside, itemsize=itemsize, mesh=mesh)
+        file, text = collective_text(
+            step,
+            path=path,
+            links=None if path == "direct" else links_for(world, mesh, file=links, machine=machine),
+            direction="push" if step.reduces else direction,
+        )
+        split = split if path == "template" else 1
+    return PlanSource(file, text, split, moved, tensor, dim, to_dim)

@@ -1,32 +1,132 @@
-"""``overlap predict``: will overlap pay on a machine, before any code is written."""
+"""``overlap predict``: will overlap pay on a machine, before any code is written; or what a plan alone takes there."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Literal
+
 import click
 
-from overlap.schedule.machine import load_machine
-from overlap.schedule.predict import OPERATORS, predict
+from overlap.chunkplan.build import build_plan
+from overlap.chunkplan.memory import reduced_tensors
+from overlap.chunkplan.mesh import Mesh
+from overlap.chunkplan.plan import CommPlan
+from overlap.chunkplan.verify import verify_plan
+from overlap.errors import UsageError
+from overlap.schedule.machine import machine_for
+from overlap.schedule.network import links_for
+from overlap.schedule.operators import OPERATORS, TENSOR, operator_of
+from overlap.schedule.plan_times import plan_times
+from overlap.schedule.predict import predict
+from overlap.schedule.work import itemsize_of
 
-from .options import SHAPE
+from .named import On, plan_source
+from .options import SHAPE, path_options, ranks_of, read_counts_options, world_options
+
+PROVEN = 20_000
+"""Operations of the largest plan that is proven before it is predicted; `overlap check` proves any."""
 
 
 @click.command("predict")
-@click.option("--op", required=True, metavar="OP", help=f"One of {', '.join(OPERATORS)}.")
-@click.option("--world", type=click.IntRange(min=1), required=True, help="Number of ranks.")
-@click.option("--shape", type=SHAPE, required=True, help="M, N and K, global.")
 @click.option(
-    "--machine",
-    default="h100-nvlink",
-    show_default=True,
-    metavar="NAME|FILE.yaml",
-    help="A machine by name (h100-nvlink, h100-nvlink-ib400, h800, pcie) or a file of your own.",
+    "--op", metavar="OP", help=f"An operator, one of {', '.join(OPERATORS)}; without, --plan alone is predicted."
 )
+@click.option("--plan", metavar="NAME|FILE.yaml", help="What moves the tensor (default: the operator's own).")
+@world_options
+@click.option(
+    "--shape", type=SHAPE, required=True, help="M, N and K, global; of a plan alone the tensor's axes in order."
+)
+@click.option("--on", metavar="TENSOR[AXIS]", help="Of a plan alone: tensor and axis, as for `overlap check`.")
+@path_options
+@click.option("--counts", multiple=True, metavar="NAME=FILE", help="Of a plan alone, as for `overlap check`.")
 @click.option("--dtype", default="bf16", show_default=True, help="Element type: bf16, fp16, fp32, fp8.")
 @click.option("--split", type=click.IntRange(min=1), default=1, show_default=True, help="Chunks a shard is cut into.")
 @click.option("--break-even/--no-break-even", default=True, help="Look for the N and K from which on it pays.")
-def command(op: str, world: int, shape: dict[str, int], machine: str, dtype: str, split: int, break_even: bool) -> None:
-    """Predict whether overlapping OP pays, where it breaks even, and what the ceiling is."""
+def command(
+    op: str | None,
+    plan: str | None,
+    world: int | None,
+    mesh: Mesh | None,
+    shape: dict[str, int],
+    on: str | None,
+    path: str | None,
+    links: str | None,
+    machine: str | None,
+    counts: tuple[str, ...],
+    dtype: str,
+    split: int,
+    break_even: bool,
+) -> None:
+    """Predict whether overlapping OP pays, where it breaks even, and what the ceiling is; or when a plan ends.
+
+    With --path the plan is made, of the operator's collective or of the one that --plan names.
+    """
+    ranks = ranks_of(world, mesh)
+    table = None if links is None else links_for(ranks, file=links)
+    on_machine = machine_for(ranks, mesh, machine)
+    if op is not None:
+        on_machine.rate(dtype)
+    itemsize = itemsize_of(dtype)
+
+    def built(name: str, shape: Mapping[str, int], on: On | str | None, direction: Literal["pull", "push"]) -> CommPlan:
+        source = plan_source(
+            name,
+            shape=shape,
+            on=on,
+            world=ranks,
+            mesh=mesh,
+            path=path,
+            links=links,
+            machine=machine,
+            direction=direction,
+            split=split,
+            itemsize=itemsize,
+        )
+        made = build_plan(
+            source.text,
+            world=ranks,
+            mesh=mesh,
+            tensor=source.tensor,
+            dim=source.dim,
+            to_dim=source.to_dim,
+            split=source.split,
+            direction=direction,
+            path=source.file,
+            counts=read_counts_options(counts),
+        )
+        if sum(map(len, made.ops)) <= PROVEN:
+            verify_plan(made)
+        return made
+
+    if op is None:
+        if plan is None:
+            raise UsageError("nothing to predict", help="--op ag_gemm, or a plan alone: --plan all_gather_ring")
+        alone = built(plan, shape, on, "pull")
+        if reduced_tensors(alone):
+            # Partial results are made by tiles, and what tiles make is pushed.
+            alone = built(plan, shape, on, "push")
+        click.echo(str(plan_times(alone, on_machine, itemsize=itemsize, links=table)))
+        return
+    if on is not None or counts:
+        raise UsageError(f"{'--on' if on else '--counts'} with --op", help="the operator says what moves; leave it out")
+    operator = operator_of(op, shape)
+    made = None
+    if plan is not None or path is not None:
+        axes = list(operator.moved)
+        to = "" if operator.to_dim is None else axes[operator.to_dim]
+        moved = On(TENSOR, "" if operator.kind == "all_reduce" else axes[operator.dim], to)
+        sizes = {axis: shape[axis] for axis in axes}
+        made = built(plan or operator.kind, sizes, moved, "push" if operator.produced else "pull")
     found = predict(
-        op, world=world, sizes=shape, machine=load_machine(machine), dtype=dtype, split=split, break_even=break_even
+        op,
+        world=ranks,
+        sizes=shape,
+        machine=on_machine,
+        dtype=dtype,
+        split=split,
+        break_even=break_even,
+        mesh=mesh,
+        plan=made,
+        links=table,
     )
     click.echo(str(found))

@@ -124,6 +124,7 @@ class _Run(Wiring):
         self.records: list[tuple[int, int, int, float, float, int]] = []
         self.ports: dict[str, _Ports] = {}
         self.wires: dict[tuple[str, int, int], tuple[float, int]] = {}
+        self.lasts: dict[tuple[int, float], float] = {}
         self.arrived: dict[int, int] = defaultdict(int)
         self.flag = ticks(machine.flag)
         self.entry = ticks(machine.entry + self._staging())
@@ -212,7 +213,10 @@ class _Run(Wiring):
                 self._link(node, source, target)
         else:
             link = self._link(node, source, target)
-            seconds = link.seconds(size)
+            # Many copies are of one size: what they take is worked out once.
+            seconds = self.lasts.get((id(link), size))
+            if seconds is None:
+                seconds = self.lasts[id(link), size] = link.seconds(size)
             start = now
             index = len(self.records)
             if self.machine.own_wires if self.links is None else link.name not in self.links.switched:

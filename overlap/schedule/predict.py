@@ -2,153 +2,60 @@
 
     predict("ag_gemm", world=256, sizes={"M": 8192, "N": 28672, "K": 8192}, machine=load_machine("h100-nvlink-ib400"))
 
-M, N and K are global, as in the tables of `bench`. `OPERATORS` says what of them a rank has, what moves, and by which plan.
+M, N and K are global, as in the tables of `bench`. `operators` says what of them a rank has, what moves, and by which plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property, lru_cache
 
 from overlap.chunkplan.build import build_plan
-from overlap.chunkplan.document import nearest
 from overlap.chunkplan.library import find_template
+from overlap.chunkplan.links import Links
 from overlap.chunkplan.mesh import Mesh
 from overlap.chunkplan.plan import P2P, CommPlan, OpId, TensorSpec
-from overlap.errors import UsageError
+from overlap.errors import PlanError
 
 from .collective import library_seconds
+from .cost import Volumes, volumes
 from .events import Ends, simulate, simulate_ends
 from .machine import Machine
+from .operators import TENSOR, Operator, Sizes, check_plan, operator_of, tensor_of
+from .prediction import REACH, Prediction
 from .timeline import Timeline
 from .work import Gemm, TileRun, Work, best_blocks, itemsize_of, work_per_chunk
 
-Sizes = Mapping[str, int]
-AXES = ("M", "N", "K")
-REACH = 64
-"""Break-evens are looked for up to so many times the size given, and as far below it."""
-
-
-@dataclass(frozen=True)
-class Operator:
-    """A product and what is communicated of it.
-
-    Args:
-        kind: the collective that overlap replaces.
-        plan: the template on one node; on several of one size it is that of two levels, ``{kind}_2d``.
-        moved: axes of the tensor that moves (``a`` is [M, K] and read, ``c`` [M, N] and written).
-        divided: the axis of which each rank computes its part.
-        dim, to_dim: the dimension of the tensor in which it is sharded, before and after an all-to-all.
-        inside: chunks are waited for inside a tile's loop over K.
-    """
-
-    kind: Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
-    plan: str
-    moved: str
-    divided: str
-    dim: int = 0
-    to_dim: int | None = None
-    inside: bool = False
-
-    @property
-    def produced(self) -> bool:
-        return self.moved == "MN"
-
-
-OPERATORS: Mapping[str, Operator] = {
-    "ag_gemm": Operator("all_gather", "all_gather_1d", "MK", "N"),
-    "ag_gemm_k": Operator("all_gather", "all_gather_1d", "MK", "N", dim=1, inside=True),
-    "gemm_rs": Operator("reduce_scatter", "reduce_scatter_1d", "MN", "K"),
-    "gemm_ar": Operator("all_reduce", "all_reduce_two_shot", "MN", "K"),
-    "a2a_gemm": Operator("all_to_all", "all_to_all_1d", "MK", "M", dim=1, to_dim=0, inside=True),
-    "gemm_a2a": Operator("all_to_all", "all_to_all_1d", "MN", "M", dim=0, to_dim=1),
-}
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Times in seconds of one call on the slowest rank, and where overlap begins to pay.
-
-    ``gemm``: the product alone; ``library``: the collective alone; ``serial``: one behind the other; ``fused``: overlapped;
-    ``limit``: no order of things is faster (the longer of product and bytes). ``pays[axis]`` is the smallest size of an axis
-    from which on ``fused`` beats ``serial``, the others as given, and ``hides[axis]`` the smallest at which the product is as
-    long as the bytes take; None where no size within `REACH` does. ``plan`` is what moves the bytes.
-    """
-
-    op: str
-    world: int
-    sizes: Sizes
-    machine: str
-    plan: str
-    gemm: float
-    library: float
-    fused: float
-    limit: float
-    sent: float
-    pays: Mapping[str, int | None]
-    hides: Mapping[str, int | None]
-
-    @property
-    def serial(self) -> float:
-        return self.gemm + self.library
-
-    @property
-    def gain(self) -> float:
-        """How many times faster than serial."""
-        return self.serial / self.fused if self.fused else 1.0
-
-    @property
-    def ceiling(self) -> float:
-        """The gain that nothing exceeds."""
-        return self.serial / self.limit if self.limit else 1.0
-
-    def __str__(self) -> str:
-        shape = ", ".join(f"{axis}={size}" for axis, size in self.sizes.items())
-        if self.world == 1:
-            verdict = "nothing moves on one rank"
-        elif self.gain > 1:
-            verdict = f"overlap pays: {self.gain:.2f} times as fast as serial"
-        else:
-            verdict = f"overlap does not pay: {self.gain:.2f} times as fast as serial"
-        exposed = max(0.0, self.fused - self.gemm)
-        lines = [
-            f"{self.op} on {self.world} ranks of {self.machine}, {shape}",
-            f"  product alone      {self.gemm * 1e3:10.3f} ms",
-            f"  collective alone   {self.library * 1e3:10.3f} ms, {self.sent / 1e6:.1f} MB from each rank",
-            f"  serial             {self.serial * 1e3:10.3f} ms",
-            f"  overlapped         {self.fused * 1e3:10.3f} ms, {exposed * 1e3:.3f} ms exposed, by {self.plan}",
-            f"  limit              {self.limit * 1e3:10.3f} ms, a ceiling of {self.ceiling:.2f} times serial",
-            verdict,
-        ]
-        for axis, size in self.pays.items():
-            lines.append(
-                f"  {axis}: pays {self._from(axis, size)}, hides communication {self._from(axis, self.hides[axis])}"
-            )
-        return "\n".join(lines)
-
-    def _from(self, axis: str, size: int | None) -> str:
-        if size is None:
-            return f"not up to {self.sizes[axis] * REACH}"
-        return f"from {size} or less" if size <= max(1, self.sizes[axis] // REACH) else f"from about {size}"
-
 
 def predict(
-    op: str, *, world: int, sizes: Sizes, machine: Machine, dtype: str = "bf16", split: int = 1, break_even: bool = True
+    op: str,
+    *,
+    world: int,
+    sizes: Sizes,
+    machine: Machine,
+    dtype: str = "bf16",
+    split: int = 1,
+    break_even: bool = True,
+    mesh: Mesh | None = None,
+    plan: CommPlan | None = None,
+    links: Links | None = None,
 ) -> Prediction:
     """What an operator takes on a machine, serial and overlapped.
 
     Args:
         sizes: M, N and K, global.
-        split: chunks that each shard is cut into.
+        split: chunks that each shard is cut into, where the plan is not given.
         break_even: also look for the sizes from which on it pays (several simulations).
+        mesh: the grid that the ranks stand in, whose nodes the machine's are (`Machine.on_mesh`).
+        plan: moves the operator's tensor (`operators.tensor_of`); by default the operator's own.
+        links: instead of the machine's.
 
     Raises:
         UsageError: an unknown operator, or sizes that are not M, N and K.
-        PlanError: the machine has not that many ranks, or no rate for the dtype.
+        PlanError: the machine has not that many ranks, no rate for the dtype, or a plan that does something else.
     """
-    case = _case(op, world, sizes, machine, dtype, split)
+    case = _case(op, world, sizes, machine, dtype, split, mesh, plan, links)
     ends = case.ends(sizes)
     gemm = case.alone(sizes)
     pays: dict[str, int | None] = {}
@@ -174,37 +81,58 @@ def predict(
 
 
 def predicted_timeline(
-    op: str, *, world: int, sizes: Sizes, machine: Machine, dtype: str = "bf16", split: int = 1
+    op: str,
+    *,
+    world: int,
+    sizes: Sizes,
+    machine: Machine,
+    dtype: str = "bf16",
+    split: int = 1,
+    mesh: Mesh | None = None,
+    plan: CommPlan | None = None,
+    links: Links | None = None,
 ) -> Timeline:
     """The timeline behind `predict`; raises what it raises."""
-    case = _case(op, world, sizes, machine, dtype, split)
-    return simulate(case.plan, machine, case.work(sizes), itemsize=case.itemsize * case.scale(sizes))
+    case = _case(op, world, sizes, machine, dtype, split, mesh, plan, links)
+    itemsize = case.itemsize * case.scale(sizes)
+    return simulate(case.plan, case.machine, case.work(sizes), itemsize=itemsize, links=links)
 
 
-def _case(op: str, world: int, sizes: Sizes, machine: Machine, dtype: str, split: int) -> _Case:
-    if op not in OPERATORS:
-        raise UsageError(f"unknown operator `{op}`", help=nearest(op, OPERATORS))
-    if set(sizes) != set(AXES):
-        raise UsageError(
-            f"the sizes of {op} are M, N and K, not {', '.join(sizes) or 'none'}", help="write M=8192,N=28672,K=8192"
-        )
-    empty = [axis for axis in AXES if sizes[axis] < 1]
-    if empty:
-        raise UsageError(f"{empty[0]}={sizes[empty[0]]}: there is nothing to multiply", help="give sizes of 1 or more")
+def _case(
+    op: str,
+    world: int,
+    sizes: Sizes,
+    machine: Machine,
+    dtype: str,
+    split: int,
+    mesh: Mesh | None = None,
+    plan: CommPlan | None = None,
+    links: Links | None = None,
+) -> _Case:
+    operator = operator_of(op, sizes)
+    if mesh is not None and mesh.world != world:
+        raise PlanError(f"a mesh {mesh} for a world of {world} ranks", help=f"give one of {world} ranks")
+    machine = machine.on_mesh(mesh)
     machine.check_world(world)
     machine.rate(dtype)
-    return _Case(OPERATORS[op], world, dict(sizes), machine, dtype, split)
+    if plan is None:
+        levels = machine.between is not None and world > machine.node > 1 and world % machine.node == 0
+        plan = _plan(operator, world, tensor_of(operator, sizes).shape, split, machine.node if levels else 0)
+    else:
+        check_plan(operator, plan, world, sizes)
+    return _Case(operator, dict(sizes), machine, dtype, plan, links)
 
 
 class _Case:
-    """One operator, world and machine. The plan is built once, for the given sizes; others scale its bytes."""
+    """One operator and plan on one machine. The plan is made for the given sizes; others scale its bytes."""
 
-    def __init__(self, op: Operator, world: int, sizes: Sizes, machine: Machine, dtype: str, split: int) -> None:
-        self.op, self.world, self.machine, self.dtype = op, world, machine, dtype
+    def __init__(
+        self, op: Operator, sizes: Sizes, machine: Machine, dtype: str, plan: CommPlan, links: Links | None
+    ) -> None:
+        self.op, self.machine, self.dtype, self.plan, self.links = op, machine, dtype, plan, links
+        self.world = plan.world
         self.itemsize = itemsize_of(dtype)
-        self.shape = tuple(sizes[axis] for axis in op.moved)
-        levels = machine.between is not None and world > machine.node > 1 and world % machine.node == 0
-        self.plan = _plan(op, world, self.shape, split, machine.node if levels else 0)
+        self.shape = tensor_of(op, sizes).shape
 
     def scale(self, sizes: Sizes) -> float:
         """Bytes of the tensor that moves, against those of the plan."""
@@ -228,30 +156,41 @@ class _Case:
     def library(self, sizes: Sizes) -> float:
         return library_seconds(self.op.kind, range(self.world), self.tensor(sizes), self.machine)
 
+    @cached_property
+    def _volumes(self) -> Volumes:
+        return volumes(self.plan, self.itemsize)
+
     def sent(self, sizes: Sizes) -> float:
-        """Bytes that leave each rank by the plan."""
+        """Bytes that leave a rank by the plan, the one that sends most."""
+        return max(self._volumes.sent) * self.scale(sizes)
+
+    def needed(self, sizes: Sizes) -> float:
+        """Bytes that must reach a rank, and leave one, by any plan."""
         return self.tensor(sizes) * (self.world - 1) / self.world * (2 if self.op.kind == "all_reduce" else 1)
 
     def bytes_alone(self, sizes: Sizes) -> float:
         """The least time for what must reach a rank: over each class of links the part that no order can keep off it."""
         machine, world = self.machine, self.world
-        sent = self.sent(sizes)
+        needed = self.needed(sizes)
+        if self.links is not None:
+            return max((needed / rate if rate else 0.0 for rate in _rates_into(self.links)), default=0.0)
         if world <= machine.node or machine.between is None:
-            return sent / machine.inside.bytes_per_s
+            return needed / machine.inside.bytes_per_s
         # All ports of a node together bring in, once, what its ranks lack; the rest goes round inside.
-        share = sent * (world - machine.node) / (world - 1) if world > 1 else 0.0
+        share = needed * (world - machine.node) / (world - 1) if world > 1 else 0.0
         far = share if self.op.kind == "all_to_all" else share / machine.node
-        return max(far / machine.between.bytes_per_s, (sent - far) / machine.inside.bytes_per_s)
+        return max(far / machine.between.bytes_per_s, (needed - far) / machine.inside.bytes_per_s)
 
     def work(self, sizes: Sizes) -> tuple[Work, ...]:
         gemm = self.gemm(sizes)
         seconds = gemm.tile_seconds(self.machine)
         if self.op.inside:
             return _in_parts(self.plan, gemm.tiles, seconds, self.machine.units)
-        return work_per_chunk(self.plan, gemm.tiles, seconds, produced=("x",) if self.op.produced else ())
+        return work_per_chunk(self.plan, gemm.tiles, seconds, produced=(TENSOR,) if self.op.produced else ())
 
     def ends(self, sizes: Sizes) -> Ends:
-        return simulate_ends(self.plan, self.machine, self.work(sizes), itemsize=self.itemsize * self.scale(sizes))
+        itemsize = self.itemsize * self.scale(sizes)
+        return simulate_ends(self.plan, self.machine, self.work(sizes), itemsize=itemsize, links=self.links)
 
     def gains(self, sizes: Sizes) -> bool:
         return self.ends(sizes).total < self.alone(sizes) + self.library(sizes)
@@ -268,7 +207,7 @@ def _plan(op: Operator, world: int, shape: tuple[int, ...], split: int, node: in
 
     def build(name: str) -> CommPlan:
         path, text = find_template(name)
-        tensor = TensorSpec("x", shape)
+        tensor = TensorSpec(TENSOR, shape)
         return build_plan(
             text,
             world=world,
@@ -298,6 +237,15 @@ def _plan(op: Operator, world: int, shape: tuple[int, ...], split: int, node: in
             sends[0] = replace(sends[0], depends=tuple(landing[rank]))
         ops.append((*first.ops[rank], *sends))
     return replace(first, name=op.plan, after=second.after, ops=tuple(ops), spans=())
+
+
+def _rates_into(links: Links) -> list[float]:
+    """Bytes a second that can enter each rank, over all its links together: a switched class counts once."""
+    found: list[dict[object, float]] = [{} for _ in range(links.world)]
+    for (source, target), link in links.classes.items():
+        wire = link.name if link.name in links.switched else source
+        found[target][wire] = max(link.bytes_per_s, found[target].get(wire, 0.0))
+    return [sum(rates.values()) for rates in found]
 
 
 def _in_parts(plan: CommPlan, tiles: int, seconds: float, units: int) -> tuple[Work, ...]:

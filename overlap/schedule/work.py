@@ -9,11 +9,12 @@ chunk gets tiles by its size: hundreds of ranks, before any kernel is written.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from overlap.chunkplan.plan import Collective, CommPlan, OpId
+from overlap.chunkplan.plan import Chunk, Collective, CommPlan, OpId
 from overlap.errors import PlanError, ScheduleError
 
 from .collector import no_collector
@@ -160,10 +161,21 @@ def _works(plan: CommPlan, counts: Sequence[int], seconds: float, produced: froz
     if any(spec.name in produced for spec in plan.tensors):
         return tuple(_makes(plan, rank, counts[rank], seconds, produced) for rank in range(plan.world))
     landing: list[list[OpId]] = [[] for _ in range(plan.world)]
+    kept = [_kept(plan, rank) for rank in range(plan.world)]
     for op_id, op in plan.items():
-        landing[op_id[0] if isinstance(op, Collective) else op.dst_rank].append(op_id)
+        rank = op_id[0] if isinstance(op, Collective) else op.dst_rank
+        ends = kept[rank]
+        if ends is None or any(op.dst.tensor == c.tensor and op.dst.box.overlaps(c.box) for c in ends):
+            landing[rank].append(op_id)
     known: dict[object, tuple[int, str]] = {}
     return tuple(_reads(plan, rank, landing[rank], counts[rank], seconds, known) for rank in range(plan.world))
+
+
+def _kept(plan: CommPlan, rank: int) -> tuple[Chunk, ...] | None:
+    """What the rank ends with, where that is not everything: what is only passed on is not read."""
+    after = plan.after[rank]
+    whole = sum(math.prod(spec.shape) for spec in plan.tensors)
+    return None if not after or sum(chunk.box.size for chunk in after) >= whole else after
 
 
 def _shares(sizes: Sequence[int], tiles: int, *, early: bool) -> list[int]:

@@ -56,7 +56,15 @@ def test_a_machine_file_of_ones_own(capsys, tmp_path: Path):
 @pytest.mark.parametrize(
     "args, message, help",
     [
-        (["--world", "9"], "one node of 8 ranks, not 9", "h100-nvlink-ib400"),
+        (["--world", "9", "--machine", "h100-nvlink"], "one node of 8 ranks, not 9", "h100-nvlink-ib400"),
+        (["--world", "9", "--mesh", "2x4"], "--mesh 2x4 has 8 ranks", "let them agree"),
+        (["--world", "4", "--plan", "all_to_all_1d"], "cuts along a second dimension", "names two axes"),
+        (["--world", "4", "--plan", "reduce_scatter_1d"], "plan reduce_scatter_1d is no", "such as all_gather_1d"),
+        (["--world", "4", "--plan", "all_gather_1"], "unknown plan `all_gather_1`", "did you mean `all_gather_1d`"),
+        (["--world", "4", "--plan", "reduce_scatter", "--path", "synth"], "is no", "such as all_gather_1d"),
+        (["--world", "4", "--on", "x[M]"], "--on with --op", "the operator says what moves"),
+        (["--world", "4", "--counts", "n=[1]"], "--counts with --op", "the operator says what moves"),
+        (["--world", "4", "--links", "none.yaml"], "there is no link file none.yaml", ""),
         (["--world", "4", "--machine", "h100"], "unknown machine `h100`", "there is h100-nvlink"),
         (["--world", "4", "--dtype", "bf15"], "no rate for `bf15`", "did you mean `bf16`?"),
         (["--world", "4", "--op", "gem_rs"], "unknown operator `gem_rs`", "did you mean `gemm_rs`?"),
@@ -69,6 +77,60 @@ def test_mistakes_are_explained(args, message, help, capsys):
     code, out, err = run([*GEMM, *args], capsys)
     assert code == 2 and not out
     assert message in err and help in err and "Traceback" not in err
+
+
+def test_a_mesh_says_what_a_node_is(capsys):
+    """2x4 is two nodes of four, by the plan of two levels; in one node of eight nothing is far."""
+    _, out, _ = run([*GEMM, "--mesh", "2x4", "--no-break-even"], capsys)
+    assert out.startswith("ag_gemm on 8 ranks of h100-nvlink-ib400,") and "by all_gather_2d" in out
+    _, flat, _ = run([*GEMM, "--world", "8", "--no-break-even"], capsys)
+    assert flat.startswith("ag_gemm on 8 ranks of h100-nvlink,") and "by all_gather_1d" in flat
+    _, near, _ = run([*GEMM, "--mesh", "2x4", "--machine", "h100-nvlink", "--no-break-even"], capsys)
+    assert near == flat
+
+
+def test_any_plan_moves_the_tensor(capsys, tmp_path: Path):
+    args = [*GEMM, "--mesh", "2x4", "--no-break-even"]
+    _, own, _ = run(args, capsys)
+    _, same, _ = run([*args, "--plan", "all_gather_2d"], capsys)
+    assert same == own
+    _, flat, _ = run([*args, "--plan", "all_gather_1d"], capsys)
+    assert "by all_gather_1d" in flat and exposed(flat) > 3 * exposed(own)
+    _, made, _ = run([*args, "--path", "synth"], capsys)
+    assert "by all_gather_synth" in made and exposed(made) < 1.1 * exposed(own)
+    path = tmp_path / "ring.yaml"
+    path.write_text("world: 8\npairs:\n  - {for: a in range(world), between: [a, (a + 1) % world], link: nvlink}\n")
+    _, ring, _ = run([*GEMM, "--world", "8", "--no-break-even", "--path", "template", "--links", str(path)], capsys)
+    assert "by all_gather_ring_both_ways" in ring
+    _, library, _ = run([*GEMM, "--world", "8", "--no-break-even", "--path", "direct"], capsys)
+    assert "by all_gather_direct" in library
+
+
+def exposed(out: str) -> float:
+    return float(out.split(" ms exposed")[0].split()[-1])
+
+
+def test_a_plan_alone(capsys):
+    code, out, _ = run(["predict", "--plan", "kv_ring", "--world", "8", "--shape", "S=32768,D=1024"], capsys)
+    lines = out.splitlines()
+    assert code == 0 and lines[0] == "plan kv_ring on 8 ranks of h100-nvlink, k[32768, 1024], v[32768, 1024]"
+    assert lines[2].split() == "nvlink 939.5 MB, at most 117.4 MB out of a rank (0) and 117.4 MB into one (0)".split()
+    assert lines[4].split() == "chain 14 copies one behind the other, 14 over nvlink".split()
+    _, out, _ = run(["predict", "--plan", "all_gather_2d", "--mesh", "4x2", "--shape", "S=65536,D=4096"], capsys)
+    assert out.startswith("plan all_gather_2d on 8 ranks of h100-nvlink-ib400")
+    assert "bottleneck   network" in out
+    _, out, _ = run(
+        ["predict", "--plan", "reduce_scatter", "--path", "synth", "--world", "3", "--shape", "M=9"], capsys
+    )
+    assert out.startswith("plan reduce_scatter_synth on 3 ranks of h100-nvlink, x[9]")
+    args = ["predict", "--plan", "all_to_all_1d", "--world", "4", "--shape", "M=64,K=8", "--on", "a[M:K]"]
+    assert run(args, capsys)[1].startswith("plan all_to_all_1d on 4 ranks of h100-nvlink, a[64, 8]")
+    code, _, err = run(["predict", "--world", "4", "--shape", "M=8"], capsys)
+    assert code == 2 and "nothing to predict" in err and "--plan all_gather_ring" in err
+    code, _, err = run(
+        ["predict", "--plan", "all_gather_1d", "--world", "4", "--shape", "M=8", "--dtype", "int3"], capsys
+    )
+    assert code == 2 and "unknown dtype `int3`" in err
 
 
 def test_it_is_among_the_commands(capsys):

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from overlap.chunkplan.build import build_plan
+from overlap.chunkplan.collectives.lower import lower_collective
+from overlap.chunkplan.collectives.step import CollectiveStep
 from overlap.chunkplan.library import find_template
+from overlap.chunkplan.links import Link, full_mesh, two_level
+from overlap.chunkplan.links import ring as links_ring
 from overlap.chunkplan.mesh import Mesh
 from overlap.chunkplan.plan import P2P, Chunk, Collective, CommPlan, TensorSpec
 from overlap.chunkplan.region import Box
 from overlap.errors import PlanError, UsageError
 from overlap.schedule.cost import volumes
 from overlap.schedule.machine import load_machine
-from overlap.schedule.predict import OPERATORS, predict, predicted_timeline
+from overlap.schedule.operators import OPERATORS, tensor_of
+from overlap.schedule.predict import predict, predicted_timeline
+from overlap.schedule.work import work_per_chunk
 
 from .plans import exchange, gather, reduce_scatter, ring, two_shot
 
@@ -132,7 +140,7 @@ def test_bytes_are_those_of_the_plan(op):
     from overlap.schedule.predict import _case
 
     case = _case(op, 4, SHAPE, NVLINK, "bf16", 2)
-    assert set(volumes(case.plan).sent) == {case.sent(SHAPE)}
+    assert set(volumes(case.plan).sent) == {case.sent(SHAPE)} == {case.needed(SHAPE)}
     assert case.scale({**SHAPE, "N": 2 * SHAPE["N"]}) == (2 if OPERATORS[op].produced else 1)
     assert case.scale({**SHAPE, "M": SHAPE["M"] // 2}) == 0.5
 
@@ -166,6 +174,75 @@ def test_two_levels_where_there_are_nodes():
     assert predict("ag_gemm", world=12, sizes=sizes, machine=NODES, break_even=False).plan == "all_gather_1d"
     for op in OPERATORS:
         assert predict(op, world=16, sizes=sizes, machine=NODES, break_even=False).fused > 0
+
+
+def test_a_plan_that_is_given_moves_the_tensor():
+    """The operator's own plan, given, changes nothing; another takes its own bytes and its own time."""
+    sizes = {"M": 4096, "N": 4096, "K": 2048}
+    for op, operator in OPERATORS.items():
+        tensor = tensor_of(operator, sizes)
+        more = {"dim": operator.dim, "to_dim": operator.to_dim, "direction": "push" if operator.produced else "pull"}
+        path, text = find_template(operator.plan)
+        plan = build_plan(text, world=4, tensor=tensor, path=path, **more)
+        given = predict(op, world=4, sizes=sizes, machine=NVLINK, plan=plan, break_even=False)
+        own = predict(op, world=4, sizes=sizes, machine=NVLINK, break_even=False)
+        assert dataclasses.replace(given, fused=own.fused) == own
+        assert given.fused == pytest.approx(own.fused)
+    path, text = find_template("all_reduce_one_shot")
+    plan = build_plan(text, world=4, tensor=tensor_of(OPERATORS["gemm_ar"], sizes), dim=0, direction="push", path=path)
+    shot = predict("gemm_ar", world=4, sizes=sizes, machine=NVLINK, plan=plan, break_even=False)
+    assert shot.sent == 3 * 4096 * 4096 * 2 == 2 * predict("gemm_ar", world=4, sizes=sizes, machine=NVLINK).sent
+    with pytest.raises(PlanError, match="is no gather: rank 0 ends without"):
+        predict("ag_gemm", world=4, sizes=sizes, machine=NVLINK, plan=template("reduce_scatter_1d", 4, (4096, 2048)))
+    with pytest.raises(
+        PlanError, match=r"moves x\[8, 8\] over 4 ranks, what is predicted moves x\[4096, 2048\] over 2"
+    ):
+        predict("ag_gemm", world=2, sizes=sizes, machine=NVLINK, plan=template("all_gather_1d", 4, (8, 8)))
+    with pytest.raises(PlanError, match="a mesh 2x2 for a world of 8"):
+        predict("ag_gemm", world=8, sizes=sizes, machine=NODES, mesh=Mesh((2, 2)))
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce", "all_to_all"])
+def test_no_plan_is_faster_than_its_links(kind):
+    """Over link tables of all kinds, synthesised and from templates, nothing ends before what its links can carry."""
+    sizes = {"M": 512, "N": 2048, "K": 2048}
+    op = next(name for name, operator in OPERATORS.items() if operator.kind == kind)
+    operator = OPERATORS[op]
+    slow = Link("slow", 2e-6, 1e10, True)
+    # What can enter a rank in a second, over all its wires, or through the port of a switch.
+    tables = [
+        (full_mesh(6), 5 * 377e9),
+        (links_ring(6, slow), 2e10),
+        (two_level(2, 3), 2 * 377e9 + 3 * 50e9),
+        (dataclasses.replace(full_mesh(4), switched=("nvlink",)), 377e9),
+    ]
+    for table, rate in tables:
+        step = CollectiveStep(kind, tensor_of(operator, sizes), table.world, operator.dim, operator.to_dim)
+        for way in ("synth", "template"):
+            if way == "template" and table.between(0, 2) is None and kind == "all_to_all":
+                continue
+            plan = lower_collective(step, path=way, links=table, direction="push" if operator.produced else "pull")
+            given = {"world": table.world, "sizes": sizes, "plan": plan, "links": table, "break_even": False}
+            found = predict(op, machine=NODES, **given)
+            assert found.limit <= found.fused and found.gemm <= found.fused * 1.001
+            moved = (
+                2 * sizes["M"] * sizes["N" if operator.produced else "K"] / (table.world if kind == "all_to_all" else 1)
+            )
+            needed = moved * (table.world - 1) / table.world * (2 if kind == "all_reduce" else 1)
+            assert found.limit == pytest.approx(max(found.gemm, needed / rate))
+
+
+def test_what_is_only_passed_on_is_not_read():
+    """An all-to-all of two levels lands pieces on relays: tiles wait for what their rank ends with alone."""
+    mesh = Mesh((2, 2), ("node", "gpu"))
+    path, text = find_template("all_to_all_2d")
+    plan = build_plan(text, world=4, tensor=TensorSpec("x", (16, 16)), dim=1, to_dim=0, path=path, mesh=mesh)
+    for rank, work in enumerate(work_per_chunk(plan, 64, 1e-6)):
+        ends = [chunk.box for chunk in plan.after[rank]]
+        landing = [op_id for op_id, op in plan.items() if op.dst_rank == rank]
+        waited = {op_id for run in work.runs for op_id in run.waits}
+        assert waited == {op_id for op_id in landing if any(plan.op(op_id).dst.box.overlaps(box) for box in ends)}
+        assert len(waited) < len(landing) and sum(run.tiles for run in work.runs) == 64
 
 
 def test_refusals():
