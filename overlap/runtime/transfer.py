@@ -10,29 +10,30 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from overlap.chunkplan.order import HappensBefore
-from overlap.chunkplan.plan import P2P, Chunk, CommPlan, OpId
-from overlap.chunkplan.region import Box, bounding, union_size
+from overlap.chunkplan.plan import CommPlan, OpId
+from overlap.chunkplan.region import bounding
 from overlap.chunkplan.structure import check_structure
 from overlap.chunkplan.verify import verify_plan
 from overlap.errors import RuntimeContractError
 from overlap.schedule.pieces import Values
-from overlap.schedule.transfer import TensorSums, transfer_steps, transfer_sums
+from overlap.schedule.transfer import transfer_steps, transfer_sums
 from overlap.schedule.turned import pulled_sums, push_instead
 
 from .bound_plan import BoundPlan
 from .instance import instances
 from .launch import launch_transfer
-from .layout import RankLayout, transfer_layout
+from .layout import RankLayout
 from .meeting import first_difference
 from .plan_tensor import PlanTensor, Staged
 from .protocol import Runtime
+from .transfer_memory import boxes_of, tensor_layout
 from .workspace import need_of, workspace_of
 
 
@@ -49,23 +50,6 @@ KEPT = 128
 
 FIRST = "the first transfer by a plan"
 """The name of the meeting where it is made."""
-
-
-def boxes_of(chunks: Iterable[Chunk], tensor: str, ndim: int) -> tuple[Box, ...]:
-    """The boxes in which a rank's chunks of a tensor change hands: one where they make up a box, else each by itself.
-
-    A rank with nothing has one empty box, of the sizes that the plan gives it.
-    """
-    found = [chunk.box for chunk in chunks if chunk.tensor == tensor]
-    full = list(dict.fromkeys(box for box in found if not box.empty))
-    around = bounding(full)
-    if around is None:
-        if not found:
-            return (Box((0,) * ndim, (0,) * ndim),)
-        lo = tuple(map(min, zip(*(box.lo for box in found), strict=True)))
-        hi = tuple(map(max, zip(*(box.hi for box in found), strict=True)))
-        return (Box(lo, hi) if Box(lo, hi).empty else found[0],)
-    return (around,) if union_size(full) == around.size else tuple(full)
 
 
 def key_of(tensor: str, number: int) -> str:
@@ -118,7 +102,7 @@ class Transfer(BoundPlan):
         names = [spec.name for spec in plan.tensors]
         parts: dict[str, TransferTensor] = {}
         for name, dtype in zip(names, dtypes, strict=True):
-            layouts = [_layout(plan, name, rank, values, sums[rank]) for rank in range(runtime.world)]
+            layouts = [tensor_layout(plan, name, rank, values, sums[rank]) for rank in range(runtime.world)]
             parts[name] = TransferTensor(name, plan, runtime, dtype, layouts)
         self.names = names
         self.turn = 0
@@ -261,16 +245,3 @@ def _without_cycles(plan: CommPlan) -> CommPlan:
             for rank, ops in enumerate(plan.ops)
         ),
     )
-
-
-def _layout(plan: CommPlan, tensor: str, rank: int, values: Values, sums: TensorSums) -> RankLayout:
-    kept, result = sums[tensor]
-    own = [*boxes_of(plan.before[rank], tensor, len(plan.tensor(tensor).shape))]
-    for op_id, op in plan.items():
-        if isinstance(op, P2P) and (op.src_rank, op.src.tensor) == (rank, tensor) and values.in_place(op_id):
-            own.append(op.src.box)
-    for piece in (*result, *(piece for made in kept.values() for piece in made)):
-        if any(summand is None or plan.op(summand).reduce is None for summand in piece.summands):
-            own.append(piece.chunk.box)
-    groups = [(ops, bounding([piece.chunk.box for piece in made]) or made[0].chunk.box) for ops, made in kept.items()]
-    return transfer_layout(plan, tensor, rank, own, groups)

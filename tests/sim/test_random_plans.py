@@ -10,12 +10,15 @@ import os
 from collections import Counter
 
 import pytest
+import torch
 
 from overlap.chunkplan.dump import dump_plan
 from overlap.chunkplan.plan import CommPlan
 from overlap.chunkplan.verify import verify_plan
 from overlap.errors import PlanError
-from overlap.sim import check_plan
+from overlap.runtime.transfer import transfer_for
+from overlap.runtime.transfer_memory import transfer_resources
+from overlap.sim import World, check_plan
 from tests.support.random_plans import cases
 
 SWEEP = os.environ.get("OVERLAP_SWEEP") == "1"
@@ -50,3 +53,18 @@ def test_the_verifier_and_the_simulator_agree(block):
         assert made.broken or said is None, f"seed {made.seed} was to be right: {said}\n{dump_plan(made.plan)}"
         seen[said is None] += 1
     assert seen[True] and (seen[False] or count < 20), seen
+
+
+def test_a_transfer_makes_as_much_memory_as_is_said():
+    """The resources that `overlap check` shows are those of the ranks that run."""
+    for made in (made for made in cases(24) if not made.broken):
+        plan = made.plan
+        said = transfer_resources(plan, {spec.name: 2 for spec in plan.tensors})
+        dtypes = [torch.float16] * len(plan.tensors)
+        ranks = World(plan.world).run(
+            lambda group, plan=plan, dtypes=dtypes: transfer_for(plan, group.overlap_runtime, dtypes)
+        )
+        for found, transfer in zip(said, ranks, strict=True):
+            assert found.memory == {name: 2 * part.size for name, part in transfer.parts.items()}
+            assert (found.flags, found.counters) == (len(transfer.slots[found.rank]), transfer.need.counters)
+        assert max(found.flags for found in said) == ranks[0].need.flags
