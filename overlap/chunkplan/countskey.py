@@ -114,7 +114,7 @@ def bind_counts(template: PlanTemplate, counts: Mapping[str, Any] | None, env: E
                 decl.node,
                 f"plan {template.name} needs the counts `{decl.name}`, which are known when it is applied only",
                 help=f'counts={{"{decl.name}": ...}} gives them to overlap.transfer and build_plan, '
-                f"`--counts {decl.name}=FILE` to overlap check; a kernel is compiled without any",
+                f"`--counts {decl.name}=FILE` to overlap check and predict; a kernel is compiled without any",
             )
         try:
             array = CountArray.of(given[decl.name])
