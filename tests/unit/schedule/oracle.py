@@ -52,8 +52,8 @@ def needed(plan: CommPlan, reads, axes, rank: int, tile: tuple[int, ...], window
 
 def arrivals(plan: CommPlan, machine: Machine | None = None, itemsize: int = 2) -> dict[OpId, int]:
     """The tick at which the flag of each operation is up, tick by tick: one copy at a time out of a rank and into a rank,
-    over each class of links; of those that ask at one tick the first in the plan goes first. A sum that is sent on is made
-    when its parts are there, one sum at a time.
+    over each class of links; of those that ask at one tick the first in the plan goes first. Sums are made when
+    their parts are there, one at a time on a rank.
     """
     machine = machine or load_machine("h100-nvlink")
     start = whole(machine.entry + staging(plan, machine, itemsize))
@@ -68,6 +68,12 @@ def arrivals(plan: CommPlan, machine: Machine | None = None, itemsize: int = 2) 
             if parts:
                 waiting[rank, index].add((op.src_rank, op.src))
                 waiting.setdefault((op.src_rank, op.src), parts)
+    sent_on = {part for node, parts in waiting.items() if not isinstance(node[1], int) for part in parts}
+    for rank in range(plan.world):
+        # What is not sent on is added at the end, all of it together.
+        last_ones = {o for o, op in plan.items() if op.reduce and op.dst_rank == rank and o not in sent_on}
+        if last_ones:
+            waiting[rank, "end"] = last_ones
     free: dict[tuple, int] = {}
     done: dict[tuple, int] = {}
     while waiting:
@@ -83,7 +89,11 @@ def arrivals(plan: CommPlan, machine: Machine | None = None, itemsize: int = 2) 
         ends = asking[node][0]
         parts = waiting.pop(node)
         if not isinstance(node[1], int):
-            size = node[1].box.size * (len(parts) + 2) * itemsize
+            if node[1] == "end":
+                boxes = [plan.op(part).dst.box for part in parts]
+                size = (sum(box.size for box in boxes) + 2 * sum(box.size for box in set(boxes))) * itemsize
+            else:
+                size = node[1].box.size * (len(parts) + 2) * itemsize
             adder = ("sum", node[0])
             done[node] = free[adder] = max(ends, free.get(adder, 0)) + whole(machine.kernel + size / machine.memory)
             continue
