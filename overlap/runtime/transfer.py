@@ -97,7 +97,7 @@ class Transfer(BoundPlan):
         else:
             verify_plan(plan)
         self.given = plan
-        plan, values = _carried(plan, lenient)
+        plan, values = carried(plan, lenient=lenient)
         sums = [transfer_sums(plan, rank, values) for rank in range(runtime.world)]
         names = [spec.name for spec in plan.tensors]
         parts: dict[str, TransferTensor] = {}
@@ -201,8 +201,8 @@ def _agree(plan: CommPlan, runtime: Runtime, dtypes: Sequence[torch.dtype]) -> N
             raise RuntimeContractError(f"rank {runtime.rank} and rank {rank} transfer differently: {difference}")
 
 
-def _carried(plan: CommPlan, lenient: bool) -> tuple[CommPlan, Values]:
-    """The plan as it is carried out, with the value of every chunk."""
+def carried(plan: CommPlan, *, lenient: bool = False) -> tuple[CommPlan, Values]:
+    """The plan as it is carried out, in which who adds a sum up sends it, with the value of every chunk."""
     values = _values(plan, lenient)
     pulls = pulled_sums(plan, values)
     if not pulls:

@@ -69,17 +69,17 @@ def check_holds(steps: Sequence[Step], rank: int, made: Produced) -> None:
                 )
 
 
-def check_sums(steps: Sequence[Step], rank: int, made: Produced) -> None:
-    """Sums stand behind the kernel, add every piece once, and come before what sends them on."""
+def check_sums(steps: Sequence[Step], rank: int, made: Produced, *, kernel: bool = True) -> None:
+    """Sums stand behind the ``kernel``, if there is one, add every piece once, and come before what sends them on."""
     expected = list(dict.fromkeys([*(piece for kept in made.kept.values() for piece in kept), *made.result]))
-    kernel = False
+    made_partial = not kernel
     summed: set[Piece] = set()
     behind: dict[int, set[Piece]] = {}
     for step in steps:
         if isinstance(step, Kernel):
-            kernel = True
+            made_partial = True
         elif isinstance(step, Sum):
-            if not kernel:
+            if not made_partial:
                 raise ScheduleError(f"rank {rank}: a sum of {step.tensor} ahead of the kernel that makes its partial")
             for piece in step.pieces:
                 if piece not in expected or piece in summed or piece.chunk.tensor != step.tensor:

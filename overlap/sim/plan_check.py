@@ -19,7 +19,9 @@ from overlap import settings
 from overlap.chunkplan.plan import Chunk, CommPlan
 from overlap.chunkplan.verify import verify_plan
 from overlap.errors import MismatchFault, SimFault
-from overlap.runtime.transfer import Transfer, carry_out, transfer_for
+from overlap.runtime.transfer import Transfer, carried, carry_out, transfer_for
+from overlap.schedule.transfer import transfer_steps
+from overlap.schedule.verify_transfer import verify_transfer
 
 from .explore import explore as explore_orders
 from .fibres import Chooser
@@ -48,6 +50,9 @@ class PlanCheck:
     ) -> None:
         if verified:
             verify_plan(plan)
+            moved, values = carried(plan)
+            steps = [transfer_steps(moved, rank, values) for rank in range(plan.world)]
+            verify_transfer(steps, moved, blocking=True, values=values)
         self.plan = plan
         self.dtype = dtype_of(dtype)
         self.sms = settings.get("sim_sms", sms)
