@@ -187,6 +187,9 @@ def test_a_sum_that_counts_another_group():
         PlanError, match=r"rank 0 ends with b\[0:4\] that counts a of rank 1, which is in another group"
     ):
         verify_plan(plan)
+    numbered = replace(plan, tensors=(replace(plan.tensors[0], parts=(0, 0, 1, 1)), plan.tensors[1]))
+    with pytest.raises(PlanError, match="that counts a of rank 1, which is in another group"):
+        verify_plan(numbered)
     again = replace(added, depends=((2, 0),))
     with pytest.raises(PlanError, match=r"rank 1 is counted twice in b\[0:4\] on rank 0"):
         verify_plan(replace(plan, ops=(plan.ops[0], plan.ops[1], (added, again), ())))
