@@ -22,7 +22,8 @@ from overlap.chunkplan.verify import verify_contributions, verify_plan
 from overlap.errors import PlanError, UsageError
 
 from .named import On, plan_source
-from .options import SHAPE, path_options, ranks_of, read_counts_options, world_options
+from .options import DTYPES, SHAPE, path_options, ranks_of, read_counts_options, world_options
+from .takes import BYTES, Takes
 
 
 def _print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -60,6 +61,14 @@ def _print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> N
     "--tries", type=click.IntRange(min=0), default=20, show_default=True, help="Random counts to try without --counts."
 )
 @click.option(
+    "--dtype", type=click.Choice(DTYPES), help="Also print what a launch takes of every rank, of tensors of this type."
+)
+@click.option(
+    "--memory",
+    type=BYTES,
+    help="Refuse a plan that takes more symmetric memory of a rank, such as 512MiB (of --dtype, else of fp16 tensors).",
+)
+@click.option(
     "--schema",
     is_flag=True,
     is_eager=True,
@@ -78,6 +87,8 @@ def command(
     split: int,
     counts: tuple[str, ...],
     tries: int,
+    dtype: str | None,
+    memory: int | None,
     path: str | None,
     links: str | None,
     machine: str | None,
@@ -113,6 +124,7 @@ def command(
         split=split,
     )
     text, meant = source.text, source.on
+    takes = Takes(dtype, memory)
     where = _Where(ranks, mesh, source.tensor, source.dim, source.to_dim, source.file)
 
     def verified(counts: Mapping[str, CountArray]) -> CommPlan:
@@ -127,12 +139,14 @@ def command(
         verify_plan(built)
         if on is not None:
             _verify_on(built, meant, axes)
+        takes.check(built)
         return built
 
     given = read_counts_options(counts)
     rooms = () if given else rooms_of(text, **vars(where))
     if not rooms:
-        click.echo(describe(verified(given)).rstrip("\n"))
+        proven = verified(given)
+        click.echo("\n".join([describe(proven).rstrip("\n"), *takes.lines(proven)]))
     else:
         _try(rooms, tries, verified)
     click.echo("ok")
