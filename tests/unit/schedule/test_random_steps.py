@@ -1,0 +1,80 @@
+"""Launch steps of random plans: those of every plan that is right pass their verifier, and no step of them may go."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from overlap.chunkplan.dump import dump_plan
+from overlap.chunkplan.plan import CommPlan
+from overlap.chunkplan.verify import verify_plan
+from overlap.errors import PlanError, ScheduleError, UnsupportedError
+from overlap.schedule.pieces import Values
+from overlap.schedule.steps import Step, launch_steps
+from overlap.schedule.transfer import transfer_steps
+from overlap.schedule.turned import pulled_sums, push_instead
+from overlap.schedule.verify_steps import verify_steps
+from overlap.schedule.verify_transfer import verify_transfer
+from tests.support.random_plans import Case, cases
+
+Steps = list[tuple[Step, ...]]
+
+
+def sound(count: int, first: int = 0) -> list[Case]:
+    """Plans that the plan verifier accepts, some of them broken harmlessly."""
+    found = []
+    for made in cases(count, first):
+        try:
+            verify_plan(made.plan)
+        except PlanError:
+            continue
+        found.append(made)
+    return found
+
+
+def without_a_step(steps: Steps, dice: random.Random) -> tuple[Steps, Step]:
+    rank = dice.choice([rank for rank, own in enumerate(steps) if own])
+    at = dice.randrange(len(steps[rank]))
+    own = steps[rank]
+    return [*steps[:rank], (*own[:at], *own[at + 1 :]), *steps[rank + 1 :]], own[at]
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_transfers(blocking):
+    dice = random.Random(7)
+    for made in sound(250, first=1000 * blocking):
+        plan = push_instead(made.plan, pulled_sums(made.plan, Values(made.plan)))
+        verify_plan(plan)
+        steps: Steps = [transfer_steps(plan, rank) for rank in range(plan.world)]
+        verify_transfer(steps, plan, blocking=blocking)
+        fewer, gone = without_a_step(steps, dice)
+        with pytest.raises(ScheduleError):
+            verify_transfer(fewer, plan, blocking=blocking)
+            pytest.fail(f"seed {made.seed}: without {gone} nothing is said\n{dump_plan(made.plan)}")
+
+
+def kernel_steps(plan: CommPlan) -> Steps | None:
+    """The steps around a kernel that reads `a` and `b` and makes `c`; None where no kernel can."""
+    made = [spec.name for spec in plan.tensors if spec.name == "c"]
+    try:
+        return [launch_steps(plan, rank, produced=made) for rank in range(plan.world)]
+    except UnsupportedError:
+        return None
+
+
+def test_launches_of_kernels():
+    dice = random.Random(8)
+    tried = 0
+    for made in sound(500):
+        steps = kernel_steps(made.plan)
+        if steps is None:
+            continue
+        tried += 1
+        made_by_tiles = [spec.name for spec in made.plan.tensors if spec.name == "c"]
+        verify_steps(steps, made.plan, made_by_tiles)
+        fewer, gone = without_a_step(steps, dice)
+        with pytest.raises(ScheduleError):
+            verify_steps(fewer, made.plan, made_by_tiles)
+            pytest.fail(f"seed {made.seed}: without {gone} nothing is said\n{dump_plan(made.plan)}")
+    assert tried > 150
