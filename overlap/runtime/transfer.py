@@ -34,7 +34,7 @@ from .meeting import first_difference
 from .plan_tensor import PlanTensor, Staged
 from .protocol import Runtime
 from .transfer_memory import boxes_of, tensor_layout
-from .workspace import need_of, workspace_of
+from .workspace import Need, Workspace, need_of, workspace_of
 
 
 @dataclass(frozen=True)
@@ -107,13 +107,14 @@ class Transfer(BoundPlan):
         self.names = names
         self.turn = 0
         """The number of the last call, counted over all transfers of the group, which is the same on every rank."""
+        workspace = workspace_of(SERVICE, runtime, tuple(dtypes))
         super().__init__(
             plan,
             runtime,
             parts,
             transfer_steps(plan, runtime.rank, values),
-            need_of(plan, (), [part.size for part in parts.values()]),
-            workspace_of(SERVICE, runtime, tuple(dtypes)),
+            _with_spare(need_of(plan, (), [part.size for part in parts.values()]), workspace),
+            workspace,
             ", ".join(map(str, plan.tensors)),
         )
 
@@ -146,6 +147,18 @@ def transfer_for(plan: CommPlan, runtime: Runtime, dtypes: Sequence[torch.dtype]
     found.turn = runtime.overlap_turns = getattr(runtime, "overlap_turns", 0) + 1  # type: ignore[attr-defined]
     found.refresh()
     return found
+
+
+def _with_spare(need: Need, workspace: Workspace) -> Need:
+    """Where memory must grow, it grows by half at least: sizes that change from call to call make it grow a few times only.
+
+    Memory and sizes are the same on every rank, so the ranks grow alike.
+    """
+    room = workspace.memory.room if workspace.memory is not None else None
+    if room is None:
+        return need
+    grown = (n if n <= has else max(n, has + has // 2) for n, has in zip(need.elements, room.elements, strict=True))
+    return need._replace(elements=tuple(grown))
 
 
 def _make_room(cache: dict[Any, Any]) -> None:

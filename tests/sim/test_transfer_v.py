@@ -9,6 +9,7 @@ import overlap
 import overlap.runtime.transfer
 from overlap.chunkplan.counts import CountArray
 from overlap.errors import PlanError, RuntimeContractError
+from overlap.runtime import workspace as workspace_layer
 from overlap.runtime.instance import instances
 from overlap.runtime.workspace import workspaces
 from overlap.sim import World
@@ -144,3 +145,31 @@ def test_plans_that_were_called_long_ago_are_forgotten(monkeypatch):
         assert kept == 2
         # 0 and 2 are made, then 3 in place of 0, 0 of 2, 2 of 3, 4 of 0, and 0 of 2.
         assert living == [False] * 5 + [True] * 2
+
+
+def test_memory_grows_a_few_times_only(monkeypatch):
+    """However many sizes come, each a little larger than the one before."""
+    made = []
+    new = workspace_layer.Memory
+
+    def memory(runtime, need, dtypes):
+        made.append((runtime.rank, need.elements))
+        return new(runtime, need, dtypes)
+
+    monkeypatch.setattr(workspace_layer, "Memory", memory)
+    sizes = range(4, 44, 2)
+    given = [torch.arange(2.0 * n) for n in sizes]
+
+    def body(group):
+        counts = [{"sent": [[n, n], [n, n]]} for n in sizes]
+        return [
+            overlap.transfer("all_to_all_v", one, group=group, counts=c) for one, c in zip(given, counts, strict=True)
+        ]
+
+    for rank, results in enumerate(World(2).run(body)):
+        for n, one, got in zip(sizes, given, results, strict=True):
+            assert torch.equal(got, one[rank * n : (rank + 1) * n].repeat(2))
+    grown = [elements for rank, elements in made if rank == 0]
+    assert grown == [elements for rank, elements in made if rank == 1]
+    assert 3 <= len(grown) <= 8
+    assert all(b[0] >= a[0] + a[0] // 2 for a, b in zip(grown, grown[1:], strict=False))
