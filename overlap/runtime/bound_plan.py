@@ -55,6 +55,8 @@ class BoundPlan:
         self.warmed: set[Any] = set()
         """Variants of a launch whose kernels have been compiled."""
         self._meetings = 0
+        self.prepared: dict[Any, Any] = {}
+        """What `launch` made ready for this memory, by step."""
         self._bind(memory)
 
     def _bind(self, memory: Memory) -> None:
@@ -63,14 +65,20 @@ class BoundPlan:
         self.peers = memory.peers
         for part, data in zip(self.parts.values(), memory.data, strict=True):
             part.bind(data)
-        self.prepared: dict[Any, Any] = {}
-        """What `launch` made ready for this memory, by step."""
+        self.prepared = {}
 
     def refresh(self) -> None:
         """Takes up the workspace's present memory, which another shape may have made grow."""
         memory = self.workspace.memory
         if memory is not None and memory is not self.memory:
+            if self.memory.captured:
+                # Graphs go on reading the tables that were made for the memory they know.
+                self.memory.pinned += self._tables_made()
             self._bind(memory)
+
+    def _tables_made(self) -> list[Any]:
+        """What holds device memory that launches read besides the workspace's."""
+        return [self.prepared]
 
     @property
     def title(self) -> str:

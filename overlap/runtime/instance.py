@@ -91,6 +91,9 @@ class Instance(BoundPlan):
         super()._bind(memory)
         self._tables: dict[Any, LaunchTable] = {}
 
+    def _tables_made(self) -> list[Any]:
+        return [*super()._tables_made(), self._tables]
+
     @property
     def title(self) -> str:
         return f"`{self.operator.name}` on {self.shape}"

@@ -103,6 +103,8 @@ class Memory:
         self.peers = runtime.table(self.addresses, bits=64)
         self.fault = runtime.watch(self.state)
         self.captured = False
+        self.pinned: list[Any] = []
+        """What captured graphs read besides, of plans that have moved on to larger memory."""
 
 
 class Workspace:
