@@ -17,6 +17,7 @@ from torch.distributed.tensor import placement_types as torch_placements
 
 from overlap.chunkplan.importers.partition_ir import PartitionIR, Reshard, lower_partition_ir
 from overlap.chunkplan.importers.placement import Partial, Placement, Replicate, Shard
+from overlap.chunkplan.links import Links
 from overlap.chunkplan.mesh import Mesh
 from overlap.chunkplan.plan import CommPlan
 from overlap.errors import PlanError
@@ -92,15 +93,17 @@ def redistribute_plan(
     direction: str = "pull",
     split: int = 1,
     accumulate: str = "fp32",
+    path: str = "template",
+    links: Links | None = None,
 ) -> CommPlan:
     """The plan that leaves on each rank what ``tensor.redistribute(placements=placements)`` would.
 
     Args:
         tensor: its shape, mesh and placements are read, its data is not.
-        name, direction, split, accumulate: as `overlap.chunkplan.importers.partition_ir.lower_partition_ir` has them.
+        name, direction, split, accumulate, path, links: as `overlap.chunkplan.importers.partition_ir.lower_partition_ir` has them.
 
     Raises:
         PlanError: a placement that no plan knows or that no communication leads to.
     """
     ir = PartitionIR(mesh_of(tensor.device_mesh), (resharding(name, tensor, placements),))
-    return lower_partition_ir(ir, direction=direction, split=split, accumulate=accumulate)
+    return lower_partition_ir(ir, direction=direction, split=split, accumulate=accumulate, path=path, links=links)

@@ -23,11 +23,13 @@ from itertools import product
 from overlap.errors import PlanError
 
 from ..build import DIRECTIONS
+from ..links import Links
 from ..merge import merge_plans
 from ..plan import CommPlan, TensorSpec
 from ..reduction import Reduction, check_reduction
 from ..region import Box
 from ..split import split_plan
+from .axis_steps import Way, way_of
 from .loop_model import Buffer, LoopNest
 from .moves import Moves
 from .partition_ir import parts_of, reshard, summed_axes
@@ -44,7 +46,14 @@ class BufferLayout:
 
 
 def lower_loop_ir(
-    nest: LoopNest, *, direction: str = "pull", split: int = 1, accumulate: str = "fp32", name: str = "loop_nest"
+    nest: LoopNest,
+    *,
+    direction: str = "pull",
+    split: int = 1,
+    accumulate: str = "fp32",
+    name: str = "loop_nest",
+    path: str = "template",
+    links: Links | None = None,
 ) -> CommPlan:
     """The plan of all transfers of a loop nest: before it buffers that are read, after it those that are written.
 
@@ -55,6 +64,7 @@ def lower_loop_ir(
         direction: who carries transfers out, the destination (``pull``) or the source (``push``).
         split: parts that every transfer is cut into.
         accumulate: the type that sums are carried out in.
+        path, links: how collectives are carried out, as `lower_partition_ir` has them. Rings of shifted loops are rings.
 
     Raises:
         PlanError: a nest that no plan is right for, with the loop or buffer and what to write instead.
@@ -64,7 +74,8 @@ def lower_loop_ir(
     check_reduction(Reduction("sum", accumulate))
     if not nest.buffers:
         raise PlanError("a loop nest without buffers", help="give the body at least one Buffer")
-    plans = [_lower(nest, buffer, direction, split, accumulate) for buffer in nest.buffers]
+    way = way_of(path, links)
+    plans = [_lower(nest, buffer, direction, split, accumulate, way) for buffer in nest.buffers]
     return merge_plans(plans, name=name)
 
 
@@ -146,7 +157,7 @@ def _check_order(nest: LoopNest, buffer: Buffer, ring: dict[int, int]) -> None:
             last, step, before = axis, turn, name
 
 
-def _lower(nest: LoopNest, buffer: Buffer, direction: str, split: int, accumulate: str) -> CommPlan:
+def _lower(nest: LoopNest, buffer: Buffer, direction: str, split: int, accumulate: str, way: Way | None) -> CommPlan:
     mesh, layout = nest.mesh, layout_of(nest, buffer)
     made = layout.used if buffer.write else layout.stored
     final = layout.stored if buffer.write else layout.used
@@ -161,9 +172,9 @@ def _lower(nest: LoopNest, buffer: Buffer, direction: str, split: int, accumulat
     after = [box_at(buffer.shape, mesh, final, mesh.coordinates(rank)) for rank in range(mesh.world)]
     if buffer.write:
         _pass_sums(moves, nest, layout.ring, passing, Reduction("sum", accumulate))
-        reshard(moves, mesh, passing, final, accumulate)
+        reshard(moves, mesh, passing, final, accumulate, way)
     else:
-        reshard(moves, mesh, made, passing, accumulate)
+        reshard(moves, mesh, made, passing, accumulate, way)
         _pass_pieces(moves, nest, layout.ring, passing, before)
     meta = {"mesh": str(mesh)}
     return split_plan(moves.plan(buffer.name, before, after, meta), split)

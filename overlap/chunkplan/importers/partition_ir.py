@@ -18,12 +18,14 @@ from itertools import product
 from overlap.errors import PlanError
 
 from ..build import DIRECTIONS
+from ..links import Links
 from ..merge import merge_plans
 from ..mesh import Mesh
 from ..plan import CommPlan, TensorSpec
 from ..reduction import Reduction, check_reduction
 from ..region import Box, uncovered
 from ..split import split_plan
+from .axis_steps import Way, axis_steps, carry_out, way_of
 from .moves import Moves
 from .placement import Partial, Placement, box_at, checked
 
@@ -47,7 +49,14 @@ class PartitionIR:
 
 
 def lower_partition_ir(
-    ir: PartitionIR, *, direction: str = "pull", split: int = 1, accumulate: str = "fp32", name: str | None = None
+    ir: PartitionIR,
+    *,
+    direction: str = "pull",
+    split: int = 1,
+    accumulate: str = "fp32",
+    name: str | None = None,
+    path: str = "template",
+    links: Links | None = None,
 ) -> CommPlan:
     """The plan that takes every tensor from its placements before to those after.
 
@@ -56,15 +65,20 @@ def lower_partition_ir(
         split: parts that every transfer is cut into.
         accumulate: the type that sums are carried out in.
         name: of the plan; made of the tensors' names where it is None.
+        path: ``template``: every piece from the nearest rank that has it, as above. Otherwise collectives along one axis
+            after the other (`axis_steps`), left to a library (``direct``) or made for the links (``synth``).
+        links: of all ranks, for ``synth``.
 
     Raises:
-        PlanError: a placement that does not exist or that no communication leads to, with what to write instead.
+        PlanError: a placement that does not exist or that no communication leads to, with what to write instead; links that
+            do not join the ranks along an axis.
     """
     if not ir.tensors:
         raise PlanError("a partition without tensors", help="give one Reshard a tensor that changes its placements")
     if direction not in DIRECTIONS:
         raise PlanError(f"unknown direction `{direction}`", help=f"there is {', '.join(DIRECTIONS)}")
     check_reduction(Reduction("sum", accumulate))
+    way = way_of(path, links)
     plans = []
     for tensor in ir.tensors:
         before = checked(tensor.name, tensor.shape, ir.mesh, tensor.before, "before")
@@ -72,7 +86,7 @@ def lower_partition_ir(
         _check_pair(tensor, ir.mesh, before, after)
         spec = TensorSpec(tensor.name, tuple(tensor.shape), parts_of(ir.mesh, summed_axes(before, after)))
         moves = Moves(spec, ir.mesh.world, direction)
-        has, wants = reshard(moves, ir.mesh, before, after, accumulate)
+        has, wants = reshard(moves, ir.mesh, before, after, accumulate, way)
         meta = {"mesh": str(ir.mesh), "from": f"{_said(before)} to {_said(after)}"}
         plans.append(split_plan(moves.plan(f"reshard_{tensor.name}", has, wants, meta), split))
     plan = merge_plans(plans)
@@ -118,15 +132,29 @@ def parts_of(mesh: Mesh, axes: Sequence[int]) -> tuple[int, ...]:
 
 
 def reshard(
-    moves: Moves, mesh: Mesh, before: Sequence[Placement], after: Sequence[Placement], accumulate: str = "fp32"
+    moves: Moves,
+    mesh: Mesh,
+    before: Sequence[Placement],
+    after: Sequence[Placement],
+    accumulate: str = "fp32",
+    way: Way | None = None,
 ) -> tuple[list[Box], list[Box]]:
-    """Writes down all moves from one layout to another; gives what each rank holds before and after them."""
+    """Writes down all moves from one layout to another; gives what each rank holds before and after them.
+
+    Args:
+        way: as collectives along one axis after the other; None: every piece from the nearest rank that has it.
+    """
     places = [mesh.coordinates(rank) for rank in range(mesh.world)]
     shape = moves.tensor.shape
     has = [box_at(shape, mesh, before, at) for at in places]
     wants = [box_at(shape, mesh, after, at) for at in places]
     held: list[Box | None] = list(has)
     summed = summed_axes(before, after)
+    if way is not None:
+        merge = next((p.op for p in before if isinstance(p, Partial)), "sum")
+        steps = axis_steps(shape, mesh, before, after)
+        carry_out(moves, mesh, steps, way, Reduction(merge, accumulate))
+        return has, wants
     if summed:
         op = next(p.op for p in before if isinstance(p, Partial))
         held = _sum_up(moves, mesh, summed, has, wants, Reduction(op, accumulate))

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
 from overlap.chunkplan.importers import placement as plain
+from overlap.chunkplan.links import full_mesh
 from overlap.chunkplan.verify import verify_plan
 from overlap.errors import PlanError
 from overlap.interop.placements import mesh_of, placement_of, plan_rank, redistribute_plan
@@ -107,7 +108,8 @@ def redistributed():
                         local = pieces[at[axis]] if at[axis] < len(pieces) else empty
                 given = DTensor.from_local(local, mesh, old, run_check=False, shape=shape, stride=(shape[1], 1))
                 wanted = given.redistribute(placements=new).to_local()
-                found.append((redistribute_plan(given, new), whole.numpy(), wanted.numpy(), plan_rank(mesh)))
+                plans = redistribute_plan(given, new), redistribute_plan(given, new, path="synth", links=full_mesh(4))
+                found.append((plans, whole.numpy(), wanted.numpy(), plan_rank(mesh)))
         return found
 
     return on_threads(4, body)
@@ -115,13 +117,14 @@ def redistributed():
 
 @pytest.mark.parametrize("number", range(len(PAIRS) * len(SHAPES)))
 def test_a_plan_leaves_what_redistribute_does(redistributed, number):
-    plan = redistributed[0][number][0]
-    verify_plan(plan)
+    plans = redistributed[0][number][0]
     start = np.stack([found[number][1] for found in redistributed])
-    memory = execute(plan, {"x": start}, number)
-    for rank, found in enumerate(redistributed):
-        assert found[number][0] == plan and found[number][3] == rank
-        np.testing.assert_array_equal(memory[rank]["x"], found[number][2])
+    for way, plan in enumerate(plans):
+        verify_plan(plan)
+        memory = execute(plan, {"x": start}, number)
+        for rank, found in enumerate(redistributed):
+            assert found[number][0][way] == plan and found[number][3] == rank
+            np.testing.assert_array_equal(memory[rank]["x"], found[number][2])
 
 
 def test_meshes_keep_their_names(fake_group):
