@@ -5,14 +5,14 @@
     all_reduce       every member's summand                     -> summed everywhere
     all_to_all       what of a member's box each other one gets -> there
 
-Pieces may be of any sizes, and a collective may be over some of the ranks, which then have a group of their own, made once.
+Pieces may be of any sizes. A collective over some of the ranks is an exchange among all of them in which the others send
+and get nothing: a group of its own is torch's to make by all ranks of the job, and not every one of them need be here.
 The tensors lie in ordinary memory, on any device that the group's backend takes.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,9 +26,6 @@ from overlap.runtime.layout import separated
 from overlap.runtime.transfer import boxes_of
 
 from .collectives import add_in_order, all_reduce, exchange, gather_single, reduce_scatter_single
-
-_GROUPS: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], Any]] = weakref.WeakKeyDictionary()
-"""By group: the groups made of some of its ranks."""
 
 
 def check_direct(plan: CommPlan) -> None:
@@ -59,7 +56,7 @@ def carry_out_direct(
     results: Mapping[str, torch.Tensor],
     held: Mapping[str, Box],
 ) -> None:
-    """Runs the collectives of a verified plan in which this rank takes part, in an order that all ranks share.
+    """Runs the collectives of a verified plan, in an order that all ranks share.
 
     Args:
         given: by tensor, one tensor for each of `boxes_of` what this rank holds before.
@@ -73,9 +70,11 @@ def carry_out_direct(
             if not box.empty:
                 memory[name].view(box).copy_(tensor)
     calls = {member: members for members in collective_groups(plan) for member in members}
+    called: set[OpId] = set()
     for op_id in happens_before(plan).order:
-        if op_id[0] == rank:
-            _call(plan, group, op_id, calls[op_id], memory)
+        if op_id not in called:
+            called.update(calls[op_id])
+            _call(plan, group, calls[op_id], memory)
     for name, out in results.items():
         for box in boxes_of(plan.after[rank], name, len(plan.tensor(name).shape)):
             if not box.empty:
@@ -93,6 +92,7 @@ class _Places:
         boxes += [*boxes_of(plan.before[rank], tensor, ndim), *boxes_of(plan.after[rank], tensor, ndim)]
         self._like = like
         self._places = [(box, like.new_empty(box.shape)) for box in separated(boxes)]
+        self.device = like.device
 
     def view(self, box: Box) -> torch.Tensor:
         for place, data in self._places:
@@ -101,26 +101,52 @@ class _Places:
         return self._like.new_empty(box.shape)
 
 
-def _call(plan: CommPlan, group: Any, op_id: OpId, members: tuple[OpId, ...], memory: Mapping[str, _Places]) -> None:
-    op = plan.op(op_id)
-    assert isinstance(op, Collective)
+def _call(plan: CommPlan, group: Any, members: tuple[OpId, ...], memory: Mapping[str, _Places]) -> None:
     at = {member[0]: plan.op(member) for member in members}
-    among, ranks = _subgroup(group, at)
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    if len(at) < world:
+        _call_some(group, rank, world, at, memory)
+        return
+    op = at[rank]
+    assert isinstance(op, Collective)
     src, dst = memory[op.src.tensor], memory[op.dst.tensor]
     if op.kind == "all_gather":
-        _all_gather(among, src.view(op.src.box), [(dst, at[rank].src) for rank in ranks], op.dst)
+        _all_gather(group, src.view(op.src.box), [(dst, at[other].src) for other in range(world)], op.dst)
     elif op.kind == "all_to_all":
-        sent = [op.src.box.intersect(at[rank].dst.box) for rank in ranks]
-        got = [at[rank].src.box.intersect(op.dst.box) for rank in ranks]
-        places = [dst.view(box) for box in got]
-        sizes = [(place.numel() * place.element_size(),) for place in places]
-        pieces = exchange(among, [_as_bytes(src.view(box)) for box in sent], sizes)
-        for place, piece in zip(places, pieces, strict=True):
-            place.copy_(piece.view(place.dtype).view(place.shape))
+        _exchanged(group, rank, at, world, memory)
     elif op.kind == "reduce_scatter":
-        _reduce_scatter(among, [src.view(at[rank].dst.box) for rank in ranks], dst.view(op.dst.box))
+        _reduce_scatter(group, [src.view(at[other].dst.box) for other in range(world)], dst.view(op.dst.box))
     else:
-        all_reduce(among if len(ranks) > 1 else None, src.view(op.src.box).clone(), dst.view(op.dst.box))
+        all_reduce(group if world > 1 else None, src.view(op.src.box).clone(), dst.view(op.dst.box))
+
+
+def _call_some(group: Any, rank: int, world: int, at: Mapping[int, Any], memory: Mapping[str, _Places]) -> None:
+    """A collective over the ranks of ``at`` alone: every member sends to each what that one needs of its part."""
+    op = at.get(rank)
+    summands = _exchanged(group, rank, at, world, memory, whole=next(iter(at.values())).reduce is not None)
+    if op is not None and op.reduce is not None:
+        memory[op.dst.tensor].view(op.dst.box).copy_(add_in_order(summands))
+
+
+def _exchanged(
+    group: Any, rank: int, at: Mapping[int, Any], world: int, memory: Mapping[str, _Places], whole: bool = False
+) -> list[torch.Tensor]:
+    """What each member has of what another ends with goes there, into its place; or with ``whole`` into the list returned."""
+    op = at.get(rank)
+    device = next(iter(memory.values())).device
+    nothing = torch.empty(0, dtype=torch.uint8, device=device)
+    sent, sizes, places = [nothing] * world, [(0,)] * world, {}
+    if op is not None:
+        src, dst = memory[op.src.tensor], memory[op.dst.tensor]
+        for other, theirs in at.items():
+            sent[other] = _as_bytes(src.view(op.src.box.intersect(theirs.dst.box)))
+            box = theirs.src.box.intersect(op.dst.box)
+            places[other] = dst.view(box).new_empty(box.shape) if whole else dst.view(box)
+            sizes[other] = (places[other].numel() * places[other].element_size(),)
+    pieces = exchange(group, sent, sizes)
+    for other, place in places.items():
+        place.copy_(pieces[other].view(place.dtype).view(place.shape))
+    return [places[other] for other in sorted(places)]
 
 
 def _all_gather(group: Any, mine: torch.Tensor, places: Sequence[tuple[_Places, Chunk]], wanted: Chunk) -> None:
@@ -155,16 +181,3 @@ def _reduce_scatter(group: Any, summands: Sequence[torch.Tensor], out: torch.Ten
     piece = out.new_empty(longest)
     reduce_scatter_single(piece, padded.view(-1), group=group)
     out.copy_(piece[: out.numel()].view(out.shape))
-
-
-def _subgroup(group: Any, members: Collection[int]) -> tuple[Any, list[int]]:
-    """The group of some of a group's ranks, and these ranks in its order; the group itself where it is all of them."""
-    if len(members) == dist.get_world_size(group):
-        return group, sorted(members)
-    ranks = sorted(members, key=lambda rank: dist.get_global_rank(group, rank))
-    made = _GROUPS.setdefault(group, {})
-    key = tuple(ranks)
-    if key not in made:
-        among = [dist.get_global_rank(group, rank) for rank in ranks]
-        made[key] = dist.new_group(among, use_local_synchronization=True)
-    return made[key], ranks

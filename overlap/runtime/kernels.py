@@ -29,7 +29,7 @@ def bound_launch(kernel: Any, made: Any, grid: tuple[int, int, int], kwargs: dic
     """A launch of the compiled kernel ``made`` that skips Triton's argument analysis (`Runtime.warm`).
 
     Args:
-        kwargs: arguments by name; those left out are given in every launch.
+        kwargs: arguments by name; those left out are given in every launch. Launch options are part of ``made``.
     """
     places = {name: i for i, name in enumerate(kernel.arg_names)}
     bound = [kwargs.get(name) for name in kernel.arg_names]

@@ -10,7 +10,7 @@ instance; a call binds what its arguments bring and enqueues. Nothing here knows
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -104,7 +104,7 @@ def launch(
         if operator.moves:
             _reserved(instance, key, moves, arguments)
         elif table.tiles:
-            _ready_kernel(instance, key, arguments)
+            _ready_kernel(instance, key, arguments, arguments.keys() - bound.options.keys())
 
     _meet(instance, (table, variant.key, *_layouts(results)), warm)
     if operator.moves:
@@ -113,7 +113,8 @@ def launch(
         key = (variant.key, bound.kernel, grid)
     main = runtime.main_stream()
     if variant.exact and (table.tiles or moves):
-        kernel = partial(_ready_kernel(instance, key, arguments), main, **arguments)
+        passed = {name: value for name, value in arguments.items() if name not in bound.options}
+        kernel = partial(_ready_kernel(instance, key, arguments, passed), main, **passed)
     else:
         kernel = partial(runtime.launch, bound.kernel, grid, (), arguments, main)
     _carry_out(instance, table, opening, steps, _Launch(main, kernel, given, results, behind))
@@ -133,8 +134,10 @@ def _reserved(instance: Instance, key: Key, moves: Sequence[Move], arguments: di
     return made
 
 
-def _ready_kernel(instance: Instance, key: Key, arguments: dict[str, Any]) -> Callable[..., None]:
-    """The user's kernel compiled for a variant of a launch; called with the stream and every argument.
+def _ready_kernel(
+    instance: Instance, key: Key, arguments: dict[str, Any], parameters: Iterable[str]
+) -> Callable[..., None]:
+    """The user's kernel compiled for a variant of a launch; called with the stream and, by name, every parameter's value.
 
     Triton looks at each argument of each launch to find the compiled kernel; the variant says the same for less.
     """
@@ -142,7 +145,7 @@ def _ready_kernel(instance: Instance, key: Key, arguments: dict[str, Any]) -> Ca
     if found is None:
         _, kernel, grid = key
         awaits = any(isinstance(step, st.Await) for step in instance.steps)
-        found = instance.runtime.warm(kernel, grid, arguments, leave_room=awaits, later=tuple(arguments))
+        found = instance.runtime.warm(kernel, grid, arguments, leave_room=awaits, later=tuple(parameters))
         instance.prepared[key] = found
     return found
 

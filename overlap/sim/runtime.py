@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from overlap.errors import RuntimeContractError
+from overlap.runtime.resolve import parameters_of, python_function
 
 from .clocks import Agent
 from .engine import (
@@ -36,6 +37,14 @@ class SimGroup:
 
     def __init__(self, runtime: SimRuntime) -> None:
         self.overlap_runtime = runtime
+
+    def rank(self) -> int:
+        """This rank, as of a process group."""
+        return self.overlap_runtime.rank
+
+    def size(self) -> int:
+        """The number of ranks, as of a process group."""
+        return self.overlap_runtime.world
 
     def __repr__(self) -> str:
         return f"SimGroup(rank={self.overlap_runtime.rank}, world={self.overlap_runtime.world})"
@@ -222,8 +231,13 @@ class SimRuntime:
     ) -> Callable[..., None]:
         """Nothing is compiled here, and a kernel of one warp fits beside any grid."""
         kept = {name: value for name, value in kwargs.items() if name not in later}
+        parameters = set(parameters_of(python_function(kernel)))
 
         def enqueue(stream: Stream, **replaced: Any) -> None:
+            # As on a GPU, where launch options went into what was compiled.
+            unknown = replaced.keys() - parameters
+            if unknown:
+                raise KeyError(f"no parameter of the kernel: {', '.join(sorted(unknown))}")
             self.launch(kernel, grid, (), {**kept, **replaced}, stream)
 
         return enqueue

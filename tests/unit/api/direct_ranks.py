@@ -46,10 +46,11 @@ def check_direct(rank: int, world: int) -> None:
         to_dim = 1 - dim if kind == "all_to_all" else None
         step = CollectiveStep(kind, TensorSpec("a", shape), world, dim, to_dim, ranks)
         carried_out(direct_plan(step), rank)
-    # One behind the other, and side by side: gathered rows of a, and a sum of b over two of the ranks.
+    # One behind the other, and side by side: gathered rows of a, and sums over some of the ranks, others for each.
     steps = [
         CollectiveStep("all_gather", TensorSpec("a", (5, 3)), world),
         CollectiveStep("all_reduce", TensorSpec("b", (4,)), world, ranks=(0, 2)),
+        CollectiveStep("reduce_scatter", TensorSpec("c", (5,)), world, ranks=(2, 1)),
     ]
     plan = merge_plans([direct_plan(step) for step in steps])
     for _ in range(2):
