@@ -109,4 +109,4 @@ def _digits(value: float) -> str:
 
 
 def _line(text: str, comment: str) -> str:
-    return f"{text:<29}# {comment}"
+    return f"{text:<28} # {comment}"

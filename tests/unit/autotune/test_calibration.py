@@ -81,7 +81,7 @@ def test_the_machine_file_says_what_was_measured():
 def test_every_number_has_its_measurement():
     lines = machine_text(FOUND, "mine", "overlap calibrate").splitlines()
     numbers = [line for line in lines if any(c.isdigit() for c in line.partition("#")[0]) and "node" not in line]
-    assert len(numbers) == 13 and all("# " in line for line in numbers)
+    assert len(numbers) == 13 and all(" # " in line for line in numbers)
 
 
 def test_a_file_without_programs_is_one():
