@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from overlap.chunkplan.order import name_op
 from overlap.chunkplan.plan import P2P, CommPlan, OpId
 from overlap.chunkplan.verify import check_structure
 from overlap.errors import ScheduleError
@@ -125,7 +126,9 @@ def check_copies(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
                 op = _find(plan, op_id, rank)
                 if op_id[0] != rank or op_id in copied or op.depends:
                     raise ScheduleError(
-                        f"rank {rank}: the kernel stores {_op(op_id)}, which is not its own, is stored twice or waits"
+                        f"rank {rank}: the kernel stores {name_op(plan, op_id)}, which is not its own, is stored twice or "
+                        "waits",
+                        where=plan.where(op_id),
                     )
                 copied[op_id] = MAIN
                 raised.add(op_id)
@@ -140,41 +143,50 @@ def check_copies(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
             op = _find(plan, step.op, rank)
             if step.rank != op.dst_rank:
                 raise ScheduleError(
-                    f"rank {rank}: lane {step.lane} awaits {_op(step.op)} at rank {step.rank}, "
-                    f"and it lands at rank {op.dst_rank}"
+                    f"rank {rank}: lane {step.lane} awaits {name_op(plan, step.op)} at rank {step.rank}, "
+                    f"and it lands at rank {op.dst_rank}",
+                    where=plan.where(step.op),
                 )
             behind.setdefault(step.lane, set()).add(step.op)
         elif isinstance(step, Copy):
             op = _find(plan, step.op, rank)
             if step.op[0] != rank or step.op in copied or step.lane != op.channel:
                 raise ScheduleError(
-                    f"rank {rank}: lane {step.lane} copies {_op(step.op)}, which rank {step.op[0]} copies once, "
-                    f"in channel {op.channel}"
+                    f"rank {rank}: lane {step.lane} copies {name_op(plan, step.op)}, which rank {step.op[0]} copies once, "
+                    f"in channel {op.channel}",
+                    where=plan.where(step.op),
                 )
             before = behind.setdefault(step.lane, set())
             for dep in op.depends:
                 if dep not in before:
                     raise ScheduleError(
-                        f"rank {rank}: lane {step.lane} copies {_op(step.op)} without awaiting {_op(dep)}"
+                        f"rank {rank}: lane {step.lane} copies {name_op(plan, step.op)} without awaiting "
+                        f"{name_op(plan, dep)}",
+                        where=plan.where(step.op),
                     )
             later = [i for (_, i), lane in copied.items() if lane == step.lane and i > step.op[1]]
             if later:
                 raise ScheduleError(
-                    f"rank {rank}: lane {step.lane} copies {_op(step.op)} behind {_op((rank, later[0]))}"
+                    f"rank {rank}: lane {step.lane} copies {name_op(plan, step.op)} behind "
+                    f"{name_op(plan, (rank, later[0]))}",
+                    where=plan.where(step.op),
                 )
             copied[step.op] = step.lane
             before.add(step.op)
         elif isinstance(step, Raise):
             if copied.get(step.op) != step.lane or step.op in raised:
                 raise ScheduleError(
-                    f"rank {rank}: lane {step.lane} raises the flag of {_op(step.op)} without its copy before it, "
-                    "or twice"
+                    f"rank {rank}: lane {step.lane} raises the flag of {name_op(plan, step.op)} without its copy before "
+                    "it, or twice",
+                    where=plan.where(step.op),
                 )
             raised.add(step.op)
     for index in range(len(plan.ops[rank])):
         for kind, found in (("copied", copied), ("raised", raised)):
             if (rank, index) not in found:
-                raise ScheduleError(f"rank {rank}: {_op((rank, index))} is never {kind}")
+                raise ScheduleError(
+                    f"rank {rank}: {name_op(plan, (rank, index))} is never {kind}", where=plan.where((rank, index))
+                )
 
 
 def _check_moves(kernel: Kernel, plan: CommPlan, rank: int) -> None:
@@ -186,13 +198,22 @@ def _check_moves(kernel: Kernel, plan: CommPlan, rank: int) -> None:
     for move in kernel.moves:
         op = _find(plan, move.op, rank)
         if move.op not in wanted:
-            raise ScheduleError(f"rank {rank}: the kernel moves {_op(move.op)}, which is not its own, or twice")
+            raise ScheduleError(
+                f"rank {rank}: the kernel moves {name_op(plan, move.op)}, which is not its own, or twice",
+                where=plan.where(move.op),
+            )
         if seen.setdefault(op.channel, -1) > move.op[1]:
-            raise ScheduleError(f"rank {rank}: the kernel moves {_op(move.op)} behind {_op((rank, seen[op.channel]))}")
+            raise ScheduleError(
+                f"rank {rank}: the kernel moves {name_op(plan, move.op)} behind {name_op(plan, (rank, seen[op.channel]))}",
+                where=plan.where(move.op),
+            )
         seen[op.channel] = move.op[1]
         missing = wanted.pop(move.op) - set(move.awaits)
         if missing:
-            raise ScheduleError(f"rank {rank}: the kernel moves {_op(move.op)} without awaiting {_op(min(missing))}")
+            raise ScheduleError(
+                f"rank {rank}: the kernel moves {name_op(plan, move.op)} without awaiting {name_op(plan, min(missing))}",
+                where=plan.where(move.op),
+            )
 
 
 def _check_credits(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:

@@ -245,7 +245,7 @@ def swapped(steps, a, b):
         (
             ring((6, 2), 0, 3),
             lambda s: tuple(dataclasses.replace(x, rank=2) if isinstance(x, Await) else x for x in s),
-            "awaits rank 0 operation 0 at rank 2",
+            r"awaits rank 0 operation 0 \(pull .*\) at rank 2",
         ),
     ],
 )
