@@ -5,7 +5,8 @@ interpreted (``TRITON_INTERPRET=1``) or compiled. Tiers that depend on the Trito
 
     python tests/tiers.py --python 3.6.0=.venv/bin/python --python 3.9.0=.venv-newest/bin/python
 
-A tier fails when any test fails, and when it holds no test at all. The browser tier runs where there is a browser that
+Of a second version those tests are left out that are marked ``one_triton``, whose subject is none of Triton's (a sweep runs
+them too). A tier fails when any test fails, and when it holds no test at all. The browser tier runs where there is a browser that
 works, and says why where there is none. Exit status: 0 all passed, 1 otherwise.
 """
 
@@ -70,6 +71,10 @@ class Outcome:
         return f"{self.label:<32}{said:<28}{self.seconds:6.0f} s"
 
 
+EVERY_VERSION = [] if os.environ.get("OVERLAP_SWEEP") == "1" else ["-m", "not one_triton"]
+"""What a version behind the first adds to pytest's arguments."""
+
+
 def run(tier: Tier, version: str, python: str, jobs: int, extra: list[str]) -> Outcome:
     """One pytest process over the tier's folders."""
     label = f"{tier.name}, Triton {version}"
@@ -101,7 +106,8 @@ def main(argv: list[str] | None = None) -> int:
             if options.tier and tier.name not in options.tier:
                 continue
             if number == 0 or tier.every_version:
-                outcomes.append(run(tier, version, python, options.jobs, options.pytest))
+                extra = [*(EVERY_VERSION if number else ()), *options.pytest]
+                outcomes.append(run(tier, version, python, options.jobs, extra))
 
     print("\n" + "\n".join(map(str, outcomes)))
     print(f"{'all tiers':<60}{sum(o.seconds for o in outcomes):6.0f} s")
