@@ -100,7 +100,8 @@ def redistribute_plan(
 
     Args:
         tensor: its shape, mesh and placements are read, its data is not.
-        name, direction, split, accumulate, path, links: as `overlap.chunkplan.importers.partition_ir.lower_partition_ir` has them.
+        name, direction, split, accumulate, path, links: as
+            `overlap.chunkplan.importers.partition_ir.lower_partition_ir` has them.
 
     Raises:
         PlanError: a placement that no plan knows or that no communication leads to.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from heapq import heappush
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from overlap.chunkplan.links import Link, full_mesh
 from overlap.chunkplan.plan import P2P, Chunk, Collective, CommPlan, TensorSpec
 from overlap.chunkplan.region import Box
 from overlap.errors import PlanError, ScheduleError
+from overlap.schedule import events
 from overlap.schedule.events import simulate, simulate_ends
 from overlap.schedule.machine import load_machine, parse_machine
 from overlap.schedule.runs import schedule_all
@@ -330,6 +332,53 @@ def test_a_product_is_full_waves_of_tiles():
     assert thin.seconds(h100) == pytest.approx((16 * 3584 + 3584 * 4096 + 16 * 4096) * 2 / 3e12)
     with pytest.raises(PlanError, match="unknown dtype `int3`"):
         best_blocks(1, 1, 1, h100, "int3")
+
+
+@pytest.mark.parametrize("make", [gather, ring, two_shot])
+def test_steps_are_a_few_for_each_operation(make, monkeypatch):
+    """Counted, not timed: the steps of the simulation, its events, and what is waited for, for each copy, are the same
+    number in worlds of 4 to 32, a hundred times the operations."""
+    each = []
+    for world in (4, 8, 16) if make is two_shot else (4, 8, 16, 32):
+        plan = make((world * 2, 4), 0, world, split=2)
+        steps = 0
+
+        def counted(heap, entry):
+            nonlocal steps
+            steps += 1
+            heappush(heap, entry)
+
+        monkeypatch.setattr(events, "heappush", counted)
+        produced = ("c",) if make is two_shot else ()
+        work = work_per_chunk(plan, 500, US, produced=produced)
+        timeline = simulate(plan, load_machine("h100-nvlink-ib400"), work)
+        copies = sum(map(len, plan.ops))
+        runs = sum(len(w.runs) for w in work)
+        sums = len(events_of(timeline, "sum"))
+        assert steps <= 2 * copies + 2 * runs + sums, (
+            "a step more than when a copy asks and lands, a run begins and ends"
+        )
+        assert len(timeline.events) <= 2 * copies + 2 * runs + sums + world
+        each.append((steps + len(timeline.events)) / (copies + runs + sums))
+    assert max(each) <= 4 and each[-1] <= 1.1 * each[1]
+
+
+def test_a_thousand_chunks_on_each_of_256_ranks_take_under_ten_seconds():
+    """The limit is for two processors and 261,120 copies; a sixteenth of them is given a quarter of it, on one, busy or not.
+
+    `bench/event_model.py` times the whole.
+    """
+    plan = gather((256, 8), 0, 64, split=4)
+    assert sum(map(len, plan.ops)) * 16 > 0.98 * 256 * 1000
+    machine = load_machine("h100-nvlink-ib400")
+    best = float("inf")
+    for _ in range(3):
+        began = time.process_time()
+        simulate(plan, machine, work_per_chunk(plan, 2000, US))
+        best = min(best, time.process_time() - began)
+        if best < 2.5:
+            break
+    assert best < 2.5
 
 
 def test_time_grows_as_operations_do():
