@@ -161,8 +161,8 @@ def verify_resources(found: Sequence[Resources], plan: CommPlan, limits: Limits)
         if limits.units is not None and len(taken.waits) > limits.units:
             lane, op = list(taken.waits.items())[limits.units]
             raise ScheduleError(
-                f"plan {plan.name}: on rank {rank} {len(taken.waits)} wait kernels must fit beside a kernel that spins, "
-                f"and {limits.units} do: none is left for lane {lane}, which waits for {name_op(plan, op)}",
+                f"plan {plan.name}: rank {rank} has {_count(len(taken.waits), 'wait kernel')} beside a kernel that spins, "
+                f"and room for {limits.units}: none is left for lane {lane}, which waits for {name_op(plan, op)}",
                 where=plan.where(op),
                 help="put operations that wait for others into fewer channels, or leave out what they wait for",
             )

@@ -103,7 +103,7 @@ def test_more_wait_kernels_than_fit():
     found = taken(plan)
     verify_resources(found, plan, Limits(units=2))
     error = refusal(plan, found, units=1)
-    assert "on rank 0 2 wait kernels must fit beside a kernel that spins, and 1 do: none is left for lane 1" in (
+    assert "rank 0 has 2 wait kernels beside a kernel that spins, and room for 1: none is left for lane 1" in (
         error.message
     )
     assert "waits for rank 2 operation 1 (pull" in error.message
