@@ -2,7 +2,7 @@
 
     symm.py    for kernels of users: rank, num_ranks, symm_at, wait, notify, put, get (docs/language.md)
     flags.py   below all of them: polls, raised flags, and what must stand around them
-    moving.py  for generated kernels: programs that move chunks, as `overlap.schedule.moves` lays them out
+    moves.py   for generated kernels: programs that move chunks, as `overlap.schedule.moves` lays them out
     here       for generated kernels: runs of tiles, as `overlap.schedule.table` lays them out
 
 Every word obeys one row of the memory table in overlap/backends/memory_rules.py; `words.py` says which.
@@ -16,7 +16,7 @@ import triton.language as tl
 from overlap.schedule import table as _layout
 
 from .flags import after, after_async, landed, poll, raise_flag
-from .moving import computing_id, computing_position, computing_programs, move_chunks, moving
+from .moves import computing_id, computing_position, computing_programs, move_chunks, moving
 from .symm import get, notify, notify_async, num_ranks, put, rank, symm_at, wait
 
 __all__ = [

@@ -17,7 +17,7 @@ After::
             return
         ol_programs = ol.computing_programs(ol_moves)
         start = ol.computing_id(ol_moves, 0)
-        for tile in tl.range(ol.computing_id(ol_moves), num_tiles, ol_programs):
+        for tile in tl.range(start, num_tiles, ol_programs):
             ...
 
 A tile loop steps by the number of computing programs, whatever it stepped by; where that was a parameter, everything else
@@ -204,11 +204,9 @@ class _Shift(cst.CSTTransformer):
             return updated_node
         call = updated_node.iter
         assert isinstance(call, cst.Call)
-        places = [i for i, arg in enumerate(call.args) if arg.keyword is None]
+        step = [i for i, arg in enumerate(call.args) if arg.keyword is None][2]
         args = list(call.args)
-        args[places[0]] = args[places[0]].with_changes(value=self._word("computing_id", cst.Integer("0")))
-        args[places[2]] = args[places[2]].with_changes(value=self._count())
-        self.ids += 1
+        args[step] = args[step].with_changes(value=self._count())
         return updated_node.with_changes(iter=call.with_changes(args=args))
 
     def _word(self, name: str, axis: cst.BaseExpression | None = None) -> cst.BaseExpression:
