@@ -19,7 +19,6 @@ import torch
 
 from overlap.annotate.source import SourceUnit
 from overlap.backends.base import Realization
-from overlap.chunkplan.library import find_template
 from overlap.errors import UnsupportedError, UsageError
 from overlap.pipeline import Request, compile_kernel
 from overlap.runtime.instance import Instance
@@ -31,6 +30,7 @@ from overlap.runtime.resolve import parameters_of, python_function
 from .cache import helper_sources, load, module_file
 from .fallback import Choice, choose
 from .groups import no_group, resolve_group
+from .made import Made, plan_facts
 from .measure import exposed_ms
 from .memory import reserve_operator
 from .report import LastPlan, announce, logger, predicted_ms
@@ -106,8 +106,10 @@ class CompiledKernel:
         world: int | None,
         backend: str | None,
         options: dict[str, str],
+        made: Made | None = None,
     ) -> None:
         self.source = source
+        self.made = made
         self.fn = source.kernel
         self.plan = plan
         self.on = on
@@ -130,12 +132,12 @@ class CompiledKernel:
         backend = self.backend if self.backend != "serial" else None
         request = Request(
             source.unit, plan=self.plan, on=self.on, kernel=source.qualname, world=self.world, backend=backend,
-            settings=self.options,
+            settings=self.options, **(self.made.request if self.made else {}),
         )  # fmt: skip
         helpers = sorted(helper_sources(source.function()))
         facts = (
             source.unit.sha256, source.unit.path, source.qualname, source.decorators, request.plans,
-            [find_template(plan)[1] for plan in request.plans], request.ons, self.world, backend,
+            plan_facts(request), request.ons, self.world, backend,
             sorted(self.options.items()), helpers,
         )  # fmt: skip
         return module_file(self.__name__, facts, lambda: compile_kernel(request, source.decorators).module.text)

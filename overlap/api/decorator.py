@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from overlap.annotate.source import SourceUnit
@@ -23,6 +23,7 @@ from overlap.runtime.resolve import parameters_of, python_function
 
 from .compiled import CompiledKernel, KernelSource
 from .fallback import STORING, check_backend
+from .made import Made
 
 _KEYS = ("split", "comm_sms", "num_warps", "num_stages", "machine")
 
@@ -34,6 +35,9 @@ def compile(
     world: int | None = None,
     backend: str | None = None,
     realization: Realization | None = None,
+    path: str | None = None,
+    links: str | None = None,
+    sizes: Mapping[str, int] | None = None,
     **keys: int | str,
 ) -> KernelCompiler:
     """A decorator that fuses the communication of ``plan`` into an annotated `triton.jit` kernel.
@@ -45,10 +49,14 @@ def compile(
         world: pins the kernel to groups of this size.
         backend: ``copy_engine`` or ``serial``; by default fused, and serial where that is impossible or slower.
         realization: a `Realization` to start from.
+        path: makes the plan of a collective, which ``plan`` names then (``all_gather``): by a ``template``, made for the
+            links (``synth``), or left to a library (``direct``). It takes ``world``.
+        links: a link file; without, the links are the machine's.
+        sizes: extents of the axes of ``on``'s tensors, to which a plan by ``synth`` is pinned: ``{"M": 8192, "K": 4096}``.
         keys: keys of `Realization` (``split=2``, ``num_warps=8``, ``machine="h800"``) and constexpr parameters (``BLOCK_M=128``).
 
     Raises:
-        UsageError: an unknown backend, or used without arguments.
+        UsageError: an unknown backend, links or sizes without a path, or used without arguments.
     """
     plans, ons = ((plan,) if isinstance(plan, str) else plan), ((on,) if isinstance(on, str) else on)
     if not all(isinstance(g, (list, tuple)) and g and all(isinstance(t, str) for t in g) for g in (plans, ons)):
@@ -62,9 +70,14 @@ def compile(
         options = {key: str(v) for key, v in values.items() if v is not None and (key != "comm_sms" or v)}
         options.update({name: str(v) for name, v in realization.meta})
     options.update({key: str(value) for key, value in keys.items()})
+    if path is None and (links is not None or sizes is not None):
+        raise UsageError(
+            f"{'links' if links is not None else 'sizes'} without a path", help='path="synth" makes a plan for them'
+        )
     if not isinstance(plan, str) or not isinstance(on, str):
         plan, on = tuple(plans), tuple(ons)
-    return KernelCompiler(plan, on, world, check_backend(backend, STORING), options)
+    made = None if path is None else Made(path, links, tuple(sorted((sizes or {}).items())))
+    return KernelCompiler(plan, on, world, check_backend(backend, STORING), options, made)
 
 
 class KernelCompiler:
@@ -77,8 +90,10 @@ class KernelCompiler:
         world: int | None,
         backend: str | None,
         options: dict[str, str],
+        made: Made | None = None,
     ) -> None:
         self.plan = plan
+        self.made = made
         self.on = on
         self.world = world
         self.backend = backend
@@ -104,7 +119,13 @@ class KernelCompiler:
         frame = sys._getframe(1)
         source = kernel_source(kernel, {**frame.f_globals, **frame.f_locals})
         return CompiledKernel(
-            source, plan=self.plan, on=self.on, world=self.world, backend=self.backend, options=self.options
+            source,
+            plan=self.plan,
+            on=self.on,
+            world=self.world,
+            backend=self.backend,
+            options=self.options,
+            made=self.made,
         )
 
 

@@ -229,3 +229,34 @@ def test_strides_are_read_off_the_kernel(repo, name, param, strides):
         assert dict((t.name, t.dims) for t in program.host.inputs)[param] == (
             ("M", "K") if param == "a_ptr" else ("K", "N")
         )
+
+
+RING = "world: 4\npairs:\n  - {for: a in range(world), between: [a, (a + 1) % world], link: nvlink}\n"
+
+
+def test_a_plan_that_is_made(template, tmp_path):
+    """For links and sizes, or chosen for links; another table, other sizes or another machine are another module."""
+    links = tmp_path / "ring.yaml"
+    links.write_text(RING)
+    sizes = {"M": 24, "K": 8}
+    given = {"on": "a[M]", "world": 4, "path": "synth"}
+    made = overlap.compile("all_gather", links=str(links), sizes=sizes, **given)(template())
+    assert use(made).plan.splitlines()[0] == "plan: all_gather_synth" and "a_ptr: [24, 8]" in use(made).plan
+    chosen = overlap.compile("all_gather", on="a[M]", world=4, path="template", links=str(links))(template())
+    assert "plan: all_gather_ring_both_ways" in use(chosen).plan
+    first = made.path
+    links.write_text(RING + "  - {between: [0, 2], link: pcie}\n")
+    again = overlap.compile("all_gather", links=str(links), sizes=sizes, **given)(template())
+    other = overlap.compile("all_gather", links=str(links), sizes={"M": 25, "K": 8}, **given)(template())
+    box = overlap.compile("all_gather", sizes=sizes, machine="pcie", **given)(template())
+    assert len({first, again.path, other.path, box.path}) == 4 and "machine='pcie'" in box.path.read_text()
+    with pytest.raises(UsageError, match="a_ptr has no size for axis K"):
+        use(overlap.compile("all_gather", sizes={"M": 24}, **given)(template()))
+    with pytest.raises(UsageError, match="is for one world"):
+        use(overlap.compile("all_gather", on="a[M]", path="synth", sizes=sizes)(template()))
+    with pytest.raises(PlanError, match="unknown path `sinth`"):
+        use(overlap.compile("all_gather", on="a[M]", world=4, path="sinth")(template()))
+    with pytest.raises(UsageError, match="links without a path"):
+        overlap.compile("all_gather_1d", on="a[M]", links=str(links))
+    with pytest.raises(UsageError, match="sizes without a path"):
+        overlap.compile("all_gather_1d", on="a[M]", sizes=sizes)
