@@ -22,7 +22,7 @@ from overlap.errors import SourceError, UsageError
 from overlap.runtime.resolve import parameters_of, python_function
 
 from .compiled import CompiledKernel, KernelSource
-from .fallback import STORING, check_backend
+from .fallback import KNOWN, check_backend
 from .made import Made
 
 _KEYS = ("split", "comm_sms", "num_warps", "num_stages", "machine")
@@ -47,7 +47,8 @@ def compile(
         on: the communicated tensor, a kernel parameter whose ``_ptr`` or ``_desc`` may be dropped, and its axis: ``a[M]``
             gathers an input, ``c[M]`` reduce-scatters a result, ``c[]`` all-reduces it, ``a[K:M]`` exchanges. Or several.
         world: pins the kernel to groups of this size.
-        backend: ``copy_engine`` or ``serial``; by default fused, and serial where that is impossible or slower.
+        backend: ``copy_engine``, ``ldst_inline`` (results), ``ldst_reserved`` (inputs) or ``serial``; by default fused, and
+            serial where that is impossible or slower.
         realization: a `Realization` to start from.
         path: makes the plan of a collective, which ``plan`` names then (``all_gather``): by a ``template``, made for the
             links (``synth``), or left to a library (``direct``). It takes ``world``.
@@ -77,7 +78,7 @@ def compile(
     if not isinstance(plan, str) or not isinstance(on, str):
         plan, on = tuple(plans), tuple(ons)
     made = None if path is None else Made(path, links, tuple(sorted((sizes or {}).items())))
-    return KernelCompiler(plan, on, world, check_backend(backend, STORING), options, made)
+    return KernelCompiler(plan, on, world, check_backend(backend, KNOWN), options, made)
 
 
 class KernelCompiler:

@@ -22,6 +22,10 @@ from overlap.errors import UsageError
 BACKENDS = ("copy_engine", "serial")
 STORING = ("copy_engine", "ldst_inline", "serial")
 """Where what is communicated is a result."""
+MOVING = ("copy_engine", "ldst_reserved", "serial")
+"""Where it is an input that a kernel gathers."""
+KNOWN = ("copy_engine", "ldst_inline", "ldst_reserved", "serial")
+"""All that an operator may be compiled with."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +48,10 @@ def check_backend(name: str | None, known: tuple[str, ...] = BACKENDS) -> str | 
     """
     if name is None or name in known:
         return name
-    if name in STORING:
+    if name in KNOWN:
+        why = "stores what a kernel makes" if name in STORING else "moves what a kernel gathers"
         raise UsageError(
-            f"{name} stores what a kernel makes, and here an input is communicated",
+            f"{name} {why}, and here {'an input' if name in STORING else 'something else'} is communicated",
             help=f"backends: {', '.join(known)}",
         )
     from difflib import get_close_matches

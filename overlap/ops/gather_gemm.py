@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from overlap.api import CompiledKernel, LastPlan, compile
-from overlap.api.fallback import Choice, check_backend, choose
+from overlap.api.fallback import MOVING, Choice, check_backend, choose
 from overlap.api.groups import group_by_name, no_group, resolve_group
 from overlap.api.serial import gather
 from overlap.errors import UsageError
@@ -50,6 +50,7 @@ def ag_gemm(
     backend: str | None = None,
     plan: str = "all_gather_1d",
     split: int = 1,
+    comm_sms: int = 0,
     save_gathered: bool = True,
     accumulate_main_grad: Accumulate = False,
 ) -> Any:
@@ -64,10 +65,13 @@ def ag_gemm(
         group: process group, its name, DeviceMesh, (mesh, dim), or a simulated group; None is the default group.
         out: where results go, of their shape and dtype; one for each weight.
         return_gathered: return the gathered x as well, as a tensor of its own.
-        backend: ``copy_engine`` (fused) or ``serial`` (a collective, then torch's product); by default fused, and
-            serial where that is impossible or slower, which `last_plan` and the log say.
-        plan: the plan template that moves the shards: ``all_gather_1d`` (pull), ``all_gather_1d_push``, ...
+        backend: ``copy_engine`` (fused), ``ldst_reserved`` (fused, some of the kernel's programs move the shards) or
+            ``serial`` (a collective, then torch's product); by default fused, and serial where that is impossible or
+            slower, which `last_plan` and the log say.
+        plan: the plan template that moves the shards: ``all_gather_1d``, which pulls or pushes as the backend does it
+            better, ``all_gather_1d_push``, ...
         split: chunks a shard is cut into.
+        comm_sms: programs that move the shards, with ``ldst_reserved``; 0: an eighth of the multiprocessors.
         save_gathered: keep the gathered x for the gradients of the weights; else it is gathered again in the backward.
         accumulate_main_grad: add the gradient of each weight to its parameter's ``main_grad`` in place, in that one's
             precision (fp32), while ``grad`` stays None; or the tensors to add to, in the shapes of the weights.
@@ -96,17 +100,17 @@ def ag_gemm(
         name = group_name(group)
         sums = [m.tensor for m in main_grads]
         results = _OPERATOR(
-            x, weights, present, biased, gather_dim, gather_size, name, backend, plan, split, keep, sums
+            x, weights, present, biased, gather_dim, gather_size, name, backend, plan, split, comm_sms, keep, sums
         )
     else:
         outs = None if out is None else [out] if isinstance(out, torch.Tensor) else list(out)
         group = None if no_group(group) else resolve_group(group)
 
         def call(x: torch.Tensor, weights: Any, biases: Any) -> list[torch.Tensor]:
-            return run(x, weights, biases, gather_dim, gather_size, group, outs, backend, plan, split, keep)
+            return run(x, weights, biases, gather_dim, gather_size, group, outs, backend, plan, split, comm_sms, keep)
 
         if recording:
-            half = Half(gather_dim, gather_size, group, backend, plan, split)
+            half = Half(gather_dim, gather_size, group, backend, plan, split, comm_sms)
             results = AgGemm.apply(call, half, main_grads, keep, len(weights), x, *weights, *biases)
         else:
             results = call(x, weights, biases)
@@ -147,6 +151,7 @@ def run(
     backend: str | None,
     plan: str,
     split: int,
+    comm_sms: int,
     return_gathered: bool,
 ) -> list[torch.Tensor]:
     """One call with its arguments as lists; results in the order of the weights, then the gathered x if wanted."""
@@ -157,7 +162,11 @@ def run(
     ys = _results(x, shapes, outs)
     if 0 in (view.batch, view.rows, view.depth):
         return _nothing_to_move(x, view, ys, biases, return_gathered)
-    choice = _choose(x, view, group, check_backend(backend))
+    choice = _choose(x, view, group, check_backend(backend, MOVING))
+    if comm_sms and choice.backend != "ldst_reserved":
+        raise UsageError(
+            f"{choice.backend} takes no programs of the kernel", help='backend="ldst_reserved", or comm_sms=0'
+        )
     if choice.backend == "serial":
         whole = gather(group, x, view.whole, dim)
         rows = whole.view(-1, view.depth)
@@ -183,7 +192,7 @@ def run(
         whole = torch.empty(view.whole, dtype=x.dtype, device=x.device)
         warm_copy(whole, runtime)
     kernel, grid, arguments = product_arguments(products[first], shard, view, runtime)
-    compiled = compiled_kernel(kernel, view.along, plan, split)
+    compiled = compiled_kernel(kernel, view.along, plan, split, choice.backend, comm_sms)
 
     def behind(instance: Instance) -> None:
         gathered = instance.buffer.view(view.batch, view.rows, view.depth)
@@ -201,10 +210,16 @@ def run(
     return [*ys, whole] if whole is not None else ys
 
 
-@cache
-def compiled_kernel(kernel: Any, along: str, plan: str, split: int) -> CompiledKernel:
+def compiled_kernel(
+    kernel: Any, along: str, plan: str, split: int, backend: str = "copy_engine", comm_sms: int = 0
+) -> CompiledKernel:
     """A GEMM kernel that gathers A along an axis."""
-    return compile(plan=plan, on=f"a[{along}]", split=split)(kernel)
+    return _compiled(kernel, along, plan, split, backend, comm_sms)
+
+
+@cache
+def _compiled(kernel: Any, along: str, plan: str, split: int, backend: str, comm_sms: int) -> CompiledKernel:
+    return compile(plan=plan, on=f"a[{along}]", split=split, backend=backend, comm_sms=comm_sms)(kernel)
 
 
 def _ranks(group: Any) -> tuple[int, int]:
@@ -267,6 +282,7 @@ def _call(
     backend: str | None,
     plan: str,
     split: int,
+    comm_sms: int,
     return_gathered: bool,
     main_grads: Sequence[torch.Tensor],
 ) -> list[torch.Tensor]:
@@ -274,7 +290,9 @@ def _call(
     each = dict(zip(biased, biases, strict=True))
     all_biases = [each.get(i) for i in range(len(weights))]
     found = group_by_name(group)
-    return run(x, weights, all_biases, gather_dim, gather_size, found, None, backend, plan, split, return_gathered)
+    return run(
+        x, weights, all_biases, gather_dim, gather_size, found, None, backend, plan, split, comm_sms, return_gathered
+    )
 
 
 def _fake(
@@ -288,6 +306,7 @@ def _fake(
     backend: str | None,
     plan: str,
     split: int,
+    comm_sms: int,
     return_gathered: bool,
     main_grads: Sequence[torch.Tensor],
 ) -> list[torch.Tensor]:
@@ -300,8 +319,8 @@ def _fake(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
-    x, weights, biases, biased, dim, size, group, backend, plan, split, keep, main_grads = inputs
-    half = Half(dim, size, group, backend, plan, split)
+    x, weights, biases, biased, dim, size, group, backend, plan, split, comm_sms, keep, main_grads = inputs
+    half = Half(dim, size, group, backend, plan, split, comm_sms)
     each = dict(zip(biased, biases, strict=True))
     all_biases = [each.get(i) for i in range(len(weights))]
     keep_for_ag_gemm(ctx, half, [MainGrad(t) for t in main_grads], x, weights, all_biases, output[-1] if keep else None)
@@ -311,7 +330,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None
 def _backward(ctx: Any, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
     dx, dws, dbs = ag_gemm_backward(ctx, grads)
     none_of_main_grads = [None] * len(ctx.main_grads)
-    return dx, dws, [dbs[i] for i in ctx.biased], *[None] * 8, none_of_main_grads
+    return dx, dws, [dbs[i] for i in ctx.biased], *[None] * 9, none_of_main_grads
 
 
 _OPERATOR = define("overlap::ag_gemm", _call, _fake, setup_context=_keep, backward=_backward)

@@ -30,7 +30,7 @@ class Half:
     """How one call communicated, which its gradients repeat.
 
     ``dim``: the dimension that is gathered or scattered; ``extent``: its global size, None where all pieces are equal.
-    ``plan`` and ``split`` are those of a gather that is done again.
+    ``plan``, ``split`` and ``comm_sms`` are those of a gather that is done again.
     """
 
     dim: int
@@ -39,6 +39,12 @@ class Half:
     backend: str | None
     plan: str = "all_gather_1d"
     split: int = 1
+    comm_sms: int = 0
+
+    @property
+    def reverse(self) -> str | None:
+        """The backend of a gather's scatter and a scatter's gather: some ways carry only one of the two."""
+        return "copy_engine" if self.backend in ("ldst_inline", "ldst_reserved") else self.backend
 
 
 @dataclass(frozen=True)
@@ -117,7 +123,7 @@ def _gathered_product(
     """``gather(dy) @ w.t()`` and ``gather(dy)``, each only where it is wanted."""
     from overlap.ops import ag_gemm
 
-    ways: dict[str, Any] = {"gather_size": half.extent, "group": half.group, "backend": half.backend}
+    ways: dict[str, Any] = {"gather_size": half.extent, "group": half.group, "backend": half.reverse}
     if half.dim == dy.dim() - 1:
         # Sharded along the dimension that the product sums over: columns are gathered as rows, the product is local.
         columns = dy.flatten(0, -2).t()
@@ -149,7 +155,7 @@ def _scattered(half: Half, weights: Sequence[torch.Tensor], dys: Sequence[Maybe]
     dy, w = parts[0]
     if len(parts) > 1:
         dy, w = torch.cat([d for d, _ in parts], dim=-1), torch.cat([w for _, w in parts])
-    return gemm_rs(dy, w, scatter_dim=half.dim, group=half.group, backend=half.backend)
+    return gemm_rs(dy, w, scatter_dim=half.dim, group=half.group, backend=half.reverse)
 
 
 def _gathered_again(half: Half, x: torch.Tensor) -> torch.Tensor:
@@ -166,5 +172,6 @@ def _gathered_again(half: Half, x: torch.Tensor) -> torch.Tensor:
         backend=half.backend,
         plan=half.plan,
         split=half.split,
+        comm_sms=half.comm_sms,
     )
     return gathered

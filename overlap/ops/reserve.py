@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from overlap.api import CompiledKernel
-from overlap.api.fallback import BACKENDS, STORING, check_backend
+from overlap.api.fallback import BACKENDS, MOVING, STORING, check_backend
 from overlap.api.memory import reserve_operator
 from overlap.errors import UsageError
 
@@ -85,8 +85,9 @@ def reserve(
         raise UsageError(f"no operator {operator!r}", help=f"operators: {', '.join(FORMS)}")
     form = FORMS[operator]
     made = form.tma is gemm_out_tma
-    stored = check_backend(backend, STORING if made else BACKENDS) == "ldst_inline"
-    tma, how = (gemm_out_stored, (backend,)) if stored else (form.tma, ())
+    check_backend(backend, STORING if made else MOVING if operator == "ag_gemm" else BACKENDS)
+    tma = gemm_out_stored if backend == "ldst_inline" else form.tma
+    how = (backend,) if backend in ("ldst_inline", "ldst_reserved") else ()
     kernels = (tma, ag_gemm_any) if rows_fit(hidden, dtype) else (ag_gemm_any,)
     for kernel in (tma, ag_gemm_any):
         for along in form.along:

@@ -23,7 +23,7 @@ def hopper(monkeypatch, tmp_path_factory):
     monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "modules"))
 
 
-def build(rows, columns, depth, dtype, *, transposed=False, bias=False, batch=1, along="M"):
+def build(rows, columns, depth, dtype, *, transposed=False, bias=False, batch=1, along="M", backend="copy_engine"):
     """Artifacts of the fused kernel and of the plain one, and the operator."""
 
     def meta(*shape):
@@ -33,12 +33,12 @@ def build(rows, columns, depth, dtype, *, transposed=False, bias=False, batch=1,
     product = Product(weight, meta(batch, rows, columns), meta(columns) if bias else None)
     view = GatherView((batch, rows, depth), batch, rows, depth, along)
     kernel, _, given = product_arguments(product, meta(batch, rows, depth), view, SimpleNamespace(sm_count=132))
-    operator = compiled_kernel(kernel, along, "all_gather_1d", 1).operator
+    operator = compiled_kernel(kernel, along, "all_gather_1d", 1, backend).operator
     made = []
     for one, ours in ((operator.kernel, operator.ours), (kernel, ())):
         bound = resolve(one, (), given, ours=ours, realization=operator.realization)
         table, state = (torch.empty(64, dtype=kind, device="meta") for kind in (torch.int32, torch.int64))
-        words = (table, state, table)
+        words = (table, state, state if operator.moves else table)
         arguments = {**bound.arguments, **dict(zip(ours, words, strict=False))}
         made.append(compile_kernel(bound.kernel, arguments, HOPPER, bound.options))
     return *made, operator
@@ -81,3 +81,22 @@ def test_the_rules_hold_and_the_pipeline_stays(case):
     small = case.get("batch", 1) > 1 and case["rows"] < 48
     by_descriptors = case["dtype"] != torch.float32 and case["depth"] % 8 == 0 and not small
     assert bool(ours.tma_loads) == by_descriptors
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        dict(rows=8192, columns=14336, depth=4096, dtype=torch.bfloat16),
+        dict(rows=4091, columns=257, depth=1001, dtype=torch.float16),
+    ],
+    ids=lambda case: "-".join(str(v).removeprefix("torch.") for v in case.values()),
+)
+def test_programs_that_move_chunks_leave_the_others_as_they_are(case):
+    fused, plain, operator = build(**case, backend="ldst_reserved")
+    flags, moves = operator.ours[1], operator.ours[-1]
+    found = check(fused, guarded={operator.tensor}, original=plain, flags=flags, moves=moves)
+    assert [f for f in found if f.severity == "error"] == []
+    ours, theirs = facts(fused), facts(plain)
+    assert set(theirs.buffers) <= set(ours.buffers)
+    assert (ours.wgmma, ours.tma_loads, ours.tma_stores) == (theirs.wgmma, theirs.tma_loads, theirs.tma_stores)
+    assert ours.spill_bytes == 0

@@ -58,6 +58,10 @@ CASES = {
     "fewer rows than ranks": Case((3, 64), (64,), world=4),
     "one of everything": Case((1, 8), (1,), world=4, dtype=torch.float32),
     "one rank": Case((33, 16), (24, 8), world=1, bias=True),
+    "moved by reserved programs": Case((131, 64), (40, 8), world=3, bias=True, options={"backend": "ldst_reserved"}),
+    "moved by two reserved programs": Case(
+        (70, 23), (41,), dtype=torch.bfloat16, split=2, options={"backend": "ldst_reserved", "comm_sms": 2}
+    ),
     "chunks of a shard, ring": Case((90, 16), (24,), world=3, split=2, plan="all_gather_ring"),
 }
 
@@ -135,17 +139,19 @@ def test_equals_the_product_of_the_gathered_tensor(name):
     case = CASES[name]
     run(case, seed=len(name))
     said = last_plan()
-    assert (said.operator, said.backend, said.world) == ("ag_gemm", "copy_engine", case.world)
+    backend = case.options.get("backend", "copy_engine")
+    assert (said.operator, said.backend, said.world) == ("ag_gemm", backend, case.world)
 
 
-def test_which_kernel_ran_depends_on_the_gathered_tensor_alone():
-    """Ranks whose weights differ in shape and alignment still take part in one protocol."""
+@pytest.mark.parametrize("backend", ["copy_engine", "ldst_reserved"])
+def test_which_kernel_ran_depends_on_the_gathered_tensor_alone(backend):
+    """Ranks whose weights differ in shape and alignment still take part in one protocol; one here has nothing to compute."""
     whole = torch.randn(48, 32, dtype=torch.float16)
     weights = [torch.randn(32, 16).half(), torch.randn(7, 32).half().t(), torch.empty(32, 0).half()]
 
     def body(group):
         rank = group.overlap_runtime.rank
-        y = ag_gemm(whole.chunk(3)[rank].clone(), weights[rank], group=group)
+        y = ag_gemm(whole.chunk(3)[rank].clone(), weights[rank], group=group, backend=backend)
         group.overlap_runtime.synchronize()
         return y
 

@@ -46,6 +46,13 @@ def wait_word(word, value):
         pass
 
 
+@triton.jit
+def meet(word, programs):
+    tl.atomic_add(word, 1, sem="release", scope="gpu")
+    while tl.atomic_add(word, 0, sem="acquire", scope="gpu") < programs:
+        pass
+
+
 def filled(runtime, tensor, value, stream=None):
     """Fills a flat tensor with a kernel."""
     n = tensor.numel()
@@ -213,6 +220,20 @@ def test_launches_on_one_stream_run_in_order(group_of_ranks):
 
     for tensor in group_of_ranks(2, body):
         assert tensor.eq(6).all()
+
+
+def test_as_many_programs_as_are_resident_can_wait_for_each_other(group_of_ranks):
+    def body(runtime):
+        word = torch.empty(1, dtype=torch.int64, device=runtime.device)
+        filled(runtime, word, 0)
+        arguments = {"word": word, "programs": 2**20, "num_warps": 4}
+        programs = runtime.resident(meet, (1, 1, 1), arguments)
+        runtime.launch(meet, (programs, 1, 1), (), {**arguments, "programs": programs}, runtime.main_stream())
+        runtime.synchronize()
+        return programs, runtime.sm_count, word.cpu().item()
+
+    for programs, multiprocessors, met in group_of_ranks(1, body):
+        assert programs >= multiprocessors and met == programs
 
 
 def test_fork_and_join_order_a_side_stream(group_of_ranks):

@@ -28,6 +28,11 @@ WAYS = {
     "scatter, stored": ("reduce_scatter_1d", "c[M]", "ldst_inline"),
     "reduce, stored": ("all_reduce_two_shot", "c[]", "ldst_inline"),
     "exchange after, stored": ("all_to_all_1d", "c[M:N]", "ldst_inline"),
+    "gather, reserved": ("all_gather_1d", "a[M]", "ldst_reserved"),
+    "gather, reserved, pull": ("all_gather_1d_pull", "a[M]", "ldst_reserved"),
+    "gather, reserved, ring": ("all_gather_ring", "a[M]", "ldst_reserved"),
+    "gather in the loop, reserved": ("all_gather_1d", "a[K]", "ldst_reserved"),
+    "exchange before, reserved": ("all_to_all_1d", "a[K:M]", "ldst_reserved"),
 }
 """Plan, communicated tensor and, where it is not the copy engine, backend, by what they do together."""
 BY_POINTERS = ("grouped_gemm", "gemm_2d")
@@ -36,7 +41,7 @@ BY_POINTERS = ("grouped_gemm", "gemm_2d")
 
 def takes(name: str, way: str) -> bool:
     """Whether a template can be compiled for a way."""
-    return name in BY_POINTERS or len(WAYS[way]) == 2
+    return name in BY_POINTERS or WAYS[way][2:] != ("ldst_inline",)
 
 
 def template(name: str) -> str:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from overlap.api.fallback import STORING, Choice, check_backend, choose, compare
+from overlap.api.fallback import MOVING, STORING, Choice, check_backend, choose, compare
 from overlap.errors import UsageError
 
 
@@ -38,6 +38,13 @@ def test_plain_stores_carry_results_and_no_inputs():
     with pytest.raises(UsageError, match="ldst_inline stores what a kernel makes") as caught:
         check_backend("ldst_inline")
     assert caught.value.help == "backends: copy_engine, serial"
+
+
+def test_reserved_programs_carry_gathers_alone():
+    assert check_backend("ldst_reserved", MOVING) == "ldst_reserved"
+    with pytest.raises(UsageError, match="ldst_reserved moves what a kernel gathers, and here something else") as caught:
+        check_backend("ldst_reserved", STORING)
+    assert caught.value.help == "backends: copy_engine, ldst_inline, serial"
 
 
 def test_small_tensors_go_serially(fake_group, reachable, monkeypatch):

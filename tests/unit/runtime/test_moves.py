@@ -1,0 +1,106 @@
+"""Pieces of moves: the words that source and destination allow, carried out as the moving programs do."""
+
+import ctypes
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from overlap.backends.base import Realization
+from overlap.errors import UnsupportedError
+from overlap.runtime import moves
+from overlap.runtime.copies import CopyPiece, plan_copy
+from overlap.runtime.moves import piece_words, programs_for
+
+
+def carry_out(words):
+    kind, src, dst, count, row, src_pitch, dst_pitch = words
+    size = kind or 16
+    unit = min(size, 8)
+    assert src % size == 0 and dst % size == 0 and count % row == 0
+    for i in range(count):
+        r, c = divmod(i, row)
+        at, to = (base + r * pitch * unit + c * size for base, pitch in ((src, src_pitch), (dst, dst_pitch)))
+        ctypes.memmove(to, at, size)
+
+
+def memory(nbytes, offset):
+    """Bytes that begin ``offset`` behind a multiple of 16."""
+    base = torch.zeros(nbytes + 32, dtype=torch.uint8)
+    start = -base.data_ptr() % 16 + offset
+    return base[start : start + nbytes]
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "width", "kinds"),
+    [
+        (0, 0, 64, [0]),
+        (2, 2, 100, [1, 0, 1]),
+        (4, 4, 64, [4, 0, 4]),
+        (12, 12, 4, [4]),
+        (3, 3, 5, [1]),
+        (0, 4, 64, [4]),
+        (0, 2, 64, [1]),
+        (0, 0, 7, [1]),
+    ],
+)
+def test_a_row_has_the_widest_words_between_its_ends(here, there, width, kinds):
+    src, dst = memory(width, here), memory(width, there)
+    src.copy_(torch.arange(1, width + 1, dtype=torch.uint8))
+    found = list(piece_words(CopyPiece(dst.data_ptr(), src.data_ptr(), width)))
+    assert [words[0] for words in found] == kinds
+    for words in found:
+        carry_out(words)
+    assert torch.equal(dst, src)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int8, torch.float64])
+@pytest.mark.parametrize("columns", [slice(0, 24), slice(3, 20), slice(8, 16), slice(5, 6)])
+@pytest.mark.parametrize("pitch", [32, 33])
+def test_rows_move_exactly_the_view(dtype, columns, pitch):
+    src = torch.randint(0, 100, (6, 5, pitch)).to(dtype)
+    dst = torch.zeros_like(src)
+    view, to = src[1:4, :, columns], dst[1:4, :, columns]
+    for piece in plan_copy(to, view):
+        for words in piece_words(piece):
+            carry_out(words)
+    expected = torch.zeros_like(src)
+    expected[1:4, :, columns] = view
+    assert torch.equal(dst, expected)
+
+
+def test_aligned_rows_move_in_wide_words():
+    src = torch.zeros(8, 64, dtype=torch.bfloat16)
+    src = src[:, -src.data_ptr() % 16 // 2 :][:, :32]
+    piece = CopyPiece(src.data_ptr() + 4096, src.data_ptr(), 64, 8, 128, 128)
+    assert [words[0] for words in piece_words(piece)] == [16]
+
+
+def test_pieces_that_32_bits_cannot_number_are_cut(monkeypatch):
+    monkeypatch.setattr(moves, "MOST_WORDS", 10)
+    src, dst = memory(700, 4), memory(700, 4)
+    src.copy_(torch.arange(700) % 251)
+    pieces = [CopyPiece(dst.data_ptr(), src.data_ptr(), 400)]
+    pieces.append(CopyPiece(dst.data_ptr() + 400, src.data_ptr() + 400, 52, 3, 100, 100))
+    for piece in pieces:
+        for words in piece_words(piece):
+            assert words[3] <= 10
+            carry_out(words)
+    rows = [*range(400), *(400 + 100 * r + i for r in range(3) for i in range(52))]
+    assert torch.equal(dst[rows], src[rows]) and dst.count_nonzero() == src[rows].count_nonzero()
+
+
+def operator(programs):
+    return SimpleNamespace(name="matmul", realization=Realization("ldst_reserved", comm_sms=programs))
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 7, 78, 108, 114, 132, 144])
+def test_the_number_of_programs_follows_the_device(multiprocessors):
+    assert programs_for(operator(0), multiprocessors, 2 * multiprocessors) == max(1, multiprocessors // 8)
+    assert programs_for(operator(3), multiprocessors, 200) == 3
+
+
+def test_somebody_must_compute():
+    with pytest.raises(UnsupportedError, match="none is left to compute") as caught:
+        programs_for(operator(132), 132, 132)
+    assert caught.value.help == "comm_sms=131 at most"
