@@ -42,7 +42,9 @@ def test_plain_stores_carry_results_and_no_inputs():
 
 def test_reserved_programs_carry_gathers_alone():
     assert check_backend("ldst_reserved", MOVING) == "ldst_reserved"
-    with pytest.raises(UsageError, match="ldst_reserved moves what a kernel gathers, and here something else") as caught:
+    with pytest.raises(
+        UsageError, match="ldst_reserved moves what a kernel gathers, and here something else"
+    ) as caught:
         check_backend("ldst_reserved", STORING)
     assert caught.value.help == "backends: copy_engine, ldst_inline, serial"
 
