@@ -50,8 +50,8 @@ def compile(
         backend: ``copy_engine``, ``ldst_inline`` (results), ``ldst_reserved`` (inputs) or ``serial``; by default fused, and
             serial where that is impossible or slower.
         realization: a `Realization` to start from.
-        path: makes the plan of a collective, which ``plan`` names then (``all_gather``): by a ``template``, made for the
-            links (``synth``), or left to a library (``direct``). It takes ``world``.
+        path: makes the plan of a collective, which ``plan`` names then (``all_gather``): by a ``template``, or made for the
+            links (``synth``). It takes ``world``.
         links: a link file; without, the links are the machine's.
         sizes: extents of the axes of ``on``'s tensors, to which a plan by ``synth`` is pinned: ``{"M": 8192, "K": 4096}``.
         keys: keys of `Realization` (``split=2``, ``num_warps=8``, ``machine="h800"``) and constexpr parameters (``BLOCK_M=128``).

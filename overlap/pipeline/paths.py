@@ -29,15 +29,23 @@ def plan_text(request: Request, program: ProgramModel, on: OnSpec, name: str, re
 
     Raises:
         PlanError: there is no such plan, no such collective or path, or the links do not join the ranks.
-        UsageError: a path without what it takes: a world, and for ``synth`` sizes as well.
+        UsageError: a path without what it takes: a world, and for ``synth`` sizes as well; ``direct``, by which nothing
+            arrives in parts.
     """
     if request.path is None:
         path, text = find_template(name)
     else:
+        step = _step(request, program, on, name)
+        if request.path == "direct":
+            raise UsageError(
+                f"tiles cannot wait for parts of the {step.kind} that a library carries out as a whole",
+                help='--path template or --path synth, or a plan by name; one behind the other is backend="serial" of '
+                "overlap.compile",
+            )
         path, text = collective_text(
-            _step(request, program, on, name),
+            step,
             path=request.path,
-            links=None if request.path == "direct" else _links(request, realization),
+            links=_links(request, realization),
             direction="push" if on.produced else find_backend(realization.backend).default_direction,  # type: ignore[arg-type]
         )
         name = Path(path).stem

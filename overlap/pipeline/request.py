@@ -24,7 +24,7 @@ class Request:
     ``world``: pins the module, None for any; ``mesh``: the grid of as many ranks that plans see. ``settings``:
     Realization keys. ``output``: where the module will be written, for its header.
 
-    With ``path`` (``direct``, ``template`` or ``synth``) each plan is made for a collective: ``plan`` names it, or is empty
+    With ``path`` (``template`` or ``synth``) each plan is made for a collective: ``plan`` names it, or is empty
     for the one that ``on`` asks for. ``links`` is a link file, otherwise links are those of the realization's machine;
     ``sizes`` are axis to extent, of which a plan by ``synth`` is made.
     """

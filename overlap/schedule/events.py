@@ -23,9 +23,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
-from operator import itemgetter
 
 from overlap.chunkplan.links import Link, Links, ticks
 from overlap.chunkplan.order import happens_before, name_op
@@ -35,13 +33,10 @@ from overlap.errors import PlanError, ScheduleError
 from .collective import collective_seconds
 from .collector import no_collector
 from .machine import Machine
-from .timeline import Event, Timeline
+from .records import COPY, FLAG, SUM, TILES, WAIT, Ends, Records
+from .timeline import Timeline
 from .units import Units
-from .wiring import Wiring
 from .work import Work
-
-_COPY, _FLAG, _TILES, _WAIT, _SUM = range(5)
-_KINDS = ("copy", "flag", "tile-run", "wait", "sum")
 
 ItemSize = float | Mapping[str, float]
 """Bytes of an element of all tensors of a plan, or of each by its name."""
@@ -65,15 +60,6 @@ def simulate(
     """
     with no_collector():
         return _Run(plan, machine, work, itemsize, links).timeline()
-
-
-@dataclass(frozen=True)
-class Ends:
-    """The times of a launch without its events: when all has ended, when the last copy has, each rank's tiles alone."""
-
-    total: float
-    copies: float
-    compute: tuple[float, ...]
 
 
 def simulate_ends(
@@ -103,7 +89,7 @@ class _Ports:
         self.out_by, self.into_by = [-1] * world, [-1] * world
 
 
-class _Run(Wiring):
+class _Run(Records):
     """One simulation. Records become events."""
 
     def __init__(
@@ -113,15 +99,13 @@ class _Run(Wiring):
             machine.check_world(plan.world)
         elif links.world != plan.world:
             raise PlanError(f"links of {links.world} ranks for a plan of {plan.world}")
-        super().__init__(plan, work)
-        self.machine, self.links = machine, links
+        super().__init__(plan, work, machine)
+        self.links = links
         # By tensor, the bytes of an element.
         self.width = (
             dict(itemsize) if isinstance(itemsize, Mapping) else {spec.name: float(itemsize) for spec in plan.tensors}
         )
         self.heap: list[tuple[float, int, int]] = []
-        # Records: rank, kind, node, start, end, and the record that let it start.
-        self.records: list[tuple[int, int, int, float, float, int]] = []
         self.ports: dict[str, _Ports] = {}
         self.wires: dict[tuple[str, int, int], tuple[float, int]] = {}
         self.lasts: dict[tuple[int, float], float] = {}
@@ -195,10 +179,6 @@ class _Run(Wiring):
         else:
             self._add(node, now, by)
 
-    def _record(self, rank: int, kind: int, node: int, start: float, end: float, by: int) -> int:
-        self.records.append((rank, kind, node, start, end, by))
-        return len(self.records) - 1
-
     def _copy(self, node: int, now: float, by: int) -> None:
         op = self.ops[node]
         assert not isinstance(op, Collective)
@@ -244,8 +224,8 @@ class _Run(Wiring):
         """Records the copy and its flag; whoever waits for it goes on at the end of the flag."""
         rank, told = self.ids[node][0], end + self.flag
         copied = len(self.records)
-        self.records.append((rank, _COPY, node, start, end, by))
-        self.records.append((rank, _FLAG, node, end, told, copied))
+        self.records.append((rank, COPY, node, start, end, by))
+        self.records.append((rank, FLAG, node, end, told, copied))
         heappush(self.heap, (told, node, copied + 1))
 
     def _link(self, node: int, source: int, target: int) -> Link:
@@ -278,7 +258,7 @@ class _Run(Wiring):
             return
         start = self.entry + self.machine.kernel
         first = self.rank_runs[rank]
-        met = self.last_run[rank] = self._record(rank, _WAIT, -1, 0.0, start, -1)
+        met = self.last_run[rank] = self._record(rank, WAIT, -1, 0.0, start, -1)
         self.tiles_end[rank] = start
         for node in range(first, first + len(work.runs)) if work.as_arrived else (first,):
             self._freed(node, start, met)
@@ -295,10 +275,10 @@ class _Run(Wiring):
         # Runs share a wave, a lane shows one after another: each from where the one before it ended.
         start, end = max(now, idle), max(idle, end)
         if start > idle:
-            self._record(rank, _WAIT, node, idle, start, before)
+            self._record(rank, WAIT, node, idle, start, before)
         else:
             by = before
-        record = self._record(rank, _TILES, node, start, end, by)
+        record = self._record(rank, TILES, node, start, end, by)
         self.last_run[rank], self.tiles_end[rank] = record, end
         if node in self.followers:
             heappush(self.heap, (end, node, record))
@@ -319,7 +299,7 @@ class _Run(Wiring):
             start, by = self.sum_free[rank], self.sum_by[rank]
         seconds = self.machine.kernel + elements * self.width[chunk.tensor] / self.machine.memory
         end = start + ticks(seconds)
-        record = self._record(rank, _SUM, node, start, end, by)
+        record = self._record(rank, SUM, node, start, end, by)
         self.sum_free[rank], self.sum_by[rank] = end, record
         heappush(self.heap, (end, node, record))
 
@@ -332,78 +312,3 @@ class _Run(Wiring):
             f"plan {self.plan.name}: the tiles of rank {rank} never end, some wait for what others behind them make",
             help="let the runs that make chunks stand before those that wait for what becomes of them",
         )
-
-    # Results
-
-    def landed(self) -> dict[OpId, float]:
-        return {self.ids[node]: end for _, kind, node, _, end, _ in self.records if kind == _FLAG}
-
-    def ends(self) -> Ends:
-        total = max((end for *_, end, _ in self.records), default=0.0)
-        copies = max((end for _, kind, _, _, end, _ in self.records if kind == _FLAG), default=0.0)
-        return Ends(total, copies, self._compute())
-
-    def _compute(self) -> tuple[float, ...]:
-        return tuple(map(self._alone, self.work)) or (0.0,) * self.plan.world
-
-    def _alone(self, work: Work) -> float:
-        """The tiles of a rank if they never waited."""
-        paces = {run.seconds for run in work.runs}
-        if len(paces) <= 1:
-            return -(-work.tiles // self.machine.units) * max(paces, default=0.0)
-        units = Units(self.machine.units)
-        return max(units.take(run.tiles, run.seconds, 0.0)[1] for run in work.runs)
-
-    def timeline(self) -> Timeline:
-        """Records as events, in order of start, and the way back from the last to end."""
-        records = self.records
-        events = self._events()
-        path = []
-        end_of = [record[4] for record in records]
-        total = max(end_of, default=0.0)
-        at = end_of.index(total) if records else -1
-        while at >= 0:
-            path.append(events[at])
-            at = records[at][5]
-        events.sort(key=itemgetter(3))
-        wanted = {id(event) for event in path}
-        critical = [place for place, event in enumerate(events) if id(event) in wanted]
-        return Timeline(self.plan.world, tuple(events), tuple(critical), total, self._compute())
-
-    def _events(self) -> list[Event]:
-        """An event for each record. There may be a million: what many share is looked up, and made once."""
-        names: dict[tuple[object, ...], str] = {}
-        lanes: dict[int, str] = {}
-        ops, ids = self.ops, self.ids
-        events: list[Event] = []
-        lane = chunk = label = ""
-        source, op_id = -1, (-1, -1)
-        for rank, kind, node, start, end, _ in self.records:
-            if kind == _COPY:
-                op, op_id = ops[node], ids[node]
-                box = op.dst.box
-                key = (op.dst.tensor, box.lo, box.hi)
-                chunk = names.get(key) or names.setdefault(key, str(op.dst))
-                lane = lanes.get(op.channel) or lanes.setdefault(op.channel, f"copy {op.channel}")
-                if isinstance(op, Collective):
-                    source, label = -1, f"{op.kind} {chunk}"
-                else:
-                    source = op.src_rank
-                    label = f"{op.direction} {chunk} {source} -> {op.dst_rank}"
-                events.append(Event(rank, lane, "copy", start, end, label, chunk, op_id, source))
-            elif kind == _FLAG:
-                # Recorded right behind its copy.
-                events.append(Event(rank, lane, "flag", start, end, chunk, chunk, op_id, source))
-            else:
-                events.append(self._on_units(rank, kind, node, start, end))
-        return events
-
-    def _on_units(self, rank: int, kind: int, node: int, start: float, end: float) -> Event:
-        if kind == _SUM:
-            summed = str(self.sums[node - self.sum_base][1])
-            return Event(rank, "sums", "sum", start, end, f"sum of {summed}", summed)
-        if node < 0:
-            return Event(rank, "tiles", "wait", start, end, "for all ranks to be ready, and the launch")
-        run = self.work[rank].runs[node - self.rank_runs[rank]]
-        label = f"for {run.chunk or run.label}" if kind == _WAIT else run.label or f"{run.tiles} tiles of {run.chunk}"
-        return Event(rank, "tiles", _KINDS[kind], start, end, label, run.chunk, run.op, run.source)

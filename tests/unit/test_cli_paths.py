@@ -170,6 +170,11 @@ COMPILE = ["compile", KERNEL, "--on", "a[M]", "-o", "-"]
         ),
         ([*COMPILE, "--plan", "all_gather_1d", "--shape", "M=8"], "--shape without --path", "every shape"),
         ([*COMPILE, "--plan", "all_gather_1d", "--links", "LINKS"], "--links without --path", "--path"),
+        (
+            [*COMPILE, "--path", "direct", "--world", "4"],
+            "tiles cannot wait for parts of the all_gather",
+            "--path template",
+        ),
         (COMPILE, "no plan", "--plan all_gather_1d"),
         (
             [*COMPILE, "--plan", "all_gather_1d", "--machine", "pcie", "--world", "9"],
