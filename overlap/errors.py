@@ -130,6 +130,10 @@ class DeadlockFault(SimFault):
     kind = "deadlock"
 
 
+class LostSignalFault(SimFault):
+    kind = "lost signal"
+
+
 class StrayAccessFault(SimFault):
     kind = "stray access"
 

@@ -17,6 +17,7 @@ from .clocks import Agent
 from .dtypes import convert, is_narrow_float
 from .fibres import Fibre
 from .memory import Buffer
+from .signals import check_not_lost
 
 if TYPE_CHECKING:
     from .world import World
@@ -153,6 +154,8 @@ class KernelMemory:
                 self._progress(fibre)
             modifies = bool((after != old).any())
             lanes = np.arange(ptrs.size)[picked] if ptrs.size > 1 else None
+            if op == "xchg" and dtype == np.int64 and buffer.copies is not None:
+                check_not_lost(self._shadow, fibre, buffer, offsets)
             self._synchronise(fibre, buffer, offsets, dtype, sem, scope, modifies=modifies, lanes=lanes)
             if modifies and op == "add" and dtype == np.int64 and buffer.copies is not None:
                 for offset, value in zip(offsets.tolist(), after.tolist(), strict=True):
@@ -210,6 +213,7 @@ class KernelMemory:
             word = buffer.word(int(offsets[0]))
             if sem in ("acquire", "acq_rel"):
                 word.acquire(agent, scope)
+                word.heard = True
             if not modifies:
                 self._note(agent, buffer, int(offsets[0]), word.last, sem, scope)
             if publishes:
@@ -218,6 +222,7 @@ class KernelMemory:
                 agent.releases.add(agent.step)
             if modifies:
                 word.last = (agent, sem, scope)
+                word.heard = False
         elif modifies and dtype == np.int64 and buffer.copies is not None:
             for lane, offset in zip(lanes.tolist(), offsets.tolist(), strict=True):
                 word = buffer.word(offset)

@@ -82,9 +82,10 @@ class SyncWord:
     ``system`` holds releases at system scope; ``device[rank]`` those at any scope by agents of that rank, which
     only agents of the same rank may rely on at gpu scope. ``last`` is (agent, semantics, scope) of the last change.
     ``counted`` says what an acquire learns at each value a counter had since it was last reset: (value, system clock).
+    ``heard``: whether anybody has acquired the word since its last change.
     """
 
-    __slots__ = ("system", "device", "last", "version", "counted")
+    __slots__ = ("system", "device", "last", "version", "counted", "heard")
 
     def __init__(self) -> None:
         self.system: Clock = {}
@@ -92,6 +93,7 @@ class SyncWord:
         self.last: tuple[Agent, str, str] | None = None
         self.version = 0
         self.counted: list[tuple[int, Clock]] = []
+        self.heard = True
 
     def count(self, value: int) -> None:
         """Notes that an addition has brought the word to ``value``; a value that is no growth follows a reset."""

@@ -72,6 +72,11 @@ class _Poisoned(TorchDispatchMode):
         super().__init__()
         self._world = world
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is traced on simulated ranks, and asking torch not to imports its compiler: seconds in every process."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _EMPTY and self._world.current_runtime() is not None:

@@ -23,7 +23,16 @@ class RegionNames:
 
     def __call__(self, element: int) -> str:
         found = self._find(element)
-        return "" if found is None else _told(*found, _index(found[1], element))
+        if found is None:
+            return self.signal(element)
+        return _told(*found, _index(found[1], element))
+
+    def signal(self, word: int) -> str:
+        """The signal that an int64 word is, of the tensors that kernels of users share."""
+        for made in getattr(self._runtime, "overlap_symmetric", ()):
+            if made.words_at(self._address):
+                return made.signal_at(self._address + 8 * word)
+        return ""
 
     def of_tensor(self) -> bool:
         """Whether the buffer is the memory of a communicated tensor, so that what is copied of it is data, not flags."""

@@ -1,8 +1,9 @@
-"""What a check of a generated module, or of a plan alone, found, as text."""
+"""What a check of a generated module, of a plan alone or of a user's own host code found, as text."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from overlap.chunkplan.plan import CommPlan
 from overlap.errors import OverlapError
@@ -69,15 +70,8 @@ class SimReport:
         lines.append(NOT_COVERED)
         for fault in self.faults:
             lines += ["", fault.error.render()]
-        lines.append("ok" if self.ok else self._last_line())
+        lines.append("ok" if self.ok else _last_line(self.faults[0], "--seed {}"))
         return "\n".join(lines)
-
-    def _last_line(self) -> str:
-        fault = self.faults[0]
-        message = fault.error.message.split(" while nothing orders")[0]
-        prefix = f"{fault.kind}: "
-        message = message.removeprefix(prefix)
-        return f"fault: {fault.kind} with seed {fault.seed} (--seed {fault.seed} shows it again): {message}"
 
 
 @dataclass
@@ -119,18 +113,70 @@ class PlanReport:
             )
         for fault in self.faults:
             lines += ["", fault.error.render()]
-        lines.append("ok" if self.ok else self._last_line())
+        lines.append("ok" if self.ok else _last_line(self.faults[0], "--seed {}"))
         return "\n".join(lines)
 
-    def _last_line(self) -> str:
-        fault = self.faults[0]
-        message = fault.error.message.split(" while nothing orders")[0].removeprefix(f"{fault.kind}: ")
-        again = (
-            f"with seed {fault.seed} (--seed {fault.seed} shows it again)"
-            if fault.seed >= 0
-            else "in an explored order"
-        )
-        return f"fault: {fault.kind} {again}: {message}"
+
+@dataclass
+class RanksReport:
+    """The result of `check_ranks`: seeds run, orders explored, faults found, what every rank returned.
+
+    ``results[seed][rank]`` is what the body returned there. ``unheard`` names signals that were raised and never waited for
+    afterwards. ``explored`` runs went through every order within the bound if ``complete``; a fault of theirs has the
+    seed -1. ``asked``: whether anybody has looked at the outcome.
+    """
+
+    body: str
+    world: int
+    sms: int
+    seeds: list[int] = field(default_factory=list)
+    explored: int = 0
+    complete: bool = False
+    found: list[Fault] = field(default_factory=list)
+    results: dict[int, list[Any]] = field(default_factory=dict)
+    unheard: list[str] = field(default_factory=list)
+    steps: int = 0
+    asked: bool = False
+
+    @property
+    def faults(self) -> list[Fault]:
+        """What was found: at most one fault, the first."""
+        self.asked = True
+        return self.found
+
+    @property
+    def ok(self) -> bool:
+        """Whether no fault was found."""
+        return not self.faults
+
+    def __str__(self) -> str:
+        ranks = f"{self.world} rank{'s' if self.world != 1 else ''}"
+        lines = [
+            f"{self.body}: {ranks} of {self.sms} SMs",
+            f"seeds run: {_ranges(self.seeds)} ({self.steps} scheduling points)",
+        ]
+        if self.explored:
+            whole = "all of them" if self.complete else "not all"
+            lines.append(f"orders explored: {self.explored}, {whole} within the bound on preemptions")
+        if not self.found:
+            lines.append("no race, deadlock, lost signal, stray access or missing write")
+        lines += [f"raised, and never waited for afterwards: {signal}" for signal in self.unheard]
+        lines.append(NOT_COVERED)
+        for fault in self.found:
+            lines += ["", fault.error.render()]
+        lines.append(_last_line(self.found[0], "seeds=[{}]") if self.found else "ok")
+        return "\n".join(lines)
+
+
+def _last_line(fault: Fault, again: str) -> str:
+    """The kind of fault, how to see it again (``again``, of a seed), and the beginning of its message."""
+    message = fault.error.message.split(" while nothing orders")[0].removeprefix(f"{fault.kind}: ")
+    how = (
+        f"with seed {fault.seed} ({again.format(fault.seed)} shows it again)"
+        if fault.seed >= 0
+        else "in an explored order"
+    )
+    return f"fault: {fault.kind} {how}: {message}"
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -118,6 +118,16 @@ class Shadow:
         else:
             self.read(buffer, index, access)
 
+    def unordered_writer(self, buffer: Buffer, granule: int, agent: Agent) -> Access | None:
+        """The last writer of a flag, if it is another agent's and ``agent`` has not learnt of it.
+
+        Who acquires a release learns of the steps before it, and so that the release itself has happened.
+        """
+        before = self._accesses[int(buffer.writer[granule])]
+        if before is None or before.agent is agent or before.agent.covers(agent.clock, before.step - 1):
+            return None
+        return before
+
     def first_never_written(self, buffer: Buffer, index: np.ndarray) -> tuple[int, int] | None:
         """(first element, count) of the elements that nobody ever wrote."""
         missing = index[buffer.writer[index] == NEVER_WRITTEN]

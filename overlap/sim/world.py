@@ -95,7 +95,7 @@ class World:
             except OverlapError:
                 raise
             except Exception as error:
-                raise self._crash(error) from error
+                raise self.crash(error, self.scheduler.failed) from error
         return [host.result for host in hosts]
 
     def current_runtime(self) -> SimRuntime | None:
@@ -224,9 +224,8 @@ class World:
         help = "\n".join([*lines, *([resident] if resident else [])])
         return DeadlockFault(f"deadlock: nothing can run: {lines[0]}", where=where, help=help)
 
-    def _crash(self, error: Exception) -> OverlapError:
+    def crash(self, error: Exception, fibre: Fibre | None) -> OverlapError:
         """An exception of host code as a fault at its line; a refused descriptor at the line that makes it."""
-        fibre = self.scheduler.failed
         name = fibre.agent.name if fibre is not None else "the run"
         where = caller = None
         trace = error.__traceback__

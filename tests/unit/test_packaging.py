@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-# Part of CUDA installations of torch, or of an extra; imported only where a GPU was found.
-OPTIONAL = {"cuda", "nvshmem"}
+# Part of CUDA installations of torch, or of an extra; imported only where a GPU was found. pytest imports its plugin itself.
+OPTIONAL = {"cuda", "nvshmem", "pytest"}
 DISTRIBUTION = {"yaml": "pyyaml"}
 
 
