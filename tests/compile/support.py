@@ -37,6 +37,11 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         dict(c_ptr=meta(4096, dtype=torch.float32), N=4096, BLOCK=1024, ol_table=meta(256, dtype=torch.int32)),
         dict(num_warps=4),
     ),
+    "signals": (
+        dict(x_ptr=meta(4096, dtype=torch.float32), out_ptr=meta(4096, dtype=torch.float32))
+        | dict(box_ptr=meta(4096, dtype=torch.float32), h=state(), launch=7, BLOCK=1024),
+        dict(num_warps=4),
+    ),
     "persistent": (
         dict(a_ptr=meta(4096, 4096), b_ptr=meta(4096, 4096), c_ptr=meta(4096, 4096), M=4096, N=4096, K=4096)
         | dict(BLOCK=128, SMS=132, FLAT=False),

@@ -1,0 +1,29 @@
+"""The words as listed are the words that there are, and the page shows them."""
+
+import sys
+
+from overlap import language
+from overlap.language.words import WORDS, table
+
+
+def test_every_word_is_listed_with_its_parameters():
+    functions = {name: word for name, word in vars(language).items() if hasattr(word, "arg_names") and name[0] != "_"}
+    assert {name: tuple(word.arg_names) for name, word in functions.items()} == {
+        name: word.params for name, word in WORDS.items()
+    }
+    assert all(word.__doc__ for word in functions.values())
+
+
+def test_words_of_users_say_which_rule_they_obey():
+    public = {word.name for word in WORDS.values() if word.public}
+    assert public >= {"rank", "num_ranks", "symm_at", "wait", "notify", "put", "get", "after"}
+    nvidia = {name for name, word in vars(language).items() if "asm" in getattr(word, "src", "") and name in WORDS}
+    assert {name for name, word in WORDS.items() if word.nvidia} >= nvidia
+
+
+def test_the_page_shows_todays_words(repo):
+    sys.path.insert(0, str(repo / "tests" / "support"))
+    import language_page
+
+    page = language_page.PAGE.read_text()
+    assert language_page.with_parts(page, words=table()) == page, "run python tests/support/language_page.py --write"
