@@ -12,10 +12,11 @@ from overlap.errors import PlanError
 
 from .memory import Place, PlaceId, adds
 from .order import HappensBefore, also_at, collective_groups, name_op
-from .parts import Parts, Twice, disjoint, initial, part_numbers, placed, put, ranks_of, together
+from .parts import Parts, Twice, disjoint, initial, placed, put, ranks_of, together
 from .plan import P2P, Chunk, Collective, CommPlan, OpId
 from .reduction import REDUCTIONS
 from .region import Box, uncovered
+from .summands import Summands
 
 
 class Contributions:
@@ -38,7 +39,8 @@ class Contributions:
         self.checked = checked
         self.brought: dict[OpId, Parts] = {}
         """What each operation puts at its destination."""
-        self._parts = part_numbers(plan)
+        self._summands = Summands(plan)
+        self._parts = self._summands.numbers
         self._when = {op_id: number for number, op_id in enumerate(order.order)}
         self._known: dict[tuple[PlaceId, Box, tuple[OpId, ...]], Parts] = {}
         self._carry(self._feeding())
@@ -60,10 +62,11 @@ class Contributions:
                 if twice is not None:
                     raise self._twice(twice)
         for rank, tensor, parts in promised:
-            everyone = sum(1 << part for part in self._of_group((rank, tensor)))
-            for box, mask, _ in sorted(parts, key=lambda part: part[0].lo):
-                if mask != everyone:
-                    raise self._missing(rank, Chunk(tensor, box), mask)
+            for whole, mask, _ in sorted(parts, key=lambda part: part[0].lo):
+                for box in self._summands.cut(tensor, rank, whole):
+                    wanted = self._summands.wanted(tensor, rank, box, mask)
+                    if mask != wanted:
+                        raise self._missing(rank, Chunk(tensor, box), mask, wanted)
 
     # Values
 
@@ -97,12 +100,6 @@ class Contributions:
     def _part(self, at: PlaceId) -> int:
         """The number of the part that a rank holds of a tensor."""
         return self._parts[at[1]][at[0]]
-
-    def _of_group(self, at: PlaceId) -> list[int]:
-        """The numbers of all parts of the sum that a rank takes part in."""
-        rank, tensor = at
-        group = self.plan.tensor(tensor).group
-        return list(dict.fromkeys(p for r, p in enumerate(self._parts[tensor]) if group(r) == group(rank)))
 
     def _holders(self, tensor: str, mask: int) -> list[int]:
         """A rank for each part that ``mask`` counts."""
@@ -206,12 +203,11 @@ class Contributions:
             + (also_at(self.plan, first, second) if isinstance(first, tuple) else ""),
         )
 
-    def _missing(self, rank: int, chunk: Chunk, mask: int) -> PlanError:
+    def _missing(self, rank: int, chunk: Chunk, mask: int, wanted: int) -> PlanError:
         at = (rank, chunk.tensor)
-        own = self._of_group(at)
-        lost = next((part for part in own if not mask >> part & 1), None)
-        if lost is None:
-            return self._foreign(rank, chunk, mask & ~sum(1 << part for part in own))
+        if not wanted & ~mask:
+            return self._foreign(rank, chunk, mask & ~wanted)
+        lost = ranks_of(wanted & ~mask)[0]
         holder = self._holder(chunk.tensor, lost)
         said = f"plan {self.plan.name}: rank {rank} ends with {chunk} without the part of rank {holder}"
         replaced = self._replaced(at, chunk.box, lost)
@@ -234,14 +230,18 @@ class Contributions:
         return PlanError(said, where=self.plan.where(), help=way)
 
     def _foreign(self, rank: int, chunk: Chunk, mask: int) -> PlanError:
-        """A sum that counts something of another group, which came by way of another tensor."""
+        """A sum that counts something else, which came by way of another tensor."""
         other = next((name for name, parts in self._parts.items() if ranks_of(mask)[0] in parts), chunk.tensor)
         holder = self._holder(other, ranks_of(mask)[0])
+        group = self.plan.tensor(chunk.tensor).group
+        apart = group(holder) != group(rank)
         return PlanError(
-            f"plan {self.plan.name}: rank {rank} ends with {chunk} that counts {other} of rank {holder}, which is in "
-            "another group",
+            f"plan {self.plan.name}: rank {rank} ends with {chunk} that counts {other} of rank {holder}, which is "
+            + ("in another group" if apart else f"no part of {chunk.tensor}"),
             where=self.plan.where(),
-            help="a sum counts the ranks of one group: give both tensors the same `groups`",
+            help="a sum counts the ranks of one group: give both tensors the same `groups`"
+            if apart
+            else f"rank {holder} holds a part of {chunk.tensor} itself: leave that out of `before`, or do not add {other}",
         )
 
     def _late_error(self, said: str, bringer: OpId, reader: OpId) -> PlanError:

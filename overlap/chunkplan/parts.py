@@ -1,6 +1,6 @@
 """Boxes with the ranks that their values count, and how values are merged into them.
 
-Sets of ranks are bit masks: bit r stands for the part of rank r, or for what `part_numbers` says.
+Sets of ranks are bit masks: bits stand for parts, as `summands.Summands` numbers them.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from .plan import CommPlan, OpId
+from .plan import OpId
 from .region import Box, overlap_of, uncovered
 
 
@@ -28,17 +28,6 @@ class Twice(NamedTuple):
 
 Parts = list[tuple[Box, int, Twice | None]]
 """Disjoint boxes, each with the ranks it counts, and what it counts twice: that goes along until it is replaced."""
-
-
-def part_numbers(plan: CommPlan) -> dict[str, tuple[int, ...]]:
-    """The number of the part that each rank holds of each tensor; parts of different groups have different numbers."""
-    numbers: dict[tuple[int, int], int] = {}
-    found = {}
-    for spec in plan.tensors:
-        groups = spec.groups or (0,) * plan.world
-        parts = spec.parts or tuple(groups[:rank].count(group) for rank, group in enumerate(groups))
-        found[spec.name] = tuple(numbers.setdefault(own, len(numbers)) for own in zip(groups, parts, strict=True))
-    return found
 
 
 def ranks_of(mask: int) -> list[int]:

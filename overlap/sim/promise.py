@@ -82,16 +82,19 @@ class Promise:
         moves = [op for _, op in plan.items() if isinstance(op, P2P) and op.src.tensor != op.dst.tensor]
         if not moves:
             return
-        held = {spec.name: np.zeros(spec.shape, bool) for spec in plan.tensors}
-        for chunks in plan.before:
+        held = {
+            name: {kind: np.zeros(value.shape, bool) for kind, value in values.items()}
+            for name, values in self._values.items()
+        }
+        for rank, chunks in enumerate(plan.before):
             for chunk in chunks:
-                held[chunk.tensor][_index(chunk.box)] = True
+                held[chunk.tensor][self._kind(chunk.tensor, rank)][_index(chunk.box)] = True
         for _ in plan.tensors:  # as far as a chain of tensors goes
             for op in moves:
-                fresh = ~held[op.dst.tensor][_index(op.dst.box)]
                 for kind, into in self._values[op.dst.tensor].items():
                     if kind[0] != self._kind(op.dst.tensor, op.dst_rank)[0]:
                         continue
+                    fresh = ~held[op.dst.tensor][kind][_index(op.dst.box)]
                     if op.dst.tensor in self._partial:
                         source = self._values[op.src.tensor].get(kind, self._total(op.src.tensor, op.src_rank))
                     else:

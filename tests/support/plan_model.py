@@ -48,23 +48,40 @@ class PlanModel:
             lanes[lane] = op_id
         self.sources = {op_id: places(op.src_rank, op.src) for op_id, op in self.ops.items()}
         self.targets = {op_id: places(op.dst_rank, op.dst) for op_id, op in self.ops.items()}
+        self.summed = self._feeding(self.reduced)
+        """Tensors whose values are told apart by what they count."""
         self.start: dict[Place, object] = {
-            place: Counter({self.part(chunk.tensor, rank): 1}) if chunk.tensor in self.reduced else HERE
+            place: Counter({(chunk.tensor, *self.kind(chunk.tensor, rank)): 1}) if chunk.tensor in self.summed else HERE
             for rank, chunks in enumerate(plan.before)
             for chunk in chunks
             for place in places(rank, chunk)
         }
         self._carried: dict[OpId, list[object]] = {}
 
-    def part(self, tensor: str, rank: int) -> tuple[int, int]:
+    def _feeding(self, tensors: set[str]) -> set[str]:
+        found = set(tensors)
+        while more := {op.src.tensor for op in self.ops.values() if op.dst.tensor in found} - found:
+            found |= more
+        return found
+
+    def kind(self, tensor: str, rank: int) -> tuple[int, int]:
         """The rank's group, and which part of its group's sum it holds."""
         spec = self.plan.tensor(tensor)
         return spec.group(rank), spec.parts[rank] if spec.parts else rank
 
-    def whole(self, tensor: str, rank: int) -> set[tuple[int, int]]:
-        """All parts of the sum of the rank's group."""
-        group = self.plan.tensor(tensor).group
-        return {self.part(tensor, r) for r in range(self.plan.world) if group(r) == group(rank)}
+    def is_whole(self, place: Place, counted: Counter) -> bool:
+        """Whether a value counts one part of each kind: the tensor's own, or where no rank holds that, another one's."""
+        rank, tensor, element = place
+        kinds = {self.kind(tensor, r): False for r in range(self.plan.world)}
+        kinds = {kind: own for kind, own in kinds.items() if kind[0] == self.plan.tensor(tensor).group(rank)}
+        for r in range(self.plan.world):
+            if (r, tensor, element) in self.start and self.kind(tensor, r) in kinds:
+                kinds[self.kind(tensor, r)] = True
+        for kind, own in kinds.items():
+            found = [name for name, *other in counted if tuple(other) == kind]
+            if len(found) != 1 or (found[0] == tensor) != own:
+                return False
+        return len(counted) == len(kinds)
 
     # Orders
 
@@ -166,7 +183,7 @@ class PlanModel:
                 found.add("never arrives")
             elif place[1] in self.reduced:
                 assert isinstance(value, Counter)
-                if set(value) != self.whole(place[1], place[0]):
+                if not self.is_whole(place, value):
                     found.add("a part is missing")
                 if max(value.values()) > 1:
                     found.add("counted twice")

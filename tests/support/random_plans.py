@@ -69,8 +69,10 @@ def right_plan(dice: random.Random) -> CommPlan:
         world = dice.randint(2, 4)
         moves, sums = TensorSpec("a", _shape(dice)), TensorSpec("c", _shape(dice))
         return merge_plans([_moves(dice, moves, world), _sums(dice, sums, world)], name="moves_and_sums")
-    if kind < 0.78:
+    if kind < 0.75:
         return _packed(dice, dice.randint(1, 4))
+    if kind < 0.79:
+        return _gathered_parts(dice, dice.randint(2, 4))
     if kind < 0.85:
         return _grouped(dice)
     return _template(dice)
@@ -368,6 +370,29 @@ class _Summing:
 
     def _holder(self, part: int) -> int:
         return self.dice.choice([rank for rank, own in enumerate(self.parts) if own == part])
+
+
+def _gathered_parts(dice: random.Random, world: int) -> CommPlan:
+    """Every rank holds a part in ``p``; pieces are summed in ``c``, onto a part that lies there or is copied there first."""
+    shape = _shape(dice)
+    growth = _Growth(dice, world)
+    before: list[list[Chunk]] = [[Chunk("p", Box.whole(shape))] for _ in range(world)]
+    after: list[list[Chunk]] = [[] for _ in range(world)]
+    for box in _cut(dice, Box.whole(shape), dice.randint(1, world)):
+        part, total, root = Chunk("p", box), Chunk("c", box), dice.randrange(world)
+        needs: set[Key] = set()
+        if dice.random() < 0.5:
+            before[root].append(total)
+        else:
+            needs = {growth.add(_moved(dice, root, root, part, total), set())}
+        ranks = [rank for rank in range(world) if rank != root]
+        dice.shuffle(ranks)
+        summed = {growth.add(_moved(dice, rank, root, part, total, SUM), needs) for rank in ranks}
+        after[root].append(total)
+        if dice.random() < 0.5:
+            growth.add(P2P("push", root, ranks[0], total, total), summed | needs)
+            after[ranks[0]].append(total)
+    return _plan("gathered_parts", world, (TensorSpec("c", shape), TensorSpec("p", shape)), before, after, growth)
 
 
 def _grouped(dice: random.Random) -> CommPlan:

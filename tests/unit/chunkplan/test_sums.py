@@ -477,3 +477,21 @@ def test_only_sums_that_reach_what_is_promised_are_counted():
     assert said in refusal(replace(unseen, ops=(twice, (on,)), after=((whole,), ()))).message
     partly = replace(unseen, after=((), (rows(0, 2),)))
     assert "in c[0:2, 0:2] on rank 1" in refusal(partly).message
+
+
+def test_parts_of_another_tensor_stand_for_those_that_nobody_holds():
+    """Rank 1's part of c lies in p. If rank 1 also holds c, then p is another summand, and c's is missing."""
+    total, part = rows(0, 8), rows(0, 8, "p")
+    tensors = (TensorSpec("c", (8, 2)), TensorSpec("p", (8, 2)))
+    ops = ((), (P2P("push", 1, 0, part, total, reduce=SUM),))
+    plan = CommPlan("x", 2, tensors, ((total,), (part,)), ((total,), ()), ops)
+    verify_plan(plan)
+    both = replace(plan, before=((total,), (part, total)))
+    assert "rank 0 ends with c[0:8, 0:2] without the part of rank 1" in refusal(both).message
+    # Element by element: of rows 0 to 2 rank 1 holds its part of c.
+    partly = refusal(replace(plan, before=((total,), (part, rows(0, 2)))))
+    assert "rank 0 ends with c[0:2, 0:2] without the part of rank 1" in partly.message
+    more = (ops[1][0], P2P("push", 1, 0, total, total, reduce=SUM))
+    extra = refusal(replace(both, ops=((), more)))
+    assert "rank 0 ends with c[0:8, 0:2] that counts p of rank 1, which is no part of c" in extra.message
+    assert "or do not add p" in extra.help
