@@ -74,6 +74,9 @@ class ModuleCheck:
         module = load_module(path, search=(os.path.dirname(os.path.abspath(self.original)),))
         self.operator = find_operator(module)
         self.host = getattr(module, self.operator.name)
+        if sms is None:
+            # Multiprocessors that are asked for to move chunks come on top of those there are by default.
+            self.sms += self.operator.realization.comm_sms
         if self.operator.world is not None and self.operator.world != world:
             raise UsageError(f"{path} was compiled for {self.operator.world} ranks, not for {world}")
         check_sizes(self.operator, self.sizes)
