@@ -147,7 +147,7 @@ def test_pieces_that_are_no_box_come_one_by_one(group):
     text = """
 plan: ends
 before: shard(rank)
-after: [span(0, 1), "span(extent - 1, extent)"]
+after: ["span(0, 1)", "span(extent - 1, extent)"]
 ops:
   - {when: rank > 0, pull: "span(0, 1)", from: 0}
   - {when: rank < world - 1, pull: "span(extent - 1, extent)", from: world - 1}
