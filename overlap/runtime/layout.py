@@ -1,13 +1,14 @@
 """Where the parts of a communicated tensor lie in a rank's symmetric memory. Pure; every rank computes every rank's.
 
     gathered input       | window: the whole tensor; the own shard and what arrives                          |
-    all-to-all input     | window: what the kernel sees | source: the own shard, for peers to take from       |
+    all-to-all input     | window: what the kernel sees | source: the own shard, for peers to take | relay ... |
     produced output      | window: the kernel's partial | slot of an op | slot ... | kept sum | kept sum ...  |
 
 Offsets are in elements of the tensor's dtype, each region on a boundary of `ALIGNMENT` elements. The window is dense in
 the tensor's memory order, everything else dense and row-major. A slot takes what one operation brings; no two
 operations share one, so nothing that lands waits for anything else to be read. Without a kernel that holds for what is
-added; what replaces lands in its place, as the plan's order allows.
+added; what replaces lands in its place, as the plan's order allows. A relay takes what one operation brings to a rank whose
+kernel does not see it, for others.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class RankLayout:
     """One rank's memory of one tensor. ``size`` in elements; keys of ``kept`` are the operations that send the sum on.
 
     ``places``: of a plan without a kernel, whose window is empty: what the rank holds, and what lands where it belongs.
+    ``relays``: of an input, what lands here for other ranks, and the kernel does not see.
     """
 
     window: Region
@@ -70,6 +72,7 @@ class RankLayout:
     slots: dict[OpId, Region] = field(default_factory=dict)
     kept: dict[tuple[OpId, ...], Region] = field(default_factory=dict)
     places: tuple[Region, ...] = ()
+    relays: dict[OpId, Region] = field(default_factory=dict)
 
     def regions(self) -> Iterator[Region]:
         """All regions in the order of their offsets."""
@@ -79,6 +82,7 @@ class RankLayout:
         yield from self.places
         yield from (slot for slot in self.slots.values() if slot not in self.places)
         yield from self.kept.values()
+        yield from self.relays.values()
 
     def own(self, box: Box) -> Region:
         """Where the rank's own value of ``box`` is: in one of its places, else in the window."""
@@ -101,24 +105,42 @@ def dense_strides(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, 
 def input_layout(plan: CommPlan, tensor: str, rank: int, window: Box, order: tuple[int, ...]) -> RankLayout:
     """Memory of an input on ``rank``: what arrives lands in the window, where the kernel reads it.
 
-    A rank that holds parts outside its window (all-to-all) has a region of its own for them.
+    A rank that holds parts outside its window (all-to-all) has a region of its own for them, and so has each operation
+    that brings what the rank passes on.
 
     Raises:
-        UnsupportedError: an operation brings elements that the kernel of this rank does not see.
+        UnsupportedError: an operation brings elements of which the kernel of this rank sees a part.
     """
+    seen = Region(tensor, 0, window, order)
+    end = _aligned(seen.end)
+    rows = tuple(range(window.ndim))
+    held = bounding(chunk.box for chunk in plan.before[rank] if chunk.tensor == tensor)
+    source = None
+    if held is not None and not window.contains(held):
+        source = Region(f"{tensor} before", end, held, rows)
+        end = _aligned(source.end)
+    relays: dict[OpId, Region] = {}
     for op_id, op in landings(plan, tensor, rank):
-        if not window.contains(op.dst.box):
+        if window.contains(op.dst.box):
+            continue
+        if window.overlaps(op.dst.box):
             raise UnsupportedError(
                 f"plan {plan.name}, {name_op(plan, op_id)} brings {op.dst} to rank {rank}, whose kernel sees {tensor}{window}",
                 where=plan.where(op_id),
-                help="send every rank only what it holds afterwards",
+                help="bring what the kernel sees and what is passed on by operations of their own",
             )
-    seen = Region(tensor, 0, window, order)
-    held = bounding(chunk.box for chunk in plan.before[rank] if chunk.tensor == tensor)
-    if held is None or window.contains(held):
-        return RankLayout(seen)
-    rows = tuple(range(held.ndim))
-    return RankLayout(seen, Region(f"{tensor} before", _aligned(seen.end), held, rows))
+        relays[op_id] = Region(f"relay of {op.dst}", end, op.dst.box, rows)
+        end = _aligned(relays[op_id].end)
+    layout = RankLayout(seen, source, relays=relays)
+    for op_id, sent in plan.items() if relays else ():
+        if isinstance(sent, P2P) and (sent.src_rank, sent.src.tensor) == (rank, tensor):
+            if not source_region(layout, op_id, sent.src.box).box.contains(sent.src.box):
+                raise UnsupportedError(
+                    f"plan {plan.name}, {name_op(plan, op_id)} passes {sent.src} on, which came to rank {rank} in pieces",
+                    where=plan.where(op_id),
+                    help="pass on each piece as it came",
+                )
+    return layout
 
 
 def output_layout(
@@ -234,19 +256,22 @@ def landings(plan: CommPlan, tensor: str, rank: int) -> Iterator[tuple[OpId, P2P
 def source_region(layout: RankLayout, op_id: OpId, box: Box) -> Region:
     """Where the source of an operation lies on its source rank.
 
-    A sum made for it; else what the rank held before; else what has arrived in its place or in the window.
+    A sum made for it; else what the rank held before; else what has arrived: to be passed on, in its place or in the window.
     """
     for ops, region in layout.kept.items():
         if op_id in ops and region.box.contains(box):
             return region
     if layout.source is not None and layout.source.box.contains(box):
         return layout.source
+    for relay in layout.relays.values():
+        if relay.box.contains(box) and not layout.window.box.contains(box):
+            return relay
     return layout.own(box)
 
 
 def destination_region(layout: RankLayout, op_id: OpId) -> Region:
     """Where an operation lands on its destination rank."""
-    return layout.slots.get(op_id, layout.window)
+    return layout.slots.get(op_id) or layout.relays.get(op_id, layout.window)
 
 
 def _aligned(offset: int) -> int:

@@ -13,8 +13,10 @@ all-to-alls, whose kernel gets or makes the rank's part of one dimension.
 from __future__ import annotations
 
 import difflib
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 
 from overlap.chunkplan.plan import Chunk, Collective, CommPlan, OpId
@@ -96,7 +98,24 @@ class DependenceGraph:
 
     def needed(self, origin: Sequence[int], counts: Sequence[int]) -> frozenset[OpId]:
         """Operations that some tile of a box of tiles reads the result of."""
-        return frozenset(op for op, sets in self.arriving.items() if any(s.meets(origin, counts) for s in sets))
+        if not self.axes:
+            return frozenset(op for op, sets in self.arriving.items() if any(s.meets(origin, counts) for s in sets))
+        axis, begins, found, widest = self._along
+        first = bisect_left(begins, origin[axis] - widest + 1)
+        last = bisect_left(begins, origin[axis] + counts[axis])
+        return frozenset(op for op, tiles in found[first:last] if tiles.meets(origin, counts))
+
+    @cached_property
+    def _along(self) -> tuple[int, list[int], list[tuple[OpId, TileSet]], int]:
+        """The axis along which the tiles that read chunks differ most; where intervals of them begin there, ascending, with
+        their operations and sets; and the longest interval. A question then costs as much as it has answers, about.
+        """
+        sets = [(op, tiles) for op, found in self.arriving.items() for tiles in found if not tiles.empty]
+        axis = max(range(len(self.axes)), key=lambda axis: len({tiles.intervals[axis] for _, tiles in sets}))
+        entries = [(lo, hi, number) for number, (_, tiles) in enumerate(sets) for lo, hi in tiles.intervals[axis]]
+        entries.sort()
+        widest = max((hi - lo for lo, hi, _ in entries), default=0)
+        return axis, [lo for lo, _, _ in entries], [sets[number] for _, _, number in entries], widest
 
     def makes(self, origin: Sequence[int], counts: Sequence[int]) -> tuple[int, ...]:
         """Positions in ``made`` of the chunks that some tile of a box of tiles writes to."""

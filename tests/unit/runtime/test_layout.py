@@ -7,8 +7,9 @@ import pytest
 
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.library import find_template
+from overlap.chunkplan.mesh import Mesh
 from overlap.chunkplan.order import happens_before
-from overlap.chunkplan.plan import P2P, TensorSpec
+from overlap.chunkplan.plan import P2P, Chunk, CommPlan, TensorSpec
 from overlap.chunkplan.region import Box
 from overlap.errors import UnsupportedError
 from overlap.runtime.layout import (
@@ -101,6 +102,42 @@ def test_an_exchange_sends_from_memory_of_its_own_and_lands_in_the_window():
     assert layout.window.box == Box((0, 2), (9, 4))
     assert layout.source is not None and layout.source.box == Box((3, 0), (6, 6))
     assert layout.source.at(Box((4, 3), (5, 5))) == layout.source.offset + 1 * 6 + 3
+
+
+@pytest.mark.parametrize("mesh", [(2, 2), (2, 3), (3, 2), (1, 4)])
+@pytest.mark.parametrize("split", [1, 2])
+def test_what_is_only_passed_on_has_memory_of_its_own(mesh, split):
+    """Each relayed piece lands in a region of its own, outside the window, and is sent on from there."""
+    _, text = find_template("all_to_all_2d")
+    world, grid = math.prod(mesh), Mesh(mesh, ("node", "gpu"))
+    given = {"tensor": TensorSpec("c", (13, 11)), "dim": 0, "to_dim": 1, "split": split, "mesh": grid}
+    plan = build_plan(text, world=world, **given)
+    relayed = 0
+    for rank in range(world):
+        layout = part_layout(plan, comm_of("all_to_all", False), rank, (0, 1))
+        spans = sorted((r.offset, r.end) for r in layout.regions() if not r.box.empty)
+        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
+        assert layout.size == max(end for _, end in spans)
+        for op_id, op in plan.items():
+            if op.dst_rank == rank:
+                region = destination_region(layout, op_id)
+                assert region.box.contains(op.dst.box) and (region is layout.window) == (op_id not in layout.relays)
+            if op.src_rank == rank and not op.src.box.empty:
+                region = source_region(layout, op_id, op.src.box)
+                assert region.box.contains(op.src.box) and region is not layout.window
+                relayed += region in layout.relays.values()
+    assert (relayed > 0) == (min(mesh) > 1)
+
+
+def test_what_came_in_pieces_cannot_be_passed_on_as_one():
+    whole, rows = Chunk("c", Box((0, 0), (2, 4))), [Chunk("c", Box((i, 0), (i + 1, 4))) for i in range(2)]
+    pulls = [P2P("pull", 0, 1, row, row) for row in rows]
+    on = P2P("pull", 1, 2, whole, whole, depends=((1, 1),))
+    plan = CommPlan("p", 3, (TensorSpec("c", (8, 4)),), ((whole,), (), ()), ((),) * 3, ((), tuple(pulls), (on,)))
+    window = Box((4, 0), (8, 4))
+    with pytest.raises(UnsupportedError, match=r"passes c\[0:2, 0:4\] on, which came to rank 1 in pieces"):
+        input_layout(plan, "c", 1, window, (0, 1))
+    assert not input_layout(plan, "c", 2, Box((0, 0), (8, 4)), (0, 1)).relays
 
 
 def test_what_the_kernel_does_not_see_cannot_land():
