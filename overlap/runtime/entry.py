@@ -1,4 +1,4 @@
-"""The entry kernel and the wait kernel: the launch protocol's own Triton code.
+"""The entry kernel, the wait kernel and the moving kernel: the launch protocol's own Triton code.
 
     entry:  wait done[p] >= n-1 of all peers | stage the own shard | counters = 0 | epoch = n | ready[me] = n at all peers
             | wait ready[p] >= n
@@ -136,3 +136,9 @@ def entry_kernel(
 def wait_kernel(flag, state):
     """Holds a stream until ``flag`` (on this rank or a peer) reaches this rank's epoch."""
     ol.poll(flag, ol.now(state), state)
+
+
+@triton.jit
+def move_kernel(moves, state):
+    """Programs that move chunks (`overlap.language.move_chunks`) where a rank has no tile, so that no user's kernel runs."""
+    ol.move_chunks(moves, state, ol.now(state))

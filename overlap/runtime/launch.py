@@ -21,6 +21,7 @@ from overlap.schedule import steps as st
 from overlap.schedule.moves import Move
 
 from .bound_plan import BoundPlan
+from .entry import move_kernel
 from .instance import Instance, LaunchTable
 from .moves import Grid, Reserved, reserved
 from .opening import Opening, layout_key
@@ -36,6 +37,7 @@ STEP_FILTER: Callable[[int, tuple[st.Step, ...]], tuple[st.Step, ...]] | None = 
 IN_FLIGHT = "overlap"
 """One launch is in flight on a device at a time: two that spin side by side could each hold what the other needs."""
 
+MOVE_WARPS = 8
 Nothing: Mapping[str, torch.Tensor] = {}
 
 
@@ -90,34 +92,39 @@ def launch(
     ours = {operator.ours[0]: table.words, operator.ours[1]: instance.state, **range_arguments(instance, bound)}
     if operator.stores:
         ours[operator.ours[-1]] = table.slots
+    kernel, options, place = bound.kernel, bound.options, operator.ours[-1]
     if operator.moves:
         # What is moved is known once the kernel is compiled; until then a table like any other stands for it.
-        ours[operator.ours[-1]] = instance.state
-    arguments = {**bound.arguments, **ours, **bound.options}
+        ours[place] = instance.state
+    arguments = {**bound.arguments, **ours, **options}
+    if operator.moves and not table.tiles:
+        # The user's kernel has nothing to do, and no descriptors of what is empty are made for it.
+        kernel, options, place, grid = move_kernel, {"num_warps": MOVE_WARPS}, "moves", (0, 1, 1)
+        arguments = {"moves": instance.state, "state": instance.state, **options}
     steps, opening = _opened(instance, given)
-    variant = variant_of(bound.kernel, arguments)
+    variant = variant_of(kernel, arguments)
     moves = next((step.moves for step in steps if isinstance(step, st.Kernel)), ())
-    key = (variant.key, bound.kernel, grid)
+    key = (variant.key, kernel, grid)
 
     def warm() -> None:
         _warm(instance, opening, results)
         if operator.moves:
             _reserved(instance, key, moves, arguments)
         elif table.tiles:
-            _ready_kernel(instance, key, arguments, arguments.keys() - bound.options.keys())
+            _ready_kernel(instance, key, arguments, arguments.keys() - options.keys())
 
     _meet(instance, (table, variant.key, *_layouts(results)), warm)
     if operator.moves:
         beside = _reserved(instance, key, moves, arguments)
-        arguments[operator.ours[-1]], grid = beside.words, beside.grid
-        key = (variant.key, bound.kernel, grid)
+        arguments[place], grid = beside.words, beside.grid
+        key = (variant.key, kernel, grid)
     main = runtime.main_stream()
     if variant.exact and (table.tiles or moves):
-        passed = {name: value for name, value in arguments.items() if name not in bound.options}
-        kernel = partial(_ready_kernel(instance, key, arguments, passed), main, **passed)
+        passed = {name: value for name, value in arguments.items() if name not in options}
+        enqueue = partial(_ready_kernel(instance, key, arguments, passed), main, **passed)
     else:
-        kernel = partial(runtime.launch, bound.kernel, grid, (), arguments, main)
-    _carry_out(instance, table, opening, steps, _Launch(main, kernel, given, results, behind))
+        enqueue = partial(runtime.launch, kernel, grid, (), arguments, main)
+    _carry_out(instance, table, opening, steps, _Launch(main, enqueue, given, results, behind))
 
 
 Key = tuple[Any, Any, Grid]
