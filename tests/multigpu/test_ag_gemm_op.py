@@ -14,7 +14,7 @@ import overlap
 from overlap.api.fallback import choose
 from overlap.chunkplan.region import shard_interval
 from overlap.codegen.module_io import load_module
-from overlap.errors import RuntimeContractError
+from overlap.errors import RuntimeContractError, UnsupportedError
 from overlap.ops import ag_gemm, last_plan
 from overlap.runtime.protocol import runtime_of
 from tests.support.ranks import delay, template
@@ -117,6 +117,40 @@ def test_several_weights_on_one_gather(group, dim, plan):
         wrongs.append((gathered != gather.whole).any())
         wrongs += [wrong(y, gather.whole, w, b) for y, w, b in zip(ys, weights, biases, strict=True)]
     assert not torch.stack(wrongs).any()
+    overlap.check(group)
+
+
+@pytest.mark.parametrize("plan", ["all_gather_1d_pull", "all_gather_1d_push", "all_gather_ring"])
+@pytest.mark.parametrize("programs", [0, 1, 5, 32])
+def test_programs_of_the_kernel_move_the_shards(group, programs, plan):
+    wrongs = []
+    for seed, (m, n, k) in enumerate([(8192, 2048, 4096), *SHAPES[2:]] * 2):
+        for dim, shape in ((0, (m, k)), (1, (2, m, k))):
+            gather = Gather(group, shape, dim, torch.bfloat16, seed)
+            w = gather.weight(n, seed)
+            delay(seed, gather.rank)
+            y, gathered = gather.call(w, backend="ldst_reserved", comm_sms=programs, plan=plan, return_gathered=True)
+            wrongs += [wrong(y, gather.whole, w), (gathered != gather.whole).any()]
+            assert last_plan().backend == "ldst_reserved"
+    assert not torch.stack(wrongs).any()
+    overlap.check(group)
+
+
+def test_a_rank_without_columns_moves_its_shard_all_the_same(group):
+    for seed in range(3):
+        gather = Gather(group, (515, 96), 0, torch.bfloat16, seed)
+        w = gather.weight(64 if gather.rank else 0, seed)
+        y, gathered = gather.call(w, backend="ldst_reserved", return_gathered=True)
+        assert torch.equal(gathered, gather.whole) and not wrong(y, gather.whole, w)
+    overlap.check(group)
+
+
+def test_more_programs_than_can_be_resident_are_refused(group):
+    gather = Gather(group, (1000, 96), 0, torch.bfloat16, 1)
+    w = gather.weight(128, 1)
+    with pytest.raises(UnsupportedError, match="resident at a time, so none is left to compute"):
+        gather.call(w, backend="ldst_reserved", comm_sms=10**5)
+    assert not wrong(gather.call(w, backend="ldst_reserved"), gather.whole, w)
     overlap.check(group)
 
 

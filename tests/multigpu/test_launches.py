@@ -60,7 +60,7 @@ def test_launches_alternating_over_two_streams(generated, group, way):
     assert not torch.stack(results).any()
 
 
-@pytest.mark.parametrize("way", ["gather, pull", "scatter", "exchange before"])
+@pytest.mark.parametrize("way", ["gather, pull", "gather, reserved", "scatter", "exchange before"])
 def test_inputs_freed_and_reused_right_after_the_call(generated, group, way):
     on, module = WAYS[way][1], generated(template("grouped_gemm"), *WAYS[way])
     product = Product(group, 2048, 136, 512, torch.float16, on=on)
@@ -107,7 +107,10 @@ def test_shapes_that_differ_every_call_share_memory(generated, group, plan):
     Product(group, 512, 136, 96, torch.float16).check(module, 0)
 
 
-@pytest.mark.parametrize("way", ["gather, pull", "scatter", "reduce, two shots", "exchange before", "exchange after"])
+@pytest.mark.parametrize(
+    "way",
+    ["gather, pull", "gather, reserved", "scatter", "reduce, two shots", "exchange before", "exchange after"],
+)
 def test_growing_shapes_and_a_release_in_between(generated, group, way):
     on, module = WAYS[way][1], generated(template("grouped_gemm"), *WAYS[way])
     for round_ in range(2):
@@ -117,7 +120,7 @@ def test_growing_shapes_and_a_release_in_between(generated, group, way):
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("way", ["gather, pull", "scatter", "reduce, one shot"])
+@pytest.mark.parametrize("way", ["gather, pull", "gather, reserved", "scatter", "reduce, one shot"])
 def test_two_sub_groups_of_a_2x2_mesh_at_once(generated, process_group, way):
     """Rows and columns of the mesh: a global rank used for a rank of the group would read another group's memory."""
     on, module = WAYS[way][1], generated(template("grouped_gemm"), *WAYS[way])
