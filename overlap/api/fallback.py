@@ -17,14 +17,16 @@ from typing import Any
 import torch
 
 from overlap import settings
+from overlap.backends.capabilities import Need, check_named, names
 from overlap.errors import UsageError
 
-BACKENDS = ("copy_engine", "serial")
-STORING = ("copy_engine", "ldst_inline", "serial")
+BACKENDS = names("input", "result")
+"""What an operator may be asked to take where it is said no other way."""
+STORING = names("result")
 """Where what is communicated is a result."""
-MOVING = ("copy_engine", "ldst_reserved", "serial")
+MOVING = names("input")
 """Where it is an input that a kernel gathers."""
-KNOWN = ("copy_engine", "ldst_inline", "ldst_reserved", "serial")
+KNOWN = names()
 """All that an operator may be compiled with."""
 
 
@@ -44,21 +46,9 @@ def check_backend(name: str | None, known: tuple[str, ...] = BACKENDS) -> str | 
         known: those there are.
 
     Raises:
-        UsageError: it is none of them; the nearest is named.
+        UsageError: it is none of them; says why, or names the nearest.
     """
-    if name is None or name in known:
-        return name
-    if name in KNOWN:
-        why = "stores what a kernel makes" if name in STORING else "moves what a kernel gathers"
-        raise UsageError(
-            f"{name} {why}, and here {'an input' if name in STORING else 'something else'} is communicated",
-            help=f"backends: {', '.join(known)}",
-        )
-    from difflib import get_close_matches
-
-    near = get_close_matches(name, known, 1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise UsageError(f"unknown backend {name!r}", help=f"{hint}backends: {', '.join(known)}")
+    return check_named(name, known, Need("this operator", moves="result" if known == STORING else "input"))
 
 
 def choose(group: Any, tensor: torch.Tensor, gathered_bytes: int, asked: str | None) -> Choice:

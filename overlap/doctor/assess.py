@@ -6,6 +6,7 @@ import difflib
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -42,7 +43,6 @@ WATCHED = (
     "TRITON_CACHE_DIR",
     *NO_MULTICAST,
 )
-TMA_CAPABILITY = (9, 0)
 OTHER_VARIABLES = {"OVERLAP_SWEEP"}
 """Read by the tests and the Makefile."""
 
@@ -73,6 +73,7 @@ def examine(answers: Answers | None = None) -> Examination:
         peers=peers,
         providers=providers,
         provider=_chosen(providers),
+        abilities=_abilities(),
         backends=_backends(answers, parts, providers, devices),
         multicast=_multicast(os.environ),
         settings=values,
@@ -165,6 +166,14 @@ def _chosen(providers: dict[str, Verdict]) -> str:
     return next((name for name in _allowed(providers) if providers[name].ok), "")
 
 
+def _abilities() -> tuple[tuple[str, ...], ...]:
+    try:
+        from overlap.backends.capabilities import HEADINGS, rows
+    except Exception:  # A broken installation; the parts say what is wrong with it.
+        return ()
+    return (HEADINGS, *rows())
+
+
 def _backends(
     answers: Answers,
     parts: dict[str, Verdict],
@@ -185,14 +194,25 @@ def _backends(
             missing.append(f"no symmetric memory: {why}")
         if backend.writer == "copy engine" and devices and not answers["driver_calls"]["ok"]:
             missing.append(f"cuda-bindings: {answers['driver_calls']['error']}")
-        if backend.writer == "tma store":
-            old = [d for d in devices if d.capability < TMA_CAPABILITY]
-            missing += [f"GPU {d.index} is sm_{d.capability[0]}{d.capability[1]}, TMA needs sm_90" for d in old]
+        oldest = backend.compute_capability
+        if oldest is not None:
+            needed = f"TMA needs sm_{oldest[0]}{oldest[1]}"
+            old = [d for d in devices if d.capability < oldest]
+            missing += [f"GPU {d.index} is sm_{d.capability[0]}{d.capability[1]}, {needed}" for d in old]
+        if answers["triton"]["ok"] and _numbers(answers["triton"].get("version", "")) < backend.triton:
+            needed = ".".join(map(str, backend.triton))
+            missing.append(f"Triton is {answers['triton'].get('version')}, {backend.name} needs {needed}")
         if devices and not shutil.which(os.environ.get("CC", "")) and not any(map(shutil.which, ("gcc", "clang"))):
             missing.append("Triton needs a C compiler: neither gcc nor clang is there")
         run = Verdict(not missing, "; ".join(missing) or f"up to {len(devices)} ranks")
         found.append(BackendAbility(backend.name, backend.directions, parts["compiler"], parts["simulator"], run))
     return tuple(found)
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    """Major and minor of a version; (0, 0) of what is none."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def _multicast(environment: Mapping[str, str]) -> Verdict:

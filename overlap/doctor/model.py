@@ -61,6 +61,7 @@ class Examination:
 
     ``parts``: compiler, simulator, build, GPUs. ``peers[i][j]``: device i can read and write the memory of device j.
     ``providers``: where symmetric memory could come from; ``provider``: the one that would be taken, empty for none.
+    ``abilities``: the table of what backends can do anywhere, its headings first; ``backends``: what each could do here.
     ``environment``: variables of others that matter here.
     """
 
@@ -76,6 +77,7 @@ class Examination:
     peers: tuple[tuple[bool, ...], ...]
     providers: dict[str, Verdict]
     provider: str
+    abilities: tuple[tuple[str, ...], ...]
     backends: tuple[BackendAbility, ...]
     multicast: Verdict
     settings: tuple[SettingValue, ...]

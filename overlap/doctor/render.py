@@ -85,10 +85,13 @@ def tables(found: Examination) -> Iterator[Table]:
         (name, "yes" if name == found.provider else "no", _say(verdict)) for name, verdict in found.providers.items()
     ]
     yield "symmetric memory", ("provider", "taken", "usable"), providers
+    if found.abilities:
+        headings, *rows = found.abilities
+        yield "what backends can do", headings, rows
     abilities = [
         (b.name, " ".join(b.directions), _say(b.compile), _say(b.simulate), _say(b.run)) for b in found.backends
     ]
-    yield "backends", ("backend", "directions", "compile", "simulate", "run here"), abilities
+    yield "backends here", ("backend", "directions", "compile", "simulate", "run here"), abilities
     settings = [(s.variable, f"{s.value} ({s.error})" if s.error else s.value, s.source) for s in found.settings]
     settings += [(name, "not a setting", "environment") for name in found.unknown]
     yield "settings", ("variable", "value", "from"), settings

@@ -9,6 +9,7 @@ from overlap.annotate.model import Axis, ProgramModel
 from overlap.annotate.on import OnSpec
 from overlap.backends import backend as find_backend
 from overlap.backends.base import Realization
+from overlap.backends.capabilities import Need, check_operations, require
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.merge import merge_plans
 from overlap.chunkplan.pins import pins_of
@@ -17,7 +18,6 @@ from overlap.chunkplan.region import Box
 from overlap.chunkplan.verify import verify_contributions, verify_plan
 from overlap.chunkplan.window import kernel_window
 from overlap.codegen import PlanText
-from overlap.errors import UnsupportedError
 from overlap.schedule.cut import cut_along
 from overlap.schedule.events import ItemSize
 from overlap.schedule.machine import machine_for
@@ -105,6 +105,7 @@ def plan_for(
         path=text.path,
     )
     verify_plan(plan)
+    check_operations(plan, realization.backend)
     check_kind(plan, on)
     if on.reduces:
         verify_contributions(plan, on.tensor)
@@ -115,20 +116,11 @@ def check_backend(ons: Sequence[OnSpec], realization: Realization) -> None:
     """Refuses a backend that cannot move these tensors.
 
     Raises:
-        UnsupportedError: names the tensor and the nearest backend that can.
+        UnsupportedError: names the tensor and the backends that can.
     """
-    chosen = find_backend(realization.backend)
     for on in ons:
-        if chosen.inline and not on.produced:
-            raise UnsupportedError(
-                f"{on}: {chosen.name} stores what a kernel makes, and `{on.tensor}` is an input",
-                help="--backend copy_engine or ldst_reserved",
-            )
-        if chosen.reserved and on.produced:
-            raise UnsupportedError(
-                f"{on}: {chosen.name} moves what a kernel reads, and `{on.tensor}` is a result",
-                help="--backend copy_engine, or ldst_inline where the kernel stores it to pointers",
-            )
+        moves = "result" if on.produced else "input"
+        require(find_backend(realization.backend), Need(str(on), on.tensor, moves))
 
 
 def plan_launch(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
 from overlap import doctor
-from overlap.backends import Backend, backends
+from overlap.backends import Backend, backends, capabilities
 from overlap.cli import main
 from overlap.doctor import assess
 from overlap.doctor.children import NO_MULTICAST, ask
@@ -130,6 +131,19 @@ def test_a_backend_that_writes_by_tma_needs_sm_90(monkeypatch):
     by_name = {b.name: b for b in examined(torch={"devices": old, "peers": [[True]]}).backends}
     assert by_name["tma"].run.why == "GPU 0 is sm_80, TMA needs sm_90"
     assert by_name["copy_engine"].run.ok
+
+
+def test_a_triton_that_is_too_old_for_a_backend():
+    found = examined(triton={"version": "3.5.1"})
+    assert found.backends[0].run.why == "Triton is 3.5.1, copy_engine needs 3.6"
+
+
+def test_the_table_of_what_backends_can_do():
+    found = examined()
+    assert found.abilities == (capabilities.HEADINGS, *capabilities.rows())
+    text = doctor.as_text(found)
+    shown = text[text.index("what backends can do") : text.index("backends here")].splitlines()
+    assert [line.split()[0] for line in shown[1:] if line] == ["backend", *backends, "serial"]
 
 
 def test_no_c_compiler(monkeypatch):
@@ -255,4 +269,4 @@ def test_commands_that_miss_a_package_point_at_the_doctor(broken, repo, tmp_path
     assert "overlap doctor" in done.stderr
     listed = run_doctor(repo, tmp_path, "overlap --help")
     assert listed.returncode == 0
-    assert "compile   Not usable here: No module named 'libcst'" in listed.stdout
+    assert re.search(r"^ +compile +Not usable here: No module named 'libcst'$", listed.stdout, re.M)

@@ -42,11 +42,11 @@ def test_plain_stores_carry_results_and_no_inputs():
 
 def test_reserved_programs_carry_gathers_alone():
     assert check_backend("ldst_reserved", MOVING) == "ldst_reserved"
-    with pytest.raises(
-        UsageError, match="ldst_reserved moves what a kernel gathers, and here something else"
-    ) as caught:
+    with pytest.raises(UsageError, match="ldst_reserved moves what a kernel reads, .* is a result") as caught:
         check_backend("ldst_reserved", STORING)
     assert caught.value.help == "backends: copy_engine, ldst_inline, serial"
+    with pytest.raises(UsageError, match="ldst_reserved does not serve this operator"):
+        check_backend("ldst_reserved")
 
 
 def test_small_tensors_go_serially(fake_group, reachable, monkeypatch):

@@ -1,0 +1,113 @@
+"""What backends can do: one table, shown as it is, and refused by its cells wherever a backend is asked for."""
+
+import re
+
+import pytest
+
+from overlap.backends import Backend, backends, capabilities
+from overlap.backends.capabilities import Need, check_named, check_operations, names, require, table
+from overlap.chunkplan.build import build_plan
+from overlap.chunkplan.plan import TensorSpec
+from overlap.cli import main
+from overlap.errors import UnsupportedError, UsageError
+
+
+def page(repo) -> str:
+    return (repo / "docs" / "backends.md").read_text()
+
+
+def test_the_page_shows_the_table(repo):
+    assert f"<!-- table -->\n{table()}\n" in page(repo)
+
+
+def test_the_page_has_a_part_for_every_backend(repo):
+    assert re.findall(r"^## (\w+)$", page(repo), re.M) == list(names())
+
+
+def run(capsys, *arguments: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    return ended.value.code, capsys.readouterr().err
+
+
+def test_the_page_shows_todays_refusal(repo, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(repo)
+    command, told = re.search(r"<!-- refusal -->\n```\noverlap (.*?)\n```\n```\n(.*?)```", page(repo), re.S).groups()
+    words = [word.strip("'") for word in command.split()]
+    assert run(capsys, *words, "-o", str(tmp_path / "out.py")) == (2, told)
+
+
+def test_a_plans_operation_may_not_name_another_backend(repo, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(repo)
+    text = (repo / "templates/plans/all_gather_1d.yaml").read_text()
+    kernel = "templates/kernels/grouped_gemm.py"
+    for name, told in (
+        ("nvshmem", "unknown backend 'nvshmem'"),
+        ("copy_engin", "did you mean 'copy_engine'?"),
+        ("ldst_reserved", "an operation asks for ldst_reserved, the call for copy_engine"),
+    ):
+        plan = tmp_path / "plan.yaml"
+        plan.write_text(text.replace("    from: peer\n", f"    from: peer\n    backend: {name}\n"))
+        code, said = run(capsys, "compile", kernel, "--plan", str(plan), "--on", "a[M]", "-o", str(tmp_path / "o.py"))
+        assert code == 2 and told in said
+        assert re.match(rf"{plan}:\d+:\d+: ", said)
+        built = build_plan(plan.read_text(), world=2, tensor=TensorSpec("a", (4, 4)), dim=0, path=str(plan))
+        if name in backends:
+            check_operations(built, name)
+
+
+ALL = {"triton": (3, 9), "capability": (9, 0)}
+TMA = Backend("tma", "push", ("push",), False, False, False, True, "tma store", triton=(3, 8))
+
+
+@pytest.mark.parametrize(
+    ("need", "why"),
+    [
+        ({"moves": "input"}, ""),
+        ({"directions": ("push",), **ALL}, ""),
+        ({"directions": ("push", "pull")}, "tma can only push, and this is a pull"),
+        ({"reduce": True}, "tma does not add where chunks arrive"),
+        ({"strided": True}, "tma moves whole rows alone, and this is a part of each"),
+        ({"far": True}, "tma reaches peers by pointer, and no pointer reaches this one"),
+        ({"triton": (3, 7)}, "tma needs Triton 3.8, here is 3.7"),
+        ({"capability": (8, 9)}, "tma needs sm_90, here is sm_89"),
+    ],
+)
+def test_every_column_refuses(monkeypatch, need, why):
+    monkeypatch.setitem(backends, "tma", TMA)
+    wanted = Need("a request", **need)
+    assert wanted.lacking(TMA) == why
+    if not why:
+        require(TMA, wanted)
+        return
+    with pytest.raises(UnsupportedError, match="a request: tma ") as caught:
+        require(TMA, wanted)
+    able = [b for b in backends.values() if not wanted.lacking(b)]
+    assert all(b.name in caught.value.help for b in able)
+    assert able or caught.value.help == 'no backend can; backend="serial" does'
+
+
+def test_the_row_of_a_backend_says_where_it_runs(monkeypatch):
+    monkeypatch.setitem(backends, "tma", TMA)
+    assert (
+        "| tma | inputs, results | yes | no | no | no | no | some reserved | 3.8 and later | NVIDIA sm_90 and later |"
+        in (table())
+    )
+    assert "tma" in names("input", "result") and capabilities.rows()[-2][0] == "tma"
+
+
+def test_nobody_lists_backends_by_hand():
+    """What operators and the decorator take follows from the table."""
+    from overlap.api.fallback import BACKENDS, KNOWN, MOVING, STORING
+
+    for name, backend in backends.items():
+        assert name in KNOWN
+        assert (name in MOVING, name in STORING) == ("input" in backend.moves, "result" in backend.moves)
+        assert (name in BACKENDS) == (len(backend.moves) == 2)
+
+
+def test_a_name_that_is_none_names_the_nearest():
+    assert check_named(None, names(), Need("it")) is None and check_named("serial", names(), Need("it")) == "serial"
+    with pytest.raises(UsageError, match="unknown backend 'copyengine'") as caught:
+        check_named("copyengine", names(), Need("it"))
+    assert caught.value.help.startswith("did you mean 'copy_engine'? backends: copy_engine, ")
