@@ -8,6 +8,7 @@ and writes nothing. Operations must not collide anywhere; values matter only whe
 A box names values: inside one tensor a chunk keeps its place. The value of a chunk of a reduced tensor, as an operation
 sees it, is the rank's own part combined with exactly those reductions into it that happen before; a plain move that
 happens before replaces it. Reductions that are not ordered with the operation are not seen, and collide with nothing.
+Parts of a sum may come from another tensor, where no rank holds the sum's own (`summands.py`).
 """
 
 from __future__ import annotations

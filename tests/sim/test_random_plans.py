@@ -23,7 +23,7 @@ from tests.support.random_plans import cases
 
 SWEEP = os.environ.get("OVERLAP_SWEEP") == "1"
 BLOCKS = 20
-PLANS = 2000 if SWEEP else 100
+PLANS = 2000 if SWEEP else 80
 SEEDS = (0, 1) if SWEEP else (0,)
 
 

@@ -15,7 +15,7 @@ from overlap.errors import PlanError
 from tests.support.plan_model import faults_of
 from tests.support.random_plans import BREAKS, Case, case, cases
 
-COUNT = 20_000 if os.environ.get("OVERLAP_SWEEP") == "1" else 1200
+COUNT = 20_000 if os.environ.get("OVERLAP_SWEEP") == "1" else 700
 KINDS = {
     "never finishes",
     "race",
