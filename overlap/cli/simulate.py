@@ -1,27 +1,128 @@
-"""``overlap simulate``: a generated module on N simulated ranks, against the original kernel."""
+"""``overlap simulate``: a generated module on simulated ranks against the original kernel, or a plan against its promise."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import click
 
+from overlap.chunkplan.build import build_plan
+from overlap.chunkplan.counts import CountArray
+from overlap.chunkplan.memory import reduced_tensors
 from overlap.chunkplan.mesh import Mesh
+from overlap.chunkplan.plan import CommPlan
 from overlap.errors import UsageError
 
-from .options import need, ranks_of, run_options, world_options
+from .named import PlanSource, plan_source
+from .options import need, path_options, ranks_of, read_counts_options, run_options, world_options
 
 
 @click.command("simulate")
-@click.argument("file", metavar="OUT.py")
+@click.argument("file", metavar="[OUT.py]", required=False)
+@click.option(
+    "--plan", metavar="NAME|FILE.yaml", help="Simulate a plan on its own, without any kernel, instead of OUT.py."
+)
+@click.option("--on", metavar="TENSOR[AXIS]", help="Of --plan: tensor and axis, as in `overlap check`.")
+@click.option("--split", type=click.IntRange(min=1), help="Of --plan: chunks that every transfer is cut into.")
+@click.option(
+    "--counts", multiple=True, metavar="NAME=FILE", help="Of --plan: sizes known at a call, as in `overlap check`."
+)
+@path_options
 @world_options
 @run_options
 def command(
-    file: str, world: int | None, mesh: Mesh | None, shape: dict[str, int], dtype: str, seeds: int, seed: int | None
+    file: str | None,
+    plan: str | None,
+    on: str | None,
+    split: int | None,
+    counts: tuple[str, ...],
+    path: str | None,
+    links: str | None,
+    machine: str | None,
+    world: int | None,
+    mesh: Mesh | None,
+    shape: dict[str, int],
+    dtype: str,
+    seeds: int,
+    seed: int | None,
 ) -> None:
-    """Run OUT.py on simulated ranks: races, deadlocks, stray accesses, wrong or missing values."""
-    simulate(file, world=ranks_of(world, mesh), shape=shape, dtype=dtype, seeds=seeds, seed=seed, command="simulate")
+    """Run OUT.py, or a plan alone, on simulated ranks: races, deadlocks, stray accesses, wrong or missing values.
+
+    A plan's ranks hold random numbers, and must end with what the plan promises of them.
+    """
+    ranks = ranks_of(world, mesh)
+    if (file is None) == (plan is None):
+        said = "both a module and --plan" if plan is not None else "neither a module nor --plan"
+        raise UsageError(f"{said} to simulate", help="overlap simulate OUT.py ..., or overlap simulate --plan NAME ...")
+    if file is not None:
+        options = {
+            "--on": on,
+            "--split": split,
+            "--counts": counts,
+            "--path": path,
+            "--links": links,
+            "--machine": machine,
+        }
+        for option, value in options.items():
+            if value:
+                raise UsageError(f"{option} says what --plan is, and {file} has its plan", help=f"leave {option} out")
+        simulate(file, world=ranks, shape=shape, dtype=dtype, seeds=seeds, seed=seed, command="simulate")
+        return
+    assert plan is not None
+    source = plan_source(
+        plan,
+        shape=shape,
+        on=on,
+        world=ranks,
+        mesh=mesh,
+        path=path,
+        links=links,
+        machine=machine,
+        direction="pull",
+        split=split or 1,
+    )
+    simulate_plan(_built(source, ranks, mesh, read_counts_options(counts)), dtype=dtype, seeds=seeds, seed=seed)
+
+
+def _built(source: PlanSource, world: int, mesh: Mesh | None, counts: Mapping[str, CountArray]) -> CommPlan:
+    """The plan, pulled, or pushed where it adds."""
+
+    def build(direction: str) -> CommPlan:
+        return build_plan(
+            source.text,
+            world=world,
+            tensor=source.tensor,
+            dim=source.dim,
+            to_dim=source.to_dim,
+            split=source.split,
+            direction=direction,
+            path=source.file,
+            mesh=mesh,
+            counts=counts,
+        )
+
+    plan = build("pull")
+    return build("push") if reduced_tensors(plan) else plan
+
+
+def simulate_plan(plan: CommPlan, *, dtype: str, seeds: int, seed: int | None) -> None:
+    """Carries a plan out on simulated ranks and prints the report; its last line is ``ok`` or the fault.
+
+    Raises:
+        SystemExit: 1 when a fault was found.
+        PlanError: the plan does not keep its promise.
+    """
+    need("simulate", "torch", "triton")
+    interpret()
+    from overlap.sim import check_plan
+
+    chosen = [seed] if seed is not None else list(range(seeds))
+    with _progress(f"simulating {plan.world} ranks", len(chosen)) as advance:
+        report = check_plan(plan, seeds=chosen, dtype=dtype, progress=advance)
+    click.echo(str(report).rstrip("\n"))
+    if not report.ok:
+        raise SystemExit(1)
 
 
 def simulate(

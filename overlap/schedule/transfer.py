@@ -137,5 +137,5 @@ def _check(plan: CommPlan) -> None:
             raise UnsupportedError(
                 f"plan {plan.name}, {name_op(plan, op_id)}: a copy engine cannot do a collective",
                 where=plan.where(op_id),
-                help="write it as pushes or pulls of chunks",
+                help="write it as pushes or pulls of chunks; overlap.transfer hands plans of collectives to a library",
             )
