@@ -17,8 +17,19 @@ _WAIT = Block(threads=32, registers=64, shared=0)
 
 
 def compiled(kernel: Any, grid: Any, kwargs: dict[str, Any]) -> Any:
-    """The compiled kernel that a launch with these arguments would run, loaded onto the device."""
+    """The compiled kernel that a launch with these arguments would run, loaded onto the device.
+
+    Triton's hooks belong to whoever set them: they are called as in any launch, and none is set here.
+
+    Raises:
+        UnsupportedError: a hook of somebody else has taken the compilation over.
+    """
     made = kernel.warmup(grid=grid, **kwargs)
+    if made is None:
+        raise UnsupportedError(
+            f"`triton.knobs.runtime.jit_cache_hook` has taken over the compilation of `{kernel.__name__}`, and gives no kernel",
+            help="a hook that only watches returns None or False",
+        )
     if hasattr(made, "result"):
         made = made.result()
     made._init_handles()
