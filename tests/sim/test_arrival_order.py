@@ -33,8 +33,8 @@ def test_ranks_run_in_the_order_that_is_explained(machine, repo, tmp_path: Path,
     plan = tmp_path / "spread.yaml"
     plan.write_text(SPREAD)
     unit = SourceUnit.from_file(str(repo / "templates" / "kernels" / "grouped_gemm.py"))
-    settings = {} if machine is None else {"machine": machine}
-    sizes = {"M": 256, "N": 48, "K": 40}
+    settings = {"BLOCK_M": "16", "BLOCK_N": "16", "BLOCK_K": "16"} | ({} if machine is None else {"machine": machine})
+    sizes = {"M": 64, "N": 20, "K": 24}
     request = Request(unit, str(plan), "a[M]", world=4, mesh=Mesh((2, 2)), settings=settings)
     compilation = compile_source(request)
     shown = planned(compilation, world=4, sizes=sizes).schedules

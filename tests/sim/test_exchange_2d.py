@@ -20,7 +20,7 @@ from overlap.sim import check_module
 
 SHAPES = {
     "even": {"M": 24, "N": 16, "K": 32},
-    "uneven": {"M": 37, "N": 22, "K": 21},
+    "uneven": {"M": 21, "N": 19, "K": 18},
     "empty": {"M": 3, "N": 3, "K": 3},
 }
 
