@@ -44,6 +44,16 @@ def test_what_is_not_aligned_is_read_element_by_element():
     assert re.search(r"ld\.global\.b16", ptx) and not re.search(r"ld\.global\.v", ptx)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "vec"), [(torch.int8, 16), (torch.int16, 8), (torch.int32, 4), (torch.int64, 2), (torch.int64, 1)]
+)
+def test_what_is_only_moved_goes_as_integers(dtype, vec):
+    """As transfers move tensors of any dtype: one summand a piece, and no arithmetic on the way."""
+    made = built(dtype=dtype, out=dtype, vec=vec, summands=1)
+    assert check(made, guarded=["data"], flags="state") == []
+    assert re.search(r"ld\.global\.(v4\.b32|v2\.b64)" if vec > 1 else r"ld\.global\.b64", made.assembly)
+
+
 @pytest.mark.parametrize("vec", [1, 8])
 def test_it_obeys_the_rules(vec):
     made = built(vec=vec)
