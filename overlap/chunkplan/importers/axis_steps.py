@@ -77,7 +77,11 @@ class AxisStep:
 
 
 def axis_steps(
-    shape: Sequence[int], mesh: Mesh, before: Sequence[Placement], after: Sequence[Placement]
+    shape: Sequence[int],
+    mesh: Mesh,
+    before: Sequence[Placement],
+    after: Sequence[Placement],
+    order: Sequence[int] = (),
 ) -> tuple[AxisStep, ...]:
     """The steps that lead from one layout to the other and move least; of equals the fewest.
 
@@ -91,7 +95,7 @@ def axis_steps(
     def held(state: tuple[int, ...]) -> tuple[Box, ...]:
         if state not in boxes:
             now = [word[number] for word, number in zip(words, state, strict=True)]
-            boxes[state] = tuple(box_at(shape, mesh, now, at) for at in places)
+            boxes[state] = tuple(box_at(shape, mesh, now, at, order) for at in places)
         return boxes[state]
 
     # The shortest way through the layouts (Dijkstra); a state is the number of each axis' word.

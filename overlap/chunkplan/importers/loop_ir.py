@@ -38,11 +38,16 @@ from .placement import Partial, Placement, Replicate, Shard, box_at
 
 @dataclass(frozen=True)
 class BufferLayout:
-    """Where a buffer lies, where the body uses it, and the axes that pieces travel along step by step, outermost first."""
+    """Where a buffer lies, where the body uses it, and the axes that pieces travel along step by step, outermost first.
+
+    ``order``: the mesh's axes in the order in which they cut the buffer: as its index names their loops, then those over
+    which it only lies cut.
+    """
 
     stored: tuple[Placement, ...]
     used: tuple[Placement, ...]
     ring: tuple[int, ...]
+    order: tuple[int, ...]
 
 
 def lower_loop_ir(
@@ -120,41 +125,45 @@ def layout_of(nest: LoopNest, buffer: Buffer) -> BufferLayout:
             lies = Replicate() if cut is None else Shard(cut)
         stored.append(lies)
         used.append(use)
-    _check_order(nest, buffer, levels)
-    return BufferLayout(tuple(stored), tuple(used), tuple(sorted(levels, key=levels.__getitem__)))
+    cuts = _cuts(nest, buffer, levels)
+    order = (*cuts, *(axis for axis in range(len(nest.mesh.sizes)) if axis not in cuts))
+    return BufferLayout(tuple(stored), tuple(used), tuple(sorted(levels, key=levels.__getitem__)), order)
 
 
 def stored_boxes(nest: LoopNest, name: str) -> tuple[Box, ...]:
     """What each rank stores of a buffer; its size is the memory that the nest takes for it."""
     buffer = nest.buffer(name)
-    placements = layout_of(nest, buffer).stored
-    return tuple(
-        box_at(buffer.shape, nest.mesh, placements, nest.mesh.coordinates(rank)) for rank in range(nest.mesh.world)
-    )
+    layout = layout_of(nest, buffer)
+    places = (nest.mesh.coordinates(rank) for rank in range(nest.mesh.world))
+    return tuple(box_at(buffer.shape, nest.mesh, layout.stored, at, layout.order) for at in places)
 
 
-def _check_order(nest: LoopNest, buffer: Buffer, ring: dict[int, int]) -> None:
-    """The loops of a dimension cut it as mesh axes do, so that what a rank has of it is one interval.
+def _cuts(nest: LoopNest, buffer: Buffer, ring: dict[int, int]) -> list[int]:
+    """The mesh axes of the loops that cut a buffer, dimension by dimension in the order of its index.
 
-    Spread loops come first, in the order of their axes; then those whose pieces travel, in that order too; then others.
+    What a rank has of a dimension is one interval: spread loops cut it first, then those whose pieces travel, then others.
+
+    Raises:
+        PlanError: a dimension is indexed in another order.
     """
+    cuts: list[int] = []
     for dim, names in enumerate(buffer.index):
-        last, step, before = -1, 0, names[0] if names else ""
+        step, before = 0, names[0] if names else ""
         for name in names:
             loop = nest.loop(name)
             over = loop if loop.by is None else nest.loop(loop.by)
             travels = over.axis is not None and ring.get(over.axis) == nest.loops.index(loop)
             turn = 1 if travels else 0 if loop.axis is not None else 2
-            axis = last if turn == 2 or over.axis is None else over.axis
-            if turn < step or axis < last:
+            if turn < step:
                 raise PlanError(
                     f"dimension {dim} of buffer {buffer.name} is cut by {before} before {name}, which is "
-                    f"{'shifted over' if travels else 'spread over' if turn == 0 else 'local beside'} axis {over.axis}: "
-                    "what a rank has would not be one box",
-                    help="let spread loops come first in the index, then shifted ones, both in the order of the mesh's "
-                    "axes, then local ones: give them axes in that order",
+                    f"{'shifted over' if travels else 'spread over'} axis {over.axis}: what a rank has would not be one box",
+                    help="let spread loops come first in the index, then shifted ones, then local ones",
                 )
-            last, step, before = axis, turn, name
+            if turn < 2 and over.axis is not None:
+                cuts.append(over.axis)
+            step, before = turn, name
+    return cuts
 
 
 def _lower(nest: LoopNest, buffer: Buffer, direction: str, split: int, accumulate: str, way: Way | None) -> CommPlan:
@@ -168,14 +177,15 @@ def _lower(nest: LoopNest, buffer: Buffer, direction: str, split: int, accumulat
     passing = tuple(
         layout.stored[axis] if axis in layout.ring else placement for axis, placement in enumerate(layout.used)
     )
-    before = [box_at(buffer.shape, mesh, made, mesh.coordinates(rank)) for rank in range(mesh.world)]
-    after = [box_at(buffer.shape, mesh, final, mesh.coordinates(rank)) for rank in range(mesh.world)]
+    places, order = [mesh.coordinates(rank) for rank in range(mesh.world)], layout.order
+    before = [box_at(buffer.shape, mesh, made, at, order) for at in places]
+    after = [box_at(buffer.shape, mesh, final, at, order) for at in places]
     if buffer.write:
-        _pass_sums(moves, nest, layout.ring, passing, Reduction("sum", accumulate))
-        reshard(moves, mesh, passing, final, accumulate, way)
+        _pass_sums(moves, nest, layout, passing, Reduction("sum", accumulate))
+        reshard(moves, mesh, passing, final, accumulate, way, order)
     else:
-        reshard(moves, mesh, made, passing, accumulate, way)
-        _pass_pieces(moves, nest, layout.ring, passing, before)
+        reshard(moves, mesh, made, passing, accumulate, way, order)
+        _pass_pieces(moves, nest, layout, passing, before)
     meta = {"mesh": str(mesh)}
     return split_plan(moves.plan(buffer.name, before, after, meta), split)
 
@@ -183,7 +193,7 @@ def _lower(nest: LoopNest, buffer: Buffer, direction: str, split: int, accumulat
 Hop = tuple[tuple[int, ...], int, int, Box]
 
 
-def _hops(moves: Moves, nest: LoopNest, ring: Sequence[int], placements: Sequence[Placement], first: int) -> list[Hop]:
+def _hops(moves: Moves, nest: LoopNest, layout: BufferLayout, placements: Sequence[Placement], first: int) -> list[Hop]:
     """For each rank and each piece that is not its own: step, rank, the rank after it on the piece's way, piece.
 
     A piece is on its way around the innermost ring as long as its place there is not reached, and then around the next.
@@ -191,7 +201,7 @@ def _hops(moves: Moves, nest: LoopNest, ring: Sequence[int], placements: Sequenc
     Args:
         first: the piece that a rank works on first, counted from its own.
     """
-    mesh, found = nest.mesh, []
+    mesh, ring, found = nest.mesh, layout.ring, []
     for rank in range(mesh.world):
         at = mesh.coordinates(rank)
         for piece in product(*(range(mesh.sizes[axis]) for axis in ring)):
@@ -205,23 +215,23 @@ def _hops(moves: Moves, nest: LoopNest, ring: Sequence[int], placements: Sequenc
             beside = list(at)
             beside[level] += 1 if first == 0 else -1
             beside[level] %= mesh.sizes[level]
-            box = box_at(moves.tensor.shape, mesh, placements, home)
+            box = box_at(moves.tensor.shape, mesh, placements, home, layout.order)
             found.append((step, rank, mesh.global_rank(beside), box))
     return sorted(found, key=lambda hop: hop[:2])
 
 
 def _pass_pieces(
-    moves: Moves, nest: LoopNest, ring: Sequence[int], placements: Sequence[Placement], owned: Sequence[Box]
+    moves: Moves, nest: LoopNest, layout: BufferLayout, placements: Sequence[Placement], owned: Sequence[Box]
 ) -> None:
     """Every rank takes each piece from the next rank, which has it from the one after it; its own piece comes first."""
-    for _, rank, beside, box in _hops(moves, nest, ring, placements, 0):
+    for _, rank, beside, box in _hops(moves, nest, layout, placements, 0):
         for missing in box.subtract(owned[rank]):
             moves.move(beside, rank, missing)
 
 
 def _pass_sums(
-    moves: Moves, nest: LoopNest, ring: Sequence[int], placements: Sequence[Placement], reduction: Reduction
+    moves: Moves, nest: LoopNest, layout: BufferLayout, placements: Sequence[Placement], reduction: Reduction
 ) -> None:
     """Every rank adds its part to the sum of a piece and hands it to the rank before it; its own piece comes last."""
-    for _, rank, beside, box in _hops(moves, nest, ring, placements, 1):
+    for _, rank, beside, box in _hops(moves, nest, layout, placements, 1):
         moves.move(rank, beside, box, reduction)

@@ -138,21 +138,23 @@ def reshard(
     after: Sequence[Placement],
     accumulate: str = "fp32",
     way: Way | None = None,
+    order: Sequence[int] = (),
 ) -> tuple[list[Box], list[Box]]:
     """Writes down all moves from one layout to another; gives what each rank holds before and after them.
 
     Args:
         way: as collectives along one axis after the other; None: every piece from the nearest rank that has it.
+        order: the mesh's axes in the order in which they cut (`box_at`).
     """
     places = [mesh.coordinates(rank) for rank in range(mesh.world)]
     shape = moves.tensor.shape
-    has = [box_at(shape, mesh, before, at) for at in places]
-    wants = [box_at(shape, mesh, after, at) for at in places]
+    has = [box_at(shape, mesh, before, at, order) for at in places]
+    wants = [box_at(shape, mesh, after, at, order) for at in places]
     held: list[Box | None] = list(has)
     summed = summed_axes(before, after)
     if way is not None:
         merge = next((p.op for p in before if isinstance(p, Partial)), "sum")
-        steps = axis_steps(shape, mesh, before, after)
+        steps = axis_steps(shape, mesh, before, after, order)
         carry_out(moves, mesh, steps, way, Reduction(merge, accumulate))
         return has, wants
     if summed:

@@ -174,12 +174,23 @@ def _check_merge(name: str, placement: Partial, what: str) -> None:
         )
 
 
-def box_at(shape: Sequence[int], mesh: Mesh, placements: Sequence[Placement], coordinates: Sequence[int]) -> Box:
-    """What the rank at ``coordinates`` of the mesh holds of a tensor; of a part of a sum, where it lies."""
+def box_at(
+    shape: Sequence[int],
+    mesh: Mesh,
+    placements: Sequence[Placement],
+    coordinates: Sequence[int],
+    order: Sequence[int] = (),
+) -> Box:
+    """What the rank at ``coordinates`` of the mesh holds of a tensor; of a part of a sum, where it lies.
+
+    Args:
+        order: the mesh's axes in the order in which they cut, where that is not theirs.
+    """
     box = Box.whole(shape)
-    for size, placement, coordinate in zip(mesh.sizes, placements, coordinates, strict=True):
+    for axis in order or range(len(mesh.sizes)):
+        placement = placements[axis]
         if isinstance(placement, Shard):
             low, high = box.lo[placement.dim], box.hi[placement.dim]
-            start, stop = shard_interval(high - low, size, coordinate)
+            start, stop = shard_interval(high - low, mesh.sizes[axis], coordinates[axis])
             box = box.with_interval(placement.dim, low + start, low + stop)
     return box

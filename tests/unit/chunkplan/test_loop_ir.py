@@ -39,9 +39,16 @@ def check(nest: LoopNest, **options):
     for seed, buffer in enumerate(nest.buffers):
         layout = layout_of(nest, buffer)
         ends = (layout.used, layout.stored) if buffer.write else (layout.stored, layout.used)
-        old, new = ([word(placement) for placement in end] for end in ends)
-        start[buffer.name] = parts_in(sizes, buffer.shape, old, seed)
-        expected[buffer.name] = [local_part(sizes, start[buffer.name], old, new, at)[0] for at in np.ndindex(*sizes)]
+        # Axes in the order in which they cut the buffer.
+        turn = layout.order
+        turned = tuple(sizes[axis] for axis in turn)
+        old, new = ([word(end[axis]) for axis in turn] for end in ends)
+        parts = parts_in(turned, buffer.shape, old, seed)
+        back = [turn.index(axis) for axis in range(len(sizes))] + [len(sizes) + d for d in range(len(buffer.shape))]
+        start[buffer.name] = parts.transpose(back)
+        expected[buffer.name] = [
+            local_part(turned, parts, old, new, tuple(at[axis] for axis in turn))[0] for at in np.ndindex(*sizes)
+        ]
     memory = execute(plan, start, seed=7)
     for rank in range(plan.world):
         for name, parts in expected.items():
@@ -242,6 +249,38 @@ def test_a_ring_of_sums_inside_nodes_and_an_all_reduce_between_them():
     check(nest.shard("c", "K0", dim=1))
 
 
+def searched(mesh: str = "2x2", seq: int = 24, head: int = 4) -> LoopNest:
+    """Mercury's Fig. 7, the schedule that its search found: axis 1 shares queries, axis 0 adds up over the context. Sums are
+    passed along axis 0, the keys and values of a half of the context along axis 1.
+    """
+    a, b = parse_mesh(mesh).sizes
+    loops = {"I0": b, "I1": a, "J0": a, "J1": b}
+    nest = attention(mesh, loops, "I0 I1", "J0 J1", seq, head)
+    nest = nest.parallelize("I0", 1).parallelize("J0", 0).shift("I1", "J0").shift("J1", "I0")
+    return nest.replicate("q", "J0")
+
+
+@pytest.mark.parametrize(("mesh", "seq"), [("2x2", 24), ("2x3", 24), ("3x2", 22)])
+def test_the_schedule_that_a_search_found(mesh, seq):
+    """Queries are cut by axis 1 first, keys and values by axis 0 first: each buffer by the order of its own index."""
+    nest = searched(mesh, seq)
+    a, b = nest.mesh.sizes
+    assert layout_of(nest, nest.buffer("o")).order == (1, 0) and layout_of(nest, nest.buffer("kv")).order == (0, 1)
+    for direction in ("pull", "push"):
+        plan = check(nest, direction=direction)
+    size = seq * 4
+    # Sums of each block of queries around its a ranks; keys and values of each half of the context around b ranks.
+    assert axis_elements(plan, nest.mesh) == ((a - 1) * size, (b - 1) * 2 * size)
+    for _, op in plan.items():
+        near, far = nest.mesh.coordinates(op.src_rank), nest.mesh.coordinates(op.dst_rank)
+        moved = [axis for axis in (0, 1) if near[axis] != far[axis]]
+        assert moved == ([0] if op.dst.tensor == "o" else [1]) and op.dst.tensor in ("o", "kv")
+    if seq == 24:
+        assert stored_bytes(nest, "kv") == [2 * size * ITEM // (a * b)] * (a * b)
+        assert stored_bytes(nest, "o") == [size * ITEM // (a * b)] * (a * b)
+        assert stored_bytes(nest, "q") == [size * ITEM // b] * (a * b)
+
+
 def test_rows_and_columns_over_two_axes():
     """The read shard on both axes; a written block gathered where it is to lie whole."""
     nest = (
@@ -285,7 +324,7 @@ def test_any_nest(seed):
     try:
         plan = check(nest, direction=dice.choice(("pull", "push")))
     except PlanError as error:
-        # Spread loops come before shifted ones, and those before local ones.
+        # Spread loops come before shifted ones, and those before local ones; in which order of axes does not matter.
         assert "has would not be one box" in error.message
     else:
         assert plan.world == nest.mesh.world

@@ -144,7 +144,7 @@ def lowered(n: int, method: str, tokens: int, d: int, path: str) -> CommPlan:
     # Mesh-Attention: a row of ranks shares queries and adds up outputs, a column shares keys and values.
     nest = LoopNest(Mesh((n // a, a)), (Loop("I", n // a), Loop("J", a, reduce=True)), (q, kv, o))
     nest = nest.parallelize("I", 0).parallelize("J", 1)
-    nest = nest.shard("q", "J", dim=1).shard("kv", "I", dim=1).shard("o", "J", dim=0)
+    nest = nest.shard("q", "J", dim=0).shard("kv", "I", dim=0).shard("o", "J", dim=0)
     return lower_loop_ir(nest, path=path, links=full_mesh(n))
 
 
