@@ -161,7 +161,7 @@ def check_operations(plan: CommPlan, chosen: str) -> None:
             try:
                 check_named(op.backend, names(), Need("an operation"))
             except UsageError as error:
-                raise error.at(where) from None
+                raise (error.at(where) if where else error) from None
             raise UsageError(
                 f"plan {plan.name}: an operation asks for {op.backend}, the call for {chosen}, and a call has one backend",
                 where=where,

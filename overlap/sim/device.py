@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -65,6 +66,15 @@ def _is_cuda(device: Any) -> bool:
     return isinstance(device, str | torch.device) and str(device).startswith(("cuda", "hip"))
 
 
+@cache
+def _gives_tensors(func: Any) -> bool:
+    """Whether a torch operation has results that are tensors.
+
+    Others are not asked for shapes: on meta tensors they raise, and torch then walks the stack, which on a fibre may crash.
+    """
+    return any("Tensor" in str(result.type) for result in func._schema.returns)
+
+
 class _Poisoned(TorchDispatchMode):
     """Uninitialised tensors of host code come from the arena; writes by host code are recorded."""
 
@@ -118,6 +128,8 @@ class _Poisoned(TorchDispatchMode):
             changed = self._world.written_by(func, args, kwargs)
             runtime.torch_operation(func, args, kwargs, None)
             return changed[0] if changed else None
+        if not _gives_tensors(func):
+            return None
         on_meta = tree_map(lambda v: v.to("meta") if isinstance(v, torch.Tensor) else v, (args, kwargs))
         try:
             shapes = func(*on_meta[0], **on_meta[1])

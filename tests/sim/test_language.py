@@ -16,6 +16,7 @@ from overlap.sim import World, check_ranks
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import language_page
+from signal_kernels import exchange, through_tma
 
 pytest_plugins = ["pytester"]
 PLUGIN = ("-p", "overlap.testing.plugin", "-p", "no:cacheprovider", "-p", "no:syrupy", "-p", "no:xdist")
@@ -82,34 +83,6 @@ def test_each_mistake_in_the_pages_kernel_is_found(example, old, new, kind, told
 # the words
 
 
-@triton.jit(do_not_specialize=["launch"])
-def exchange(x_ptr, out_ptr, box_ptr, h, n, launch, BLOCK: tl.constexpr, PULL: tl.constexpr):
-    """Adds up what all ranks have, by puts into the peers' boxes or gets from the peers' own."""
-    me, world = ol.rank(h), ol.num_ranks(h)
-    at = tl.arange(0, BLOCK)
-    total = tl.load(x_ptr + at, mask=at < n, other=0)
-    if PULL:
-        tl.store(box_ptr + me * n + at, total, mask=at < n)
-        for peer in range(world):
-            ol.notify(h, me, peer, launch)
-        for peer in range(world):
-            if peer != me:
-                total += ol.get(h, box_ptr + peer * n + at, peer, peer, launch, mask=at < n, other=0)
-    else:
-        for peer in range(world):
-            if peer != me:
-                ol.put(h, box_ptr + me * n + at, total, peer, me, launch, mask=at < n)
-        for peer in range(world):
-            if peer != me:
-                seen = ol.wait(h, peer, launch)
-                total += tl.load(ol.after(box_ptr, seen) + peer * n + at, mask=at < n, other=0)
-    tl.store(out_ptr + at, total, mask=at < n)
-    # Nobody goes on before everybody has read.
-    for peer in range(world):
-        ol.notify(h, world, peer, 1, "add")
-    ol.wait(h, world, launch * world)
-
-
 @pytest.mark.parametrize(
     ("world", "n", "dtype", "pull"),
     [
@@ -135,6 +108,29 @@ def test_put_and_get_reach_every_rank(world, n, dtype, pull):
     report = check_ranks(body, world=world, seeds=range(3))
     assert report.ok, str(report)
     assert len(report.results) == 3 and len(report.results[2]) == world
+
+
+def tma_body(fenced, landed):
+    def body(group):
+        side = 16
+        box = overlap.symmetric((side, side), torch.float32, signals=2, group=group)
+        for launch in (1, 2):
+            x, out = torch.full((side, side), 10.0 * launch + group.rank()), torch.empty(side, side)
+            through_tma[(1,)](x, out, box.tensor, box.handle, launch, SIDE=side, FENCED=fenced, LANDED=landed)
+            assert set(out.flatten().tolist()) == {10.0 * launch + (group.rank() - 1) % group.size()}
+        return out
+
+    return body
+
+
+def test_words_for_descriptors_and_what_is_found_without_them():
+    late = {"world": 3, "seeds": range(2), "late_tma_stores": True}
+    assert check_ranks(tma_body(True, True), **late).ok
+    (fault,) = check_ranks(tma_body(False, True), **late).faults
+    assert fault.kind == "race" and "ol.after_async" in fault.error.help
+    (fault,) = check_ranks(tma_body(True, False), **late).faults
+    assert fault.kind == "race" and "TMA store" in str(fault.error)
+    assert check_ranks(tma_body(True, False), **{**late, "late_tma_stores": False}).ok
 
 
 @triton.jit
