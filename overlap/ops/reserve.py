@@ -59,6 +59,7 @@ def reserve(
     plan: str | None = None,
     split: int | None = None,
     backend: str = "copy_engine",
+    comm_sms: int = 0,
 ) -> None:
     """Makes the symmetric memory of an operator on a group, for ``dtype``; collective.
 
@@ -72,7 +73,7 @@ def reserve(
         operator: ``ag_gemm``, ``gemm_rs`` and so on.
         inner_dims: also for calls along inner dimensions, in batches of small matrices and of uneven shards, and
             `gemm_rs` along the last, which lie in memory of their own.
-        plan, split, backend: as the calls will say; by default as they do by default.
+        plan, split, backend, comm_sms: as the calls will say; by default as they do by default.
 
     Raises:
         UsageError: no such operator or backend, or sizes that are no positive integers.
@@ -87,7 +88,9 @@ def reserve(
     made = form.tma is gemm_out_tma
     check_backend(backend, STORING if made else MOVING if operator == "ag_gemm" else BACKENDS)
     tma = gemm_out_stored if backend == "ldst_inline" else form.tma
-    how = (backend,) if backend in ("ldst_inline", "ldst_reserved") else ()
+    if comm_sms and backend != "ldst_reserved":
+        raise UsageError(f"{backend} takes no programs of the kernel", help='backend="ldst_reserved", or comm_sms=0')
+    how = (backend, comm_sms) if backend == "ldst_reserved" else (backend,) if backend == "ldst_inline" else ()
     kernels = (tma, ag_gemm_any) if rows_fit(hidden, dtype) else (ag_gemm_any,)
     for kernel in (tma, ag_gemm_any):
         for along in form.along:
