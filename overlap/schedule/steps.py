@@ -311,10 +311,19 @@ class _Producing:
         return (op,), tensor, ()
 
 
-def carry_out(plan: CommPlan, op_id: OpId, behind: dict[int, set[OpId]], hold: list[Step] | None = None) -> list[Step]:
-    """Await what the operation depends on, copy, raise its flag; ``behind`` is what each lane has seen."""
+def carry_out(
+    plan: CommPlan,
+    op_id: OpId,
+    behind: dict[int, set[OpId]],
+    hold: list[Step] | None = None,
+    lane: int | None = None,
+) -> list[Step]:
+    """Await what the operation depends on, copy, raise its flag; ``behind`` is what each lane has seen.
+
+    Its lane is its channel where none is given.
+    """
     op = _copied(plan, op_id)
-    lane = op.channel
+    lane = op.channel if lane is None else lane
     steps: list[Step] = []
     for dep in op.depends:
         if dep not in behind[lane]:

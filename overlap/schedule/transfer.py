@@ -10,7 +10,8 @@ of what the rank ends with, and write it to the caller's memory.
 
 One workspace serves plans of every kind, one behind the other, so a peer's next launch may push into what this one only
 read: credits always follow sums and joins. Operations are enqueued in one order that all ranks share and the plan allows,
-so hosts may wait for each kernel. A rank whose own lanes need a multiprocessor (a wait kernel, a copy inside the rank)
+so hosts may wait for each kernel, and channels may share a lane: a device has few queues, and what waits in one holds up
+whatever stands behind it there. A rank whose own lanes need a multiprocessor (a wait kernel, a copy inside the rank)
 joins them before its results are added up, whose programs may take them all.
 """
 
@@ -23,6 +24,9 @@ from overlap.errors import UnsupportedError
 from .pieces import Piece, Sums, Values, pieces
 from .steps import Await, Copy, Credit, Entry, Fork, Join, Step, Sum, carry_out, directions
 from .turned import pulled_sums
+
+LANES = 6
+"""Lanes of a rank at most: with the caller's stream and one to spare, the queues that CUDA makes by default."""
 
 TensorSums = dict[str, tuple[Sums, tuple[Piece, ...]]]
 """By tensor: the sums that a rank sends on, and its results (`pieces.pieces`)."""
@@ -46,6 +50,14 @@ def needs_ready(plan: CommPlan) -> bool:
         for chunk in plan.before[op.dst_rank]
         if chunk.tensor == op.dst.tensor
     )
+
+
+def lanes_of(plan: CommPlan, rank: int, values: Values) -> dict[int, int]:
+    """The lane of each channel of a rank: one each, of its number, where there are no more than `LANES` of them."""
+    channels = list(dict.fromkeys(plan.op(op_id).channel for op_id in values.order.order if op_id[0] == rank))
+    if len(channels) <= LANES:
+        return {channel: channel for channel in channels}
+    return {channel: number % LANES for number, channel in enumerate(channels)}
 
 
 def transfer_steps(plan: CommPlan, rank: int, values: Values | None = None) -> tuple[Step, ...]:
@@ -75,6 +87,7 @@ class _Transfer:
     def __init__(self, plan: CommPlan, rank: int, values: Values) -> None:
         self._plan = plan
         self._rank = rank
+        self._lane = lanes_of(plan, rank, values)
         self._own = [op_id for op_id in values.order.order if op_id[0] == rank]
         self._sums = transfer_sums(plan, rank, values)
         self._group = {op: ops for sums, _ in self._sums.values() for ops in sums for op in ops}
@@ -84,7 +97,7 @@ class _Transfer:
         plan, rank = self._plan, self._rank
         first: dict[int, OpId] = {}
         for op_id in self._own:
-            first.setdefault(plan.op(op_id).channel, op_id)
+            first.setdefault(self._lane[plan.op(op_id).channel], op_id)
         lanes = sorted(lane for lane, op_id in first.items() if op_id not in self._group)
         steps: list[Step] = [Entry(plan.world > 1, needs_ready(plan)), *(Fork(lane) for lane in lanes)]
         behind: dict[int, set[OpId]] = {lane: set() for lane in lanes}
@@ -94,7 +107,7 @@ class _Transfer:
         """How many sums stand before a group of operations may send theirs, that sum included."""
         waited: set[OpId] = set()
         for op_id in self._own:
-            lane, group = plan.op(op_id).channel, self._group.get(op_id)
+            lane, group = self._lane[plan.op(op_id).channel], self._group.get(op_id)
             if group is not None and group not in added:
                 kept = self._pieces[group]
                 steps.append(Sum(plan.op(op_id).src.tensor, kept))
@@ -105,7 +118,7 @@ class _Transfer:
                 steps.append(Fork(lane))
                 forked[lane] = len(added)
                 behind.setdefault(lane, set()).update(waited)
-            steps += carry_out(plan, op_id, behind)
+            steps += carry_out(plan, op_id, behind, lane=lane)
         joins = [Join(lane) for lane in sorted(forked)]
         results = self._results()
         steps += [*joins, *results] if self._crowded(steps) else [*results, *joins]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from overlap.chunkplan.order import name_op
 from overlap.chunkplan.plan import P2P, CommPlan, OpId
@@ -115,7 +115,11 @@ def check_lanes(steps: Sequence[Step], rank: int) -> None:
         raise ScheduleError(f"rank {rank}: lane {lane} is never joined, so the call would return before it ends")
 
 
-def check_copies(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
+def check_copies(steps: Sequence[Step], plan: CommPlan, rank: int, lanes: Mapping[int, int] | None = None) -> None:
+    """Every operation of the rank copied once, in its channel and behind what it depends on, its flag raised behind it.
+
+    ``lanes``: by channel, the lane that carries it out; a lane each, of the same number, where it is None.
+    """
     summed: set[OpId] = set()
     behind: dict[int, set[OpId]] = {}
     copied: dict[OpId, int] = {}
@@ -150,7 +154,8 @@ def check_copies(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
             behind.setdefault(step.lane, set()).add(step.op)
         elif isinstance(step, Copy):
             op = _find(plan, step.op, rank)
-            if step.op[0] != rank or step.op in copied or step.lane != op.channel:
+            wanted = op.channel if lanes is None else lanes.get(op.channel)
+            if step.op[0] != rank or step.op in copied or step.lane != wanted:
                 raise ScheduleError(
                     f"rank {rank}: lane {step.lane} copies {name_op(plan, step.op)}, which rank {step.op[0]} copies once, "
                     f"in channel {op.channel}",
@@ -164,7 +169,11 @@ def check_copies(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
                         f"{name_op(plan, dep)}",
                         where=plan.where(step.op),
                     )
-            later = [i for (_, i), lane in copied.items() if lane == step.lane and i > step.op[1]]
+            later = [
+                i
+                for (_, i), lane in copied.items()
+                if lane == step.lane and i > step.op[1] and plan.op((rank, i)).channel == op.channel
+            ]
             if later:
                 raise ScheduleError(
                     f"rank {rank}: lane {step.lane} copies {name_op(plan, step.op)} behind "

@@ -10,7 +10,7 @@ from overlap.errors import ScheduleError
 
 from .pieces import Values
 from .steps import Await, Copy, Credit, Entry, Hold, Join, Kernel, Step, Sum
-from .transfer import needs_ready, transfer_sums
+from .transfer import lanes_of, needs_ready, transfer_sums
 from .verify_steps import check_copies, check_lanes, check_progress
 from .verify_sums import Produced, check_sums
 
@@ -42,7 +42,7 @@ def verify_transfer(
         result = tuple(piece for _, final in sums for piece in final)
         _check_entry(own, plan, rank)
         check_lanes(own, rank)
-        check_copies(own, plan, rank)
+        check_copies(own, plan, rank, lanes_of(plan, rank, values))
         check_sums(own, rank, Produced({}, kept, result), kernel=False)
         _check_room(own, plan, rank)
         _check_credits(own, plan, rank)

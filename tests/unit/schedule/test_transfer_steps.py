@@ -17,7 +17,7 @@ from overlap.chunkplan.verify import verify_plan
 from overlap.errors import PlanError, ScheduleError, UnsupportedError
 from overlap.schedule.pieces import Values
 from overlap.schedule.steps import Await, Copy, Credit, Entry, Fork, Join, Kernel, Raise, Sum
-from overlap.schedule.transfer import needs_ready, transfer_steps
+from overlap.schedule.transfer import LANES, needs_ready, transfer_steps
 from overlap.schedule.turned import pulled_sums, push_instead
 from overlap.schedule.verify_transfer import verify_transfer
 
@@ -130,6 +130,22 @@ def test_pulls_of_sums_become_pushes_and_keep_their_order():
                 assert here.before(a, b) <= there.before(moved[a], moved[b]), (name, a, b)
     whole = made("all_gather_ring", "3")
     assert push_instead(whole, ()) is whole
+
+
+def test_many_channels_share_few_lanes():
+    """Pulls of sums from seven peers are pushes in seven channels."""
+    pulled = made("all_reduce_two_shot", "8", shape=(16,), direction="pull")
+    plan = push_instead(pulled, pulled_sums(pulled, Values(pulled)))
+    assert max(len({op.channel for op in ops}) for ops in plan.ops) > LANES
+    values = Values(plan)
+    steps = all_steps(plan, values)
+    assert all(len({step.lane for step in own if isinstance(step, Fork)}) == LANES for own in steps)
+    for blocking in (False, True):
+        verify_transfer(steps, plan, blocking=blocking, values=values)
+    at = max(i for i, step in enumerate(steps[0]) if isinstance(step, Copy))
+    elsewhere = replace(steps[0][at], lane=(steps[0][at].lane + 1) % LANES)
+    with pytest.raises(ScheduleError, match="which rank 0 copies once, in channel"):
+        verify_transfer([(*steps[0][:at], elsewhere, *steps[0][at + 1 :]), *steps[1:]], plan)
 
 
 def two(ops, before=((0, 4), (4, 4)), after=((0, 4), (0, 4)), tensors=("x",)) -> CommPlan:
