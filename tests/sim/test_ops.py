@@ -10,6 +10,7 @@ import torch
 from overlap.chunkplan.region import shard_interval
 from overlap.errors import RaceFault, UsageError
 from overlap.ops import ag_gemm, last_plan, measure
+from overlap.ops.reserve import reserve
 from overlap.runtime import launch as launch_layer
 from overlap.sim import World
 
@@ -157,6 +158,33 @@ def test_which_kernel_ran_depends_on_the_gathered_tensor_alone(backend):
 
     for y, w in zip(World(3).run(body), weights, strict=True):
         assert torch.allclose(y.float(), whole.float() @ w.float(), atol=2e-2)
+
+
+def test_memory_reserved_for_programs_that_move_is_all_there_will_be():
+    whole, w = torch.randn(40, 16).half(), torch.randn(16, 24).half()
+    how = {"backend": "ldst_reserved", "comm_sms": 2}
+
+    def body(group):
+        runtime = group.overlap_runtime
+        reserve(group, max_tokens=40, hidden=16, dtype=torch.float16, **how)
+        made = []
+        runtime.symmetric = lambda *words, **options: made.append(words)
+        results = [ag_gemm(x.chunk(2)[runtime.rank].clone(), w, group=group, **how) for x in (whole, whole[:6])]
+        runtime.synchronize()
+        return made, results
+
+    for made, results in World(2).run(body):
+        assert not made
+        assert all(
+            torch.allclose(y.float(), x.float() @ w.float(), atol=2e-2)
+            for x, y in zip((whole, whole[:6]), results, strict=True)
+        )
+
+
+def test_programs_of_the_kernel_are_asked_of_a_way_that_has_them():
+    with pytest.raises(UsageError, match="copy_engine takes no programs of the kernel") as caught:
+        World(1).run(lambda group: ag_gemm(torch.ones(4, 8), torch.ones(8, 4), group=group, comm_sms=2))
+    assert "ldst_reserved" in caught.value.help
 
 
 def test_results_go_where_the_caller_says():
