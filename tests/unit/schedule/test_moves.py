@@ -96,11 +96,26 @@ def test_steps_that_break_the_protocol_are_refused(change, said):
         verify_steps(steps, plan)
 
 
+CROSSED = """
+plan: crossed
+world: 2
+before: shard(rank)
+after: whole
+ops:
+  - {when: rank == 0, label: a, push: "span(2, 4)", to: 1, channel: 1}
+  - {when: rank == 1, label: b, push: "span(6, 8)", to: 0, channel: 1}
+  - {when: rank == 0, push: "span(0, 2)", to: 1, depends: [{on: b, rank: 1}]}
+  - {when: rank == 1, push: "span(4, 6)", to: 0, depends: [{on: a, rank: 0}]}
+"""
+
+
 def test_moves_that_wait_in_a_circle_are_named():
-    """Two channels in one order: each rank first hands on what the other has not sent yet."""
-    plan = plan_of("all_gather_ring_both_ways", 4)
-    steps = [launch_steps(plan, rank, moves=True) for rank in range(4)]
+    """Each rank holds back what the other waits for until it has what the other holds back."""
+    plan = build_plan(CROSSED, world=2, tensor=TensorSpec("a", (8, 8)), dim=0, path="crossed.yaml")
+    steps = [launch_steps(plan, rank, moves=True) for rank in range(2)]
     verify_steps(steps, plan)
-    late = [_kernel(own, lambda moves: sorted(moves, key=lambda m: (not m.awaits, m.op))) for own in steps]
-    with pytest.raises(ScheduleError, match="a move of rank . kernel|behind rank"):
+    late = [_kernel(own, reversed) for own in steps]
+    with pytest.raises(
+        ScheduleError, match="deadlock among launch steps: a move of rank .'s kernel .* waits for a move of"
+    ):
         verify_steps(late, plan)
