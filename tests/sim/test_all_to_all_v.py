@@ -15,6 +15,8 @@ from overlap.chunkplan.mesh import parse_mesh
 from overlap.chunkplan.plan import CommPlan, TensorSpec
 from overlap.sim import check_plan
 
+pytestmark = pytest.mark.one_triton
+
 PATH, TEXT = find_template("all_to_all_v")
 SWEEP = bool(os.environ.get("OVERLAP_SWEEP"))
 

@@ -9,6 +9,8 @@ from overlap.runtime.operator import Comm
 from overlap.sim.inputs import make_inputs, rank_sizes
 from overlap.sim.oracle import wanted_results
 
+pytestmark = pytest.mark.one_triton
+
 SIZES = {"M": 7, "N": 5, "K": 6}
 INPUTS = {"a": ("M", "K"), "b": ("K", "N")}
 OUTPUTS = {"c": ("M", "N")}

@@ -21,6 +21,8 @@ from overlap.runtime.transfer_memory import transfer_resources
 from overlap.sim import World, check_plan
 from tests.support.random_plans import cases
 
+pytestmark = pytest.mark.one_triton
+
 SWEEP = os.environ.get("OVERLAP_SWEEP") == "1"
 BLOCKS = 20
 PLANS = 2000 if SWEEP else 80

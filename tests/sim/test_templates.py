@@ -24,6 +24,8 @@ from overlap.schedule import steps as st
 from overlap.schedule.transfer import transfer_steps
 from overlap.sim import check_plan
 
+pytestmark = pytest.mark.one_triton
+
 TWO_AXES = ("all_gather_2d", "all_gather_double_ring", "all_reduce_2d", "all_to_all_2d", "reduce_scatter_2d")
 ONE_AXIS = tuple(name for name in list_templates() if name not in (*TWO_AXES, "all_to_all_v"))
 PIECES = ("even", "uneven", "empty")

@@ -22,6 +22,8 @@ from overlap.runtime.instance import instances
 from overlap.runtime.workspace import workspaces
 from overlap.sim import World
 
+pytestmark = pytest.mark.one_triton
+
 
 def on_ranks(world: int, body, **options):
     """``body(rank, call)`` as every rank's host code; ``call`` is `overlap.transfer` on its group."""

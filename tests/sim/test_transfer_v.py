@@ -15,6 +15,8 @@ from overlap.runtime.workspace import workspaces
 from overlap.sim import World
 from tests.support.exchange import counts_of, received
 
+pytestmark = pytest.mark.one_triton
+
 CALLS = 7
 
 
