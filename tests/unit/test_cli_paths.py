@@ -17,7 +17,7 @@ from overlap.chunkplan.mesh import Mesh
 from overlap.chunkplan.plan import TensorSpec
 from overlap.cli.main import main
 from overlap.errors import UsageError
-from overlap.pipeline import Request, compile_source
+from overlap.pipeline import Request, compile_source, planned
 
 KERNEL = "templates/kernels/grouped_gemm.py"
 RING = """world: 4
@@ -123,6 +123,10 @@ def test_what_is_communicated_names_the_collective(on, kind, repo):
     if kind == "all_gather":
         two = compile_source(Request(unit, "", on, mesh=Mesh((2, 2)), world=4, path="template"))
         assert two.plans[0].name == "all_gather_2d" and "{node: 2, gpu: 2}" in two.plans[0].text
+    grid = Mesh((2, 2), ("node", "gpu"))
+    far = compile_source(Request(unit, "", on, mesh=grid, world=4, path="synth", sizes=sizes))
+    assert "mesh: {node: 2, gpu: 2}" in far.plans[0].text
+    assert planned(far, world=4, sizes=sizes).plan.mesh == grid
     with pytest.raises(UsageError, match="is no all_gather" if kind != "all_gather" else "is no all_reduce"):
         wrong = "all_gather" if kind != "all_gather" else "all_reduce"
         compile_source(Request(unit, wrong, on, world=4, path="synth", sizes=sizes))

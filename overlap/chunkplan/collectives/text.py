@@ -7,6 +7,7 @@ direct      one operation, for one world and any shape
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from overlap.errors import PlanError
@@ -73,7 +74,8 @@ def collective_text(
     if path == "direct":
         return f"{step.kind}_direct", _direct_text(step)
     plan = lower_collective(step, path=path, links=links, direction=direction)
-    return plan.name, dump_plan(plan)
+    # Where its ranks stand decides what is far, and with it in which order chunks are used.
+    return plan.name, dump_plan(plan if step.ranks else replace(plan, mesh=step.mesh))
 
 
 def _direct_text(step: CollectiveStep) -> str:
