@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 
 import pytest
@@ -84,3 +85,12 @@ def test_the_version_is_the_package_s(repo):
     import overlap
 
     assert f'__version__ = "{overlap.__version__}"' in (repo / "overlap/version.py").read_text()
+
+
+def test_pytest_finds_the_fixture_and_pays_nothing_for_it(project):
+    """The plugin goes into every pytest of an environment: it must not bring torch and Triton along."""
+    (name, module) = re.search(r'\[project.entry-points.pytest11\]\n"([\w.]+)" = "([\w.]+)"', project).groups()
+    assert name == module, "one name, or pytest -p would load it twice"
+    code = f"import sys, {module} as m; print(m.overlap_sim, sorted({{'torch', 'triton', 'numpy'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "overlap_sim" in done.stdout and done.stdout.rstrip().endswith("[]")
