@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from overlap.chunkplan.order import collective_groups, happens_before, name_op
-from overlap.chunkplan.plan import Chunk, Collective, CommPlan, OpId
+from overlap.chunkplan.plan import P2P, Chunk, Collective, CommOp, CommPlan, OpId
 from overlap.chunkplan.region import Box
 from overlap.errors import UnsupportedError
 from overlap.runtime.layout import separated
@@ -56,23 +56,25 @@ def carry_out_direct(
     results: Mapping[str, torch.Tensor],
     held: Mapping[str, Box],
 ) -> None:
-    """Runs the collectives of a verified plan, in an order that all ranks share.
+    """Runs the collectives of a verified plan, in an order that all ranks share; without a group, all of one rank's plan.
 
     Args:
         given: by tensor, one tensor for each of `boxes_of` what this rank holds before.
         results: by tensor, where what lies in ``held`` of it afterwards goes.
     """
-    rank = dist.get_rank(group)
+    rank = 0 if group is None else dist.get_rank(group)
     memory = {name: _Places(plan, name, rank, out) for name, out in results.items()}
     for name, tensors in given.items():
         boxes = boxes_of(plan.before[rank], name, len(plan.tensor(name).shape))
-        for box, tensor in zip(boxes, tensors, strict=True):
+        for box, tensor in zip(boxes, tensors, strict=False):  # of nothing, nothing need be given
             if not box.empty:
                 memory[name].view(box).copy_(tensor)
     calls = {member: members for members in collective_groups(plan) for member in members}
     called: set[OpId] = set()
     for op_id in happens_before(plan).order:
-        if op_id not in called:
+        if group is None:
+            _alone(plan.op(op_id), memory)
+        elif op_id not in called:
             called.update(calls[op_id])
             _call(plan, group, calls[op_id], memory)
     for name, out in results.items():
@@ -80,6 +82,15 @@ def carry_out_direct(
             if not box.empty:
                 inside = tuple(slice(a - o, b - o) for a, b, o in zip(box.lo, box.hi, held[name].lo, strict=True))
                 out[inside].copy_(memory[name].view(box))
+
+
+def _alone(op: CommOp, memory: Mapping[str, _Places]) -> None:
+    """An operation of the only rank there is: from a place to another of its own."""
+    into, brought = memory[op.dst.tensor].view(op.dst.box), memory[op.src.tensor].view(op.src.box)
+    if isinstance(op, P2P) and op.reduce is not None:
+        into.add_(brought)
+    elif (op.src.tensor, op.src.box) != (op.dst.tensor, op.dst.box):
+        into.copy_(brought)
 
 
 class _Places:

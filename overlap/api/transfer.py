@@ -13,16 +13,15 @@ from typing import Any
 import torch
 
 from overlap.chunkplan.links import Links
-from overlap.chunkplan.memory import reduced_tensors
-from overlap.chunkplan.plan import Collective, CommPlan
-from overlap.chunkplan.region import Box, bounding
+from overlap.chunkplan.plan import CommPlan
 from overlap.chunkplan.verify import verify_plan
 from overlap.errors import OverlapError, RuntimeContractError, UnsupportedError, UsageError
 from overlap.runtime.protocol import runtime_of
-from overlap.runtime.transfer import FIRST, boxes_of, carry_out, known_transfer, transfer_for
+from overlap.runtime.transfer import FIRST, carry_out, known_transfer, transfer_for
 
 from .direct import carry_out_direct, check_direct
-from .groups import resolve_group
+from .groups import no_group, resolve_group
+from .transfer_form import form_of
 from .transfer_plan import Wanted, mesh_for_group, plan_of
 
 Held = Any
@@ -57,7 +56,7 @@ def transfer(
             ``all_reduce``, ``all_to_all``), or a `CommPlan`.
         tensors: what this rank holds before; by name where the plan has several tensors. Of a tensor of which it holds
             nothing it gives an empty tensor of the dtype, or leaves it out. Strides are free.
-        group: as for operators; its ranks are the plan's, in order.
+        group: as for operators; its ranks are the plan's, in order. A program without process groups is one rank alone.
         mesh: of a plan for a mesh: a DeviceMesh, ``"2x4"``, or a `Mesh`.
         dim, to_dim: the dimension in which the tensor is cut, and the one it is cut in afterwards (all-to-all).
         split: parts every transfer is cut into.
@@ -81,7 +80,7 @@ def transfer(
         RuntimeContractError: a tensor that is not what the plan says this rank holds; ranks that call differently.
         UnsupportedError: a dtype or reduction that is not carried out.
     """
-    group = resolve_group(group)
+    group = None if no_group(group) else resolve_group(group)
     rank, world, ranks = _place(group)
     named = dict(tensors) if isinstance(tensors, Mapping) else None
     if isinstance(plan, CommPlan):
@@ -110,6 +109,8 @@ def _listed(held: Held) -> list[Any]:
 
 def _place(group: Any) -> tuple[int, int, Sequence[int]]:
     """This rank's number in a group, the group's size, and its global ranks in order."""
+    if group is None:
+        return 0, 1, range(1)
     carried = getattr(group, "overlap_runtime", None)
     if carried is not None:
         return carried.rank, carried.world, range(carried.world)
@@ -138,25 +139,14 @@ class _Call:
         self.plan = plan
         self.rank = rank
         self.group = group
-        self.names = [spec.name for spec in plan.tensors]
-        self.ending = [n for n in self.names if any(chunk.tensor == n for chunks in plan.after for chunk in chunks)]
+        self.form = form_of(plan, rank)
+        self.names = self.form.names
+        self.ending = self.form.ending
 
     def run(self, tensors: Any, out: Any) -> Any:
-        plan, direct = self.plan, any(isinstance(op, Collective) for _, op in self.plan.items())
-        if direct:
-            if hasattr(self.group, "overlap_runtime"):
-                raise UnsupportedError(
-                    f"plan {plan.name} hands collectives to torch.distributed, which simulated ranks do not have",
-                    where=plan.where(),
-                    help="simulate a template of it",
-                )
-            verify_plan(plan)
-            check_direct(plan)
-            given, dtypes, device = self._given(tensors)
-            results = self._results(out, dtypes, device)
-            carry_out_direct(plan, self.group, given, results, {name: self._held(name) for name in self.names})
-            return self._shown(results)
-        runtime = runtime_of(self.group)
+        if self.group is None or self.form.direct:
+            return self._run_direct(tensors, out)
+        plan, runtime = self.plan, runtime_of(self.group)
         try:
             given, dtypes, device = self._given(tensors)
             if device != runtime.device:
@@ -164,7 +154,7 @@ class _Call:
                     f"rank {self.rank} gives tensors on {device}, ranks of this group work on {runtime.device}",
                     help='move them there, or use a collective with path="direct"',
                 )
-            words = dtypes if reduced_tensors(plan) else [self._word(dtype) for dtype in dtypes]
+            words = dtypes if self.form.reduced else [self._word(dtype) for dtype in dtypes]
             results = self._results(out, dtypes, device)
         except OverlapError as error:
             if not known_transfer(plan, runtime):
@@ -179,6 +169,25 @@ class _Call:
         )
         return self._shown(results)
 
+    def _run_direct(self, tensors: Any, out: Any) -> Any:
+        """In ordinary memory: collectives by torch.distributed, and whatever a rank alone does."""
+        plan, form = self.plan, self.form
+        if hasattr(self.group, "overlap_runtime"):
+            raise UnsupportedError(
+                f"plan {plan.name} hands collectives to torch.distributed, which simulated ranks do not have",
+                where=plan.where(),
+                help="simulate a template of it",
+            )
+        if not form.proven:
+            verify_plan(plan)
+            if self.group is not None:
+                check_direct(plan)
+            form.proven = True
+        given, dtypes, device = self._given(tensors)
+        results = self._results(out, dtypes, device)
+        carry_out_direct(plan, self.group, given, results, form.held)
+        return self._shown(results)
+
     def _given(self, tensors: Any) -> tuple[dict[str, list[torch.Tensor]], list[torch.dtype], torch.device]:
         """What the rank holds, one tensor a box of `boxes_of`; the dtype of every tensor; where they are."""
         plan, rank = self.plan, self.rank
@@ -187,15 +196,13 @@ class _Call:
         dtypes: dict[str, torch.dtype] = {}
         devices: list[torch.device] = []
         for spec in plan.tensors:
-            name, boxes = spec.name, self._boxes(plan.before[rank], spec.name)
-            brought = named.get(name)
-            held: list[Any] = _listed(brought)
+            name, full = spec.name, self.form.given[spec.name]
+            held: list[Any] = _listed(named.get(name))
             for tensor in held:
                 if not isinstance(tensor, torch.Tensor):
                     raise UsageError(f"`{name}` is a {type(tensor).__name__}", help="give a tensor")
                 dtypes.setdefault(name, tensor.dtype)
                 devices.append(tensor.device)
-            full = [box for box in boxes if not box.empty]
             if not full and all(not tensor.numel() for tensor in held):
                 given[name] = held[:1]
                 continue
@@ -229,21 +236,13 @@ class _Call:
                         f"plan {self.plan.name} has no tensor {name!r}", help=f"it has {', '.join(self.names)}"
                     )
             return tensors
-        holding = [n for n in self.names if any(c.tensor == n for chunks in self.plan.before for c in chunks)]
+        holding = self.form.holding
         if len(holding) > 1:
             raise UsageError(
                 f"plan {self.plan.name} takes several tensors, {', '.join(holding)}",
                 help=f"pass a dict: {{{', '.join(f'{name!r}: ...' for name in holding)}}}",
             )
         return {(holding or self.names)[0]: tensors}
-
-    def _boxes(self, chunks: Any, name: str) -> tuple[Box, ...]:
-        return boxes_of(chunks, name, len(self.plan.tensor(name).shape))
-
-    def _held(self, name: str) -> Box:
-        """The bounding box of what this rank ends with."""
-        boxes = self._boxes(self.plan.after[self.rank], name)
-        return bounding(boxes) or boxes[0]
 
     def _results(self, out: Any, dtypes: Sequence[torch.dtype], device: torch.device) -> dict[str, torch.Tensor]:
         if isinstance(out, torch.Tensor):
@@ -258,13 +257,13 @@ class _Call:
                 raise UsageError(f"out names {name!r}; ranks end with {', '.join(self.ending) or 'nothing'}")
         found = {}
         for name, dtype in zip(self.names, dtypes, strict=True):
-            shape, tensor = self._held(name).shape, given.get(name)
+            shape, tensor = self.form.held[name].shape, given.get(name)
             if tensor is None:
                 found[name] = torch.empty(shape, dtype=dtype, device=device)
                 continue
-            boxes = self._boxes(self.plan.after[self.rank], name)
-            if not isinstance(tensor, torch.Tensor) or len(boxes) > 1:
-                raise UsageError(f"out for `{name}`, of which rank {self.rank} ends with {len(boxes)} chunks")
+            chunks = len(self.form.after[name])
+            if not isinstance(tensor, torch.Tensor) or chunks > 1:
+                raise UsageError(f"out for `{name}`, of which rank {self.rank} ends with {chunks} chunks")
             if (tuple(tensor.shape), tensor.dtype, tensor.device) != (shape, dtype, device):
                 raise RuntimeContractError(
                     f"out for `{name}` is {tuple(tensor.shape)} {tensor.dtype} on {tensor.device}; rank {self.rank} ends "
@@ -276,12 +275,8 @@ class _Call:
     def _shown(self, results: Mapping[str, torch.Tensor]) -> Any:
         shown: dict[str, Any] = {}
         for name in self.ending:
-            boxes, around = self._boxes(self.plan.after[self.rank], name), self._held(name)
-            parts = [
-                results[name][tuple(slice(a - o, b - o) for a, b, o in zip(box.lo, box.hi, around.lo, strict=True))]
-                for box in boxes
-            ]
-            shown[name] = results[name] if len(boxes) == 1 else tuple(parts)
+            inside = self.form.inside[name]
+            shown[name] = results[name] if len(inside) == 1 else tuple(results[name][place] for place in inside)
         return next(iter(shown.values())) if len(shown) == 1 else shown
 
     def _word(self, dtype: torch.dtype) -> torch.dtype:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, get_args
 
 from overlap.backends import backend
@@ -68,7 +69,7 @@ def plan_of(
                 help=f"{nearest(plan, COLLECTIVES)}; or leave path out",
             )
         try:
-            path, text = find_template(plan)
+            path, text = _found(plan)
         except PlanError as error:
             known = (*list_templates(), *COLLECTIVES)
             raise PlanError(
@@ -99,6 +100,17 @@ def plan_of(
     raise UsageError(
         f"rank {rank} gives {said} of `{name}`, which does not say how large it is in all", help=GIVE_SHAPE
     )
+
+
+@cache
+def _shipped(name: str) -> tuple[str, str]:
+    """A template that ships with the package, read once."""
+    return find_template(name)
+
+
+def _found(plan: str) -> tuple[str, str]:
+    """A template as it is; the user's own file as it is now."""
+    return find_template(plan) if plan.endswith((".yaml", ".yml")) or "/" in plan or "\\" in plan else _shipped(plan)
 
 
 def _candidates(held: Shape | None, dim: int, world: int) -> list[Shape]:

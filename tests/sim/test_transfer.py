@@ -163,6 +163,18 @@ def test_ranks_that_hold_nothing_and_one_rank_alone():
     assert [tuple(got.shape) for got in nothing] == [(0, 3)] * 2
 
 
+def test_a_program_without_process_groups_is_one_rank():
+    data = whole(4, 3)
+    for name in ("all_gather_ring", "all_reduce_two_shot", "reduce_scatter", "halo", "broadcast"):
+        got = overlap.transfer(name, data)
+        assert torch.equal(got, data) and got.data_ptr() != data.data_ptr(), name
+    assert torch.equal(overlap.transfer("all_gather", data, path="direct", out=torch.empty(4, 3)), data)
+    assert torch.equal(overlap.transfer("all_to_all_v", data, counts={"sent": [[4]]}), data)
+    assert torch.equal(overlap.transfer("all_to_all_2d", data, mesh="1x1", to_dim=1), data)
+    with pytest.raises(RuntimeContractError, match="before plan all_gather_1d, and is given"):
+        overlap.transfer("all_gather_1d", data, shape=(5, 3))
+
+
 def test_plans_share_one_memory_and_what_graphs_know_is_kept():
     def run(group):
         rank, runtime = group.overlap_runtime.rank, group.overlap_runtime
