@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from dataclasses import replace
 
 import pytest
 from test_proof_matrix import pairwise
@@ -17,6 +18,7 @@ from overlap.chunkplan.library import find_template, list_templates
 from overlap.chunkplan.memory import reduced_tensors
 from overlap.chunkplan.mesh import parse_mesh
 from overlap.chunkplan.plan import P2P, Chunk, CommPlan, TensorSpec
+from overlap.chunkplan.reduction import Reduction
 from overlap.chunkplan.region import Box
 from overlap.errors import PlanError
 from overlap.runtime.transfer import carried
@@ -149,6 +151,22 @@ def test_a_plan_that_is_refused_shows_its_fault_when_it_is_carried_out(wrong):
     report = check_plan(plan, verified=False, seeds=range(4))
     assert not report.ok and report.faults[0].kind in kinds, str(report)
     assert f"fault: {report.faults[0].kind} with seed {report.faults[0].seed}" in str(report)
+
+
+def test_a_sum_may_replace_what_a_rank_holds_once_that_is_staged():
+    """Ranks 0 and 1 hold one part, rank 2 the other; rank 1 takes no part before the sum replaces what it holds."""
+    add = P2P("push", 2, 0, ROW, ROW, reduce=Reduction())
+    spread = tuple(hop(0, to, (2, 0)) for to in (1, 2))
+    plan = plan_of((spread, (), (add,)), before=((ROW,), (ROW,), (ROW,)))
+    plan = replace(plan, tensors=(TensorSpec("x", (4,), parts=(0, 0, 1)),))
+    report = check_plan(plan, seeds=range(4))
+    assert report.ok, str(report)
+
+    def unready(rank, steps):
+        return (replace(steps[0], ready=False), *steps[1:])
+
+    report = check_plan(plan, seeds=range(8), mutate_steps=unready)
+    assert not report.ok and report.faults[0].kind == "race", str(report)
 
 
 def test_the_same_plan_put_right_is_sound():
