@@ -296,7 +296,7 @@ def _leave() -> None:
 
     logging.getLogger("nvshmem").setLevel(logging.CRITICAL + 1)
     for runtime in _RUNTIMES.values():
-        for name in ("overlap_workspaces", "overlap_instances"):
+        for name in ("overlap_workspaces", "overlap_instances", "overlap_symmetric"):
             getattr(runtime, name, {}).clear()
         runtime._allocations.clear()
     _RUNTIMES.clear()

@@ -1,6 +1,8 @@
 """The words as listed are the words that there are, and the page shows them."""
 
-import sys
+import os
+
+import pytest
 
 from overlap import language
 from overlap.language.words import WORDS, table
@@ -21,9 +23,28 @@ def test_words_of_users_say_which_rule_they_obey():
     assert {name for name, word in WORDS.items() if word.nvidia} >= nvidia
 
 
-def test_the_page_shows_todays_words(repo):
-    sys.path.insert(0, str(repo / "tests" / "support"))
+@pytest.fixture
+def language_page(repo, monkeypatch):
+    monkeypatch.syspath_prepend(str(repo / "tests" / "support"))
     import language_page
 
+    return language_page
+
+
+def test_the_page_shows_todays_words(language_page):
     page = language_page.PAGE.read_text()
     assert language_page.with_parts(page, words=table()) == page, "run python tests/support/language_page.py --write"
+
+
+def test_kernels_are_simulated_in_a_process_that_compiles_too(language_page, tmp_path):
+    """Without TRITON_INTERPRET, as in a test suite that also launches kernels; those work as before."""
+    from triton.runtime.jit import JITFunction
+
+    from overlap.sim import check_ranks
+
+    assert os.environ.get("TRITON_INTERPRET") != "1"
+    before = JITFunction.run
+    name, text = language_page.example()
+    report = check_ranks(language_page.host_code(tmp_path, "compiled_too", text), world=2, seeds=(0,))
+    assert report.ok, str(report)
+    assert JITFunction.run is before
