@@ -114,6 +114,8 @@ class _Places:
 
 def _call(plan: CommPlan, group: Any, members: tuple[OpId, ...], memory: Mapping[str, _Places]) -> None:
     at = {member[0]: plan.op(member) for member in members}
+    if all(op.dst.box.empty for op in at.values()):
+        return
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     if len(at) < world:
         _call_some(group, rank, world, at, memory)

@@ -145,7 +145,8 @@ class Case:
 
     def _reduced(self, part: torch.Tensor) -> torch.Tensor:
         total = part.clone()
-        dist.all_reduce(total)
+        if total.numel():
+            dist.all_reduce(total)
         return total
 
     def _scattered(self, part: torch.Tensor) -> torch.Tensor:
@@ -172,9 +173,10 @@ class Case:
         away = torch.cat([piece.reshape(-1) for piece in sent])
         got = away.new_empty(sum(counts))
         width = away.element_size()
-        dist.all_to_all_single(
-            _raw(got), _raw(away), [width * n for n in counts], [width * piece.numel() for piece in sent]
-        )
+        if torch.Size(self.shape).numel():
+            dist.all_to_all_single(
+                _raw(got), _raw(away), [width * n for n in counts], [width * piece.numel() for piece in sent]
+            )
         return torch.cat([part.view(shape) for part, shape in zip(got.split(counts), shapes, strict=True)], self.dim)
 
     def _broadcast(self, held: torch.Tensor) -> torch.Tensor:
