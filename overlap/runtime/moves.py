@@ -6,9 +6,11 @@ source, destination  one place modulo 16, pitches too: as drawn; else words of 4
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from overlap.chunkplan.plan import P2P, OpId
@@ -18,6 +20,7 @@ from overlap.schedule.table import SLOT_WORDS, counter_base
 
 from .copies import CopyPiece, plan_copy
 from .prepared import flag_word
+from .resolve import python_function
 
 if TYPE_CHECKING:
     from .instance import Instance
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 WIDE = 16
 PART = 8
 """Of the multiprocessors, one in so many moves chunks, where nobody says how many."""
+_OTHERS = ("triton.", "overlap.language.")
 MOST_WORDS = 2**29
 """Words of a piece: the kernel numbers their halves with 32 bits."""
 
@@ -44,9 +48,18 @@ def reserved(instance: Instance, moves: Sequence[Move], kernel: Any, grid: Grid,
     """The launch of ``kernel`` that computes as on ``grid`` and makes ``moves``.
 
     Raises:
-        UnsupportedError: more moving programs than can be resident beside one that computes.
+        UnsupportedError: more moving programs than can be resident beside one that computes, or a helper of the kernel
+            that reads program ids.
     """
     runtime, operator = instance.runtime, instance.operator
+    helper = reads_program_id(python_function(kernel))
+    if moves and helper is not None:
+        raise UnsupportedError(
+            f"`{operator.name}`'s kernel calls `{helper}`, which reads program ids, and those of programs that move chunks are "
+            "among them",
+            where=operator.span(operator.source.kernel_line),
+            help=f'read tl.program_id in the kernel and pass it to `{helper}`, or backend="copy_engine"',
+        )
     capacity = runtime.resident(kernel, grid, arguments)
     programs = programs_for(operator, runtime.sm_count, capacity) if moves else 0
     if operator.persistent and grid[1:] == (1, 1):
@@ -73,6 +86,27 @@ def programs_for(operator: Operator, multiprocessors: int, capacity: int) -> int
             help=f"comm_sms={capacity - 1} at most" if capacity > 1 else 'backend="copy_engine"',
         )
     return programs
+
+
+def reads_program_id(function: FunctionType, seen: frozenset[FunctionType] = frozenset()) -> str | None:
+    """The name of a function, called from ``function`` at any depth, that reads program ids; Triton's and ours do not count."""
+    names = function.__code__.co_names
+    values = [function.__globals__[name] for name in names if name in function.__globals__]
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # not assigned yet
+            values.append(cell.cell_contents)
+    modules = [value for value in values if isinstance(value, ModuleType)]
+    values += [getattr(module, name, None) for module in modules for name in names]
+    for value in values:
+        called = getattr(value, "fn", None)
+        if not isinstance(called, FunctionType) or called in seen or f"{called.__module__}.".startswith(_OTHERS):
+            continue
+        if {"program_id", "num_programs"} & set(called.__code__.co_names):
+            return called.__name__
+        deeper = reads_program_id(called, seen | {function, called})
+        if deeper is not None:
+            return deeper
+    return None
 
 
 def move_words(instance: Instance, moves: Sequence[Move], programs: int, grid: Grid) -> list[int]:

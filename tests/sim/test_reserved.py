@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import os
 import textwrap
+from pathlib import Path
 
 import pytest
 from test_mutations import SHAPE, changed, without
@@ -59,10 +60,11 @@ def generated(tmp_path_factory, repo):
             request = Request(unit, plan=plan, on=on, backend=BACKEND, output=str(path), settings=settings, mesh=mesh)
             text = replaced(compile_source(request).module.text, edits)
             if words:
-                source = (
-                    open(words_that_move.__file__, encoding="utf-8")
-                    .read()
-                    .replace("from .flags", "from overlap.language.flags")
+                source = Path(words_that_move.__file__).read_text(encoding="utf-8")
+                # A module of overlap.language by name: only words of ours may read program ids as they are.
+                named = 'import annotations\n\n__name__ = "overlap.language.changed"\n'
+                source = source.replace("import annotations\n", named).replace(
+                    "from .flags", "from overlap.language.flags"
                 )
                 changed_words = folder / f"words_{len(made)}.py"
                 changed_words.write_text(replaced(source, words))
@@ -227,6 +229,17 @@ def test_what_it_cannot_do_is_refused(generated, kernel, plan, on, error, why):
     with pytest.raises(error, match=why) as caught:
         generated(kernel, plan, on, -1 if error is UsageError else 2)
     assert error is UsageError or "copy_engine" in caught.value.help
+
+
+HELPER = "@triton.jit\ndef number():\n    return tl.program_id(0)\n\n\n@triton.jit\ndef matmul_kernel("
+
+
+@pytest.mark.parametrize("call", ["number()", "ol.computing_id(ol_moves, 0) + 0 * number()"])
+def test_helpers_that_read_program_ids_are_refused(generated, call):
+    path = generated(edits=(("@triton.jit\ndef matmul_kernel(", HELPER), ("ol.computing_id(ol_moves, 0)", call)))
+    with pytest.raises(UnsupportedError, match="calls `number`, which reads program ids") as caught:
+        check_module(path, world=2, shape=SHAPE, dtype="fp16", seeds=[0])
+    assert caught.value.where is not None and "pass it to `number`" in caught.value.help
 
 
 def test_more_programs_than_can_be_resident_are_refused(generated):
