@@ -19,7 +19,21 @@ import language_page
 from signal_kernels import exchange, through_tma
 
 pytest_plugins = ["pytester"]
-PLUGIN = ("-p", "overlap.testing.plugin", "-p", "no:cacheprovider", "-p", "no:syrupy", "-p", "no:xdist")
+PLUGIN = ("-p", "overlap.testing.plugin", "-p", "no:cacheprovider")
+
+
+@pytest.fixture
+def inner(pytester, tmp_path, monkeypatch):
+    """``inner(**files)``: what a pytest of its own says of these files, with this package's plugin and no other."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    # Modules that are first imported inside are forgotten again, which those of torch do not take well.
+    check_ranks(language_page.host_code(tmp_path, "before", language_page.example()[1]), world=2, seeds=(0,))
+
+    def run(*options, **files):
+        pytester.makepyfile(**files)
+        return pytester.runpytest_inprocess(*PLUGIN, *options)
+
+    return run
 
 
 # the page
@@ -37,10 +51,9 @@ def example(tmp_path):
     return changed
 
 
-def test_the_pages_test_passes_as_it_stands(pytester):
+def test_the_pages_test_passes_as_it_stands(inner):
     name, text = language_page.example()
-    (pytester.path / name).write_text(text)
-    pytester.runpytest_inprocess(*PLUGIN, name).assert_outcomes(passed=1)
+    inner(**{name.removesuffix(".py"): text}).assert_outcomes(passed=1)
 
 
 def test_the_pages_story_is_todays(tmp_path):
@@ -270,19 +283,17 @@ def test_it_is_asked_for(overlap_sim):
 """
 
 
-def test_a_fault_that_no_test_looks_at_fails_it(pytester):
-    pytester.makepyfile(TESTS)
-    result = pytester.runpytest_inprocess(*PLUGIN)
+def test_a_fault_that_no_test_looks_at_fails_it(inner):
+    result = inner(test_it=TESTS)
     result.assert_outcomes(passed=2, failed=1, errors=1)
     text = result.stdout.str()
     assert "nobody looked at this report" in text
     assert text.count("fault: deadlock with seed 0 (seeds=[0] shows it again)") >= 2
 
 
-def test_without_the_packages_it_says_why_it_cannot_run(pytester, monkeypatch):
+def test_without_the_packages_it_says_why_it_cannot_run(inner, monkeypatch):
     monkeypatch.setitem(sys.modules, "overlap.sim", None)
-    pytester.makepyfile("def test_it(overlap_sim): raise AssertionError")
-    result = pytester.runpytest_inprocess(*PLUGIN, "-rs")
+    result = inner("-rs", test_it="def test_it(overlap_sim): raise AssertionError")
     result.assert_outcomes(skipped=1)
     assert "overlap_sim needs a package that is missing here" in result.stdout.str()
 
