@@ -12,7 +12,7 @@ from overlap.runtime.variant import variant_of
 
 
 @triton.jit
-def kernel(a_ptr, n, x, BLOCK: tl.constexpr, HOW: "tl.constexpr" = "rows"):
+def kernel(a_ptr, n, x, BLOCK: tl.constexpr, HOW: tl.constexpr = "rows"):
     pass
 
 
