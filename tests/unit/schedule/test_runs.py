@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import product
 
 import pytest
@@ -17,6 +18,8 @@ from overlap.schedule.verify import verify_schedule
 from .oracle import check, needed, tiles_of
 from .plans import both, gather, gemm_axes, reads_a, reads_b, ring
 
+SWEEP = os.environ.get("OVERLAP_SWEEP") == "1"
+
 
 def check_all(plan, reads, axes, *, ordered=True) -> None:
     schedules = schedule_all(plan, reads, axes, ordered=ordered)
@@ -25,7 +28,7 @@ def check_all(plan, reads, axes, *, ordered=True) -> None:
     verify_schedule(schedules, plan, reads, axes, ordered=ordered, flattened=True)
 
 
-@pytest.mark.parametrize("world", range(1, 9))
+@pytest.mark.parametrize("world", range(1, 9) if SWEEP else (1, 2, 3, 4, 6))
 def test_rows_of_every_small_size(world):
     """All of M x block x split x wraps x direction, N of no, one and two tiles."""
     for m, block, split in product((0, 1, 2, 3, 5, 8, 17), (1, 2, 3, 4, 8, 32), (1, 3)):
@@ -34,7 +37,7 @@ def test_rows_of_every_small_size(world):
             check_all(plan, reads_a(wraps=wraps), gemm_axes(m, (m + block) % 3, block, 1))
 
 
-@pytest.mark.parametrize("world", (1, 2, 3, 5, 8))
+@pytest.mark.parametrize("world", (1, 2, 3, 5, 8) if SWEEP else (1, 2, 3, 5))
 def test_columns_of_every_small_size(world):
     """The gathered tensor is b[K, N], in strided chunks along N, the second tile axis."""
     for n, block, split in product((0, 1, 3, 6, 13), (1, 2, 4, 16), (1, 2)):
