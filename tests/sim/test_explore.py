@@ -8,6 +8,8 @@ import triton.language as tl
 from overlap.errors import DeadlockFault, SimFault
 from overlap.sim import RandomChooser, ScriptedChooser, World, explore
 
+pytestmark = pytest.mark.one_triton
+
 
 @triton.jit
 def two_locks(locks, out, SAME_ORDER: tl.constexpr):

@@ -14,6 +14,8 @@ from overlap.runtime.part import Part
 from overlap.schedule import steps as st
 from overlap.sim import check_module
 
+pytestmark = pytest.mark.one_triton
+
 SHAPE = {"M": 130, "N": 40, "K": 40}
 SEEDS = range(4)
 

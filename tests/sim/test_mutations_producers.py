@@ -14,6 +14,8 @@ from test_mutations import faults as faults_of
 from overlap.schedule import steps as st
 from overlap.sim import ModuleCheck
 
+pytestmark = pytest.mark.one_triton
+
 SEEDS = range(3)
 PRODUCED = (
     "    # Count the tile into the chunks of c that it is part of.\n    ol.produced(ol_table, ol_run, ol_state)\n"
@@ -229,16 +231,16 @@ def test_a_flag_raised_before_its_copy(made):
 
 def test_a_push_into_another_ranks_slot(made, monkeypatch):
     """All partials land in the first slot."""
-    from overlap.runtime import part
+    from overlap.runtime import plan_tensor
 
-    whole = part.destination_region
+    whole = plan_tensor.destination_region
 
     def first(layout, op_id):
         if not layout.slots:
             return whole(layout, op_id)
         return next(iter(layout.slots.values()))
 
-    monkeypatch.setattr(part, "destination_region", first)
+    monkeypatch.setattr(plan_tensor, "destination_region", first)
     found = faults(made(), shape={"M": 129, "N": 40, "K": 40})
     assert set(found) <= {"race", "unwritten"}, found
 

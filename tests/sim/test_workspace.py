@@ -15,6 +15,8 @@ from overlap.runtime.workspace import check, release, reserve, workspaces
 from overlap.schedule.steps import Copy
 from overlap.sim import World
 
+pytestmark = pytest.mark.one_triton
+
 K, N = 16, 8
 
 
