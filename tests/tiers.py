@@ -5,9 +5,9 @@ interpreted (``TRITON_INTERPRET=1``) or compiled. Tiers that depend on the Trito
 
     python tests/tiers.py --python 3.6.0=.venv/bin/python --python 3.9.0=.venv-newest/bin/python
 
-Of a second version those tests are left out that are marked ``one_triton``, whose subject is none of Triton's (a sweep runs
-them too). A tier fails when any test fails, and when it holds no test at all. The browser tier runs where there is a browser that
-works, and says why where there is none. Exit status: 0 all passed, 1 otherwise.
+Of a second version those tests are left out that are marked ``one_triton``: their subject is none of Triton's, or the compile
+tier has it too (a sweep runs them all). A tier fails when any test fails, and when it holds no test at all. The browser tier runs
+where there is a browser that works, and says why where there is none. Exit status: 0 all passed, 1 otherwise.
 """
 
 from __future__ import annotations

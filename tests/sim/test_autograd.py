@@ -16,6 +16,8 @@ from overlap.ops.grad_pair import Half, Needs, ag_gemm_gradients, gemm_rs_gradie
 from overlap.ops.grad_weights import MainGrad
 from overlap.sim import World
 
+pytestmark = pytest.mark.one_triton
+
 SLICED = {"up": 1, "gate": 1, "up_bias": 0, "down": 0, "down_bias": None}
 ALL = Needs(True, (True, True), (True, False))
 

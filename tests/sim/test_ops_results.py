@@ -13,6 +13,8 @@ from overlap.errors import RuntimeContractError, UsageError
 from overlap.ops import a2a_gemm, ag_gemm_k, gemm_a2a, gemm_ar, gemm_rs, last_plan, measure, reserve
 from overlap.sim import World
 
+pytestmark = pytest.mark.one_triton
+
 HALF, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 EPSILON = {HALF: 2**-10, BF16: 2**-7, FP32: 2**-22}
 
