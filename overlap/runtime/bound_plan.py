@@ -6,6 +6,7 @@ state    int64 words: epoch, counter, spin limit, fault, ready[world], done[worl
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +21,7 @@ from .protocol import Runtime
 from .workspace import Memory, Need, Workspace
 
 
-class BoundPlan:
+class BoundPlan(ABC):
     """What a launch of a plan needs on this rank. Made on all ranks at once.
 
     Args:
@@ -81,9 +82,9 @@ class BoundPlan:
         return [self.prepared]
 
     @property
+    @abstractmethod
     def title(self) -> str:
         """What is launched, for the names of meetings."""
-        raise NotImplementedError
 
     def meet(self, prepare: Callable[[], None]) -> None:
         """Once an instance, behind `prepare`: all ranks have compiled what they are about to launch.

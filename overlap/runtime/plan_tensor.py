@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ class Staged(NamedTuple):
     to: torch.Tensor
 
 
-class PlanTensor:
+class PlanTensor(ABC):
     """Views of a tensor's memory on all ranks.
 
     Args:
@@ -57,9 +58,9 @@ class PlanTensor:
         """Takes symmetric memory, `size` elements or more."""
         self.data = data
 
+    @abstractmethod
     def staged(self, given: Mapping[str, torch.Tensor]) -> Iterator[Staged]:
         """What a launch copies into this tensor's memory first."""
-        raise NotImplementedError
 
     def view(self, region: Region, rank: int | None = None, box: Box | None = None) -> torch.Tensor:
         """``box`` (all) of a region of this rank's layout or, with ``rank``, of that rank's, in the user's dimension order."""
