@@ -11,10 +11,9 @@ from pathlib import Path
 
 import click
 
+from overlap.doctor.children import NO_MULTICAST
 from overlap.errors import MissingDependencyError, UsageError
 
-QUIET_LINKS = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
-"""NVLink multicast stays off: not every machine may use it."""
 SOURCE = "overlap calibrate"
 
 
@@ -66,7 +65,7 @@ def _start(count: int, ranks: int | None, output: str | None, name: str | None) 
     words += ["-m", "overlap", "calibrate"]
     words += ["-o", output] if output else []
     words += ["--name", name] if name else []
-    environment = {**QUIET_LINKS, "OMP_NUM_THREADS": "1", **os.environ}
+    environment = {**NO_MULTICAST, "OMP_NUM_THREADS": "1", **os.environ}
     return subprocess.run(words, env=environment, check=False).returncode
 
 
@@ -78,7 +77,7 @@ def _measure(output: str | None, name: str | None) -> None:
     from overlap.autotune.calibrate.run import calibrate
     from overlap.schedule.machine import parse_machine
 
-    os.environ.update({key: os.environ.get(key, value) for key, value in QUIET_LINKS.items()})
+    os.environ.update({key: os.environ.get(key, value) for key, value in NO_MULTICAST.items()})
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", os.environ["RANK"])))
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", device_id=device)
