@@ -38,6 +38,7 @@ _DST_PITCH: tl.constexpr = tl.constexpr(_table.P_DST_PITCH)
 _STAGES: tl.constexpr = tl.constexpr(_table.STAGES)
 _PAIRS: tl.constexpr = tl.constexpr(_table.BLOCK_BYTES // 16)
 _NARROW: tl.constexpr = tl.constexpr(1024)
+_LOAD_STORE: tl.constexpr = tl.constexpr("load/store")
 
 
 @triton.jit
@@ -71,38 +72,49 @@ def computing_id(moves, axis: tl.constexpr = 0):
 
 
 @triton.jit
-def move_chunks(moves, state, epoch):
+def move_chunks(moves, state, epoch, TRANSPORT: tl.constexpr = _LOAD_STORE):
     """Makes this program's part of every move of its group: awaits what it depends on, copies, counts; the last one in
     raises the flag.
 
-    Each program acquires the flags for itself, and its loads depend on what it saw. Counting acquires and releases at system
-    scope, so that the flag stands for the stores of all programs of the group, in peers' memory too.
+    Args:
+        TRANSPORT: how a part is copied (`_make_part`).
     """
     mine = moves + _HEADER + tl.program_id(0) * _PROGRAM_WORDS
     move = moves + tl.load(mine + _FIRST)
     number = tl.load(mine + _NUMBER).to(tl.int32)
     programs = tl.load(mine + _IN_GROUP).to(tl.int32)
     for _ in range(tl.load(mine + _MOVES).to(tl.int32)):
-        seen = epoch
-        i = tl.load(move + _AWAIT)
-        end = tl.load(move + _AWAIT_END)
-        while i < end:
-            seen = tl.minimum(seen, poll(tl.load(moves + i).to(tl.pointer_type(tl.int64)), epoch, state))
-            i += 1
-        piece = tl.load(move + _PIECE)
-        last_piece = tl.load(move + _PIECE_END)
-        turn = after(number, seen)
-        while piece < last_piece:
-            _copy(moves + piece, turn, programs)
-            piece += _PIECE_WORDS
-            # Pieces smaller than a block fall to one program after another.
-            turn = (turn + 1) % programs
-        tl.debug_barrier()
-        counter = state + tl.load(move + _COUNTER)
-        counted = tl.atomic_add(counter, 1, sem="acq_rel", scope="sys")
-        flag = tl.load(move + _FLAG).to(tl.pointer_type(tl.int64))
-        tl.atomic_xchg(flag, epoch, mask=counted == programs - 1, sem="release", scope="sys")
+        _make_part(moves, move, number, programs, state, epoch, TRANSPORT)
         move += _MOVE_WORDS
+
+
+@triton.jit
+def _make_part(moves, move, number, programs, state, epoch, TRANSPORT: tl.constexpr):
+    """Makes part ``number`` of ``programs`` of a move: awaits, copies, counts; the last one in raises the flag.
+
+    Each program acquires the flags for itself, and its loads depend on what it saw. Counting acquires and releases at system
+    scope, so that the flag stands for the stores of all programs of the group, in peers' memory too.
+    """
+    tl.static_assert(TRANSPORT == _LOAD_STORE, "a move goes by load/store")
+    seen = epoch
+    i = tl.load(move + _AWAIT)
+    end = tl.load(move + _AWAIT_END)
+    while i < end:
+        seen = tl.minimum(seen, poll(tl.load(moves + i).to(tl.pointer_type(tl.int64)), epoch, state))
+        i += 1
+    piece = tl.load(move + _PIECE)
+    last_piece = tl.load(move + _PIECE_END)
+    turn = after(number, seen)
+    while piece < last_piece:
+        _copy(moves + piece, turn, programs)
+        piece += _PIECE_WORDS
+        # Pieces smaller than a block fall to one program after another.
+        turn = (turn + 1) % programs
+    tl.debug_barrier()
+    counter = state + tl.load(move + _COUNTER)
+    counted = tl.atomic_add(counter, 1, sem="acq_rel", scope="sys")
+    flag = tl.load(move + _FLAG).to(tl.pointer_type(tl.int64))
+    tl.atomic_xchg(flag, epoch, mask=counted == programs - 1, sem="release", scope="sys")
 
 
 @triton.jit

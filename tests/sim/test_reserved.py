@@ -121,12 +121,12 @@ def faults(path, **options):
 WORDS = {
     "the flag raised by the first program done": (("mask=counted == programs - 1", "mask=counted == 0"), {"race"}),
     "the flag never raised": (("mask=counted == programs - 1", "mask=counted < 0"), {"deadlock"}),
-    "no barrier ahead of the count": (("        tl.debug_barrier()\n", ""), {"race"}),
+    "no barrier ahead of the count": (("    tl.debug_barrier()\n", ""), {"race"}),
     "a count that acquires nothing": (('sem="acq_rel", scope="sys"', 'sem="release", scope="sys"'), {"race"}),
     "a count that releases nothing": (('sem="acq_rel", scope="sys"', 'sem="acquire", scope="sys"'), {"race"}),
     "a flag for this device alone": (('sem="release", scope="sys"', 'sem="release", scope="gpu"'), {"race"}),
     "a flag that releases nothing": (('sem="release", scope="sys"', 'sem="relaxed", scope="sys"'), {"race"}),
-    "no await": (("        while i < end:", "        while i < i:"), {"race"}),
+    "no await": (("    while i < end:", "    while i < i:"), {"race"}),
     "the last piece left out": (("last_piece = tl.load(move + _PIECE_END)", "last_piece = piece"), {"unwritten"}),
     "one program's part left out": (("turn = after(number, seen)", "turn = after(number + 1, seen)"), {"unwritten"}),
 }
