@@ -92,7 +92,7 @@ WORDS = {
         Word("computing_programs", ("moves", "axis"), "`tl.num_programs` of the programs that compute"),
         Word(
             "move_chunks",
-            ("moves", "state", "epoch"),
+            ("moves", "state", "epoch", "TRANSPORT"),
             "this program's part of every move: awaits, copies, counts; the last one in raises the flag",
         ),
         Word("poll", ("flag", "wanted", "state"), "polls a flag until it is at least `wanted`; the value seen (int64)"),
