@@ -17,10 +17,11 @@ class Backend:
     """One way to move a chunk.
 
     ``default_direction``: what ``all_gather_1d`` becomes. ``ordered``: flags of one channel are raised in list order, so a
-    later flag implies an earlier one. ``writer`` names the row of `memory_rules.WRITERS` its flags obey. ``inline``: the
-    program that makes a tile stores it where it goes; only what kernels make can be moved so. ``reserved``: programs of the
-    launch that compute nothing move chunks; only what kernels read can be moved so. ``reduce``: adds where chunks arrive; others
-    leave sums to a kernel behind. ``far``: reaches peers that no pointer reaches. ``triton``: the oldest that it runs on.
+    later flag implies an earlier one. ``writer`` names the row of `memory_rules.WRITERS` its flags obey. ``moves``: what it
+    can move, ``input``, what a kernel reads, and ``result``, what one makes. ``inline``: programs that compute move chunks too,
+    of a result the tile just made, of an input a part between two tiles. ``reserved``: programs of the launch that compute
+    nothing move chunks. ``reduce``: adds where chunks arrive; others leave sums to a kernel behind. ``far``: reaches peers that
+    no pointer reaches. ``triton``: the oldest that it runs on.
     """
 
     name: str
@@ -31,15 +32,11 @@ class Backend:
     reduce: bool
     comm_sms: bool
     writer: str
+    moves: tuple[str, ...] = ("input", "result")
     inline: bool = False
     reserved: bool = False
     far: bool = False
     triton: tuple[int, int] = (3, 6)
-
-    @property
-    def moves(self) -> tuple[str, ...]:
-        """What it can move: ``input``, what a kernel reads, and ``result``, what one makes."""
-        return ("result",) if self.inline else ("input",) if self.reserved else ("input", "result")
 
     @property
     def compute_capability(self) -> tuple[int, int] | None:

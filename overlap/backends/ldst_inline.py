@@ -20,5 +20,6 @@ LDST_INLINE = Backend(
     reduce=False,
     comm_sms=False,
     writer="load/store",
+    moves=("result",),
     inline=True,
 )

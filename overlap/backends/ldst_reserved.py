@@ -21,5 +21,6 @@ LDST_RESERVED = Backend(
     reduce=False,
     comm_sms=True,
     writer="load/store",
+    moves=("input",),
     reserved=True,
 )
