@@ -16,9 +16,8 @@ import triton.language as tl
 from triton.language import core
 
 from overlap.schedule import table as _layout
+from overlap.schedule.far import LIBRARY
 
-LIBRARY = "nvshmem"
-"""Name of the library in the launch option ``extern_libs``."""
 _ADDRESS = _SIZE = _VALUE = tl.int64
 _NUMBER = tl.int32
 _EPOCH: tl.constexpr = tl.constexpr(_layout.S_EPOCH * _layout.SLOT_WORDS)

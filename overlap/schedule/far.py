@@ -7,6 +7,8 @@ its move's record, negative, the place in the table of a pair: the address that 
 
 from __future__ import annotations
 
+LIBRARY = "nvshmem"
+"""Name of NVSHMEM's device code, among the libraries that a kernel is linked with."""
 PUT, GET = 0, 1
 SIGNAL_WORDS = 2
 F_FLAG, F_PE = range(SIGNAL_WORDS)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from overlap.annotate.source import SourceUnit
+from overlap.backends.bitcode import find_library
 from overlap.chunkplan.mesh import parse_mesh
 from overlap.chunkplan.region import shard_interval
 from overlap.codegen.module_io import load_module
@@ -19,7 +20,6 @@ from overlap.language.nvshmem import fence, get_nbi, my_pe, put_nbi, put_signal,
 from overlap.ops import ag_gemm, last_plan
 from overlap.pipeline import Request, compile_source
 from overlap.runtime.cuda import runtime_for_group
-from overlap.runtime.modules import find_library
 from overlap.runtime.workspace import check
 from tests.support.ranks import Product, delay, template
 
