@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from overlap.schedule.moves import SHARED_BYTES
-
 from . import ttir
 from .artifact import Artifact, Facts, facts
 from .rules import Finding
@@ -16,16 +14,16 @@ WAIT_BYTES = 256
 _DOTS = ("tt.dot", "tt.dot_scaled", "ttng.warp_group_dot", "ttng.tc_gen5_mma", "ttng.tc_gen5_mma_scaled")
 
 
-def compare(made: Artifact, original: Artifact, nested: int = 0, *, moves: bool = False) -> list[Finding]:
+def compare(made: Artifact, original: Artifact, nested: int = 0, *, taken: int = 0) -> list[Finding]:
     """What the generated kernel lost against the original, compiled for the same target with the same arguments.
 
-    ``nested``: loops that were put around the original's inner loop. ``moves``: programs of the launch that move chunks may take
-    what these need of shared memory.
+    ``nested``: loops that were put around the original's inner loop. ``taken``: bytes of shared memory that programs of the
+    launch may take to move chunks.
     """
     ours, theirs = facts(made), facts(original)
     return [
         *_engines(ours, theirs),
-        *_pipeline(ours, theirs, SHARED_BYTES if moves else 0),
+        *_pipeline(ours, theirs, taken),
         *_loops(made, original, nested),
     ]
 

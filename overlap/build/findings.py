@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from overlap.backends.memory_rules import PROXY_FENCE, READERS, SCOPE, SEM, WRITERS
 from overlap.schedule import table
+from overlap.schedule.moves import SHARED_BYTES
 
 from . import ptx, ttir
 from .artifact import Artifact
@@ -35,6 +36,7 @@ def check(
     original: Artifact | None = None,
     flags: str = "ol_state",
     moves: str = "",
+    writer: str = "load/store",
     nested: int = 0,
 ) -> list[Finding]:
     """Everything that breaks a rule in a compiled kernel, errors first.
@@ -45,7 +47,7 @@ def check(
         produced: parameters whose data leaves by communication, once it is counted.
         original: the kernel it was made from, compiled for the same target with the same arguments.
         flags: parameter that holds this rank's state words.
-        moves: parameter that holds the table of what programs of the launch move, if they do.
+        moves: parameter that holds the table of what programs of the launch move, if they do; ``writer``: how.
         nested: loops that were put around the original's inner loop (1 where it is cut into parts).
     """
     kernel = _Kernel(ttir.parse(artifact.stages["ttir"]), frozenset(guarded), frozenset(produced), flags, moves)
@@ -58,7 +60,7 @@ def check(
     if artifact.target.nvidia:
         found += _machine_code(kernel, ptx.parse(artifact.assembly))
     if original is not None:
-        found += compare(artifact, original, nested, moves=bool(moves))
+        found += compare(artifact, original, nested, taken=SHARED_BYTES[writer] if moves else 0)
     order = {"error": 0, "warning": 1, "note": 2}
     return sorted(dict.fromkeys(found), key=lambda f: (order[f.severity], f.line, f.rule))
 
@@ -74,7 +76,7 @@ class _Kernel:
         self.produced = produced
         self.flags = flags
         self.loads = [op for op in function.ops(*_LOADS) if self.tensors(op) & guarded]
-        self.moved = [op for op in function.ops("tt.load") if moves and self.is_addressed_by(op, moves)]
+        self.moved = [op for op in function.ops(*_LOADS) if moves and self.is_addressed_by(op, moves)]
         self.atomics = [op for op in function.ops() if op.name.startswith("tt.atomic") and self.is_flag(op)]
         self.polls = [op for op in self.atomics if _reads_only(op)]
         self.stores = [op for op in function.ops(*_STORES) if self.tensors(op) & produced]
@@ -146,12 +148,10 @@ def _waits_feed_loads(kernel: _Kernel, artifact: Artifact) -> Iterable[Finding]:
             yield Finding(
                 "wait-feeds-load", "error", load.line, f"the address of this load of {names} does not depend on a wait"
             )
-        elif artifact.target.has_tma and READERS[_reader(load)].proxy_fence:
-            fences = [op for op in made_of if PROXY_FENCE in op.text]
-            if not any(ops_of(backward_slice(fence.operands)) & set(kernel.waits) for fence in fences):
-                yield Finding(
-                    "proxy-fence", "error", load.line, f"TMA load of {names} without a proxy fence behind its wait"
-                )
+        elif _unfenced(kernel, load, made_of, artifact):
+            yield Finding(
+                "proxy-fence", "error", load.line, f"TMA load of {names} without a proxy fence behind its wait"
+            )
     for load in kernel.moved:
         made_of = kernel.slice(load)
         used |= made_of
@@ -159,9 +159,21 @@ def _waits_feed_loads(kernel: _Kernel, artifact: Artifact) -> Iterable[Finding]:
             yield Finding(
                 "wait-feeds-load", "error", load.line, "the address of what is moved does not depend on a wait"
             )
+        elif _unfenced(kernel, load, made_of, artifact):
+            yield Finding(
+                "proxy-fence", "error", load.line, "TMA load of what is moved without a proxy fence behind its wait"
+            )
     for wait in kernel.waits:
         if kernel.loads and wait not in used:
             yield Finding("wait-used", "error", wait.line, "what this wait returned is not used")
+
+
+def _unfenced(kernel: _Kernel, load: ttir.Op, made_of: set[ttir.Op], artifact: Artifact) -> bool:
+    """Whether a load by TMA is made of no proxy fence that is itself made of a wait."""
+    if not (artifact.target.has_tma and READERS[_reader(load)].proxy_fence):
+        return False
+    fences = [op for op in made_of if PROXY_FENCE in op.text]
+    return not any(ops_of(backward_slice(fence.operands)) & set(kernel.waits) for fence in fences)
 
 
 def _signals(kernel: _Kernel) -> Iterable[Finding]:

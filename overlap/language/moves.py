@@ -10,7 +10,8 @@ import triton.language as tl
 
 from overlap.schedule import moves as _table
 
-from .flags import after, poll
+from .boxes import copy_boxes
+from .flags import after, after_async, landed, poll
 
 _HEADER: tl.constexpr = tl.constexpr(_table.HEADER_WORDS)
 _PROGRAMS: tl.constexpr = tl.constexpr(_table.H_PROGRAMS)
@@ -28,7 +29,9 @@ _PIECE_END: tl.constexpr = tl.constexpr(_table.M_PIECE_END)
 _COUNTER: tl.constexpr = tl.constexpr(_table.M_COUNTER)
 _FLAG: tl.constexpr = tl.constexpr(_table.M_FLAG)
 _PIECE_WORDS: tl.constexpr = tl.constexpr(_table.PIECE_WORDS)
-_WORD: tl.constexpr = tl.constexpr(_table.P_WORD)
+_KIND: tl.constexpr = tl.constexpr(_table.P_KIND)
+_IN_ROW: tl.constexpr = tl.constexpr(_table.IN_ROW)
+_BOXES: tl.constexpr = tl.constexpr(_table.BOXES)
 _SRC: tl.constexpr = tl.constexpr(_table.P_SRC)
 _DST: tl.constexpr = tl.constexpr(_table.P_DST)
 _WORDS: tl.constexpr = tl.constexpr(_table.P_WORDS)
@@ -39,6 +42,9 @@ _STAGES: tl.constexpr = tl.constexpr(_table.STAGES)
 _PAIRS: tl.constexpr = tl.constexpr(_table.BLOCK_BYTES // 16)
 _NARROW: tl.constexpr = tl.constexpr(1024)
 _LOAD_STORE: tl.constexpr = tl.constexpr("load/store")
+_REGISTERS: tl.constexpr = tl.constexpr("load/store, without shared memory")
+_TMA: tl.constexpr = tl.constexpr("tma store")
+_BETWEEN_PAIRS: tl.constexpr = tl.constexpr(1024)
 
 
 @triton.jit
@@ -84,18 +90,25 @@ def move_chunks(moves, state, epoch, TRANSPORT: tl.constexpr = _LOAD_STORE):
     number = tl.load(mine + _NUMBER).to(tl.int32)
     programs = tl.load(mine + _IN_GROUP).to(tl.int32)
     for _ in range(tl.load(mine + _MOVES).to(tl.int32)):
-        _make_part(moves, move, number, programs, state, epoch, TRANSPORT)
+        _make_part(moves, move, number, programs, state, epoch, TRANSPORT, TRANSPORT == _TMA)
         move += _MOVE_WORDS
 
 
 @triton.jit
-def _make_part(moves, move, number, programs, state, epoch, TRANSPORT: tl.constexpr):
+def move_chunks_async(moves, state, epoch):
+    """As `move_chunks`, by TMA where a piece of a chunk is `BOXES` (sm_90)."""
+    move_chunks(moves, state, epoch, _TMA)
+
+
+@triton.jit
+def _make_part(moves, move, number, programs, state, epoch, TRANSPORT: tl.constexpr, LANDED: tl.constexpr):
     """Makes part ``number`` of ``programs`` of a move: awaits, copies, counts; the last one in raises the flag.
 
-    Each program acquires the flags for itself, and its loads depend on what it saw. Counting acquires and releases at system
+    ``LANDED``: the barrier behind the copies is `landed`. Each program acquires the flags for itself, and its loads depend on what it saw. Counting acquires and releases at system
     scope, so that the flag stands for the stores of all programs of the group, in peers' memory too.
     """
-    tl.static_assert(TRANSPORT == _LOAD_STORE, "a move goes by load/store")
+    known: tl.constexpr = (TRANSPORT == _LOAD_STORE) | (TRANSPORT == _REGISTERS) | (TRANSPORT == _TMA)
+    tl.static_assert(known, "a move goes by load/store or TMA")
     seen = epoch
     i = tl.load(move + _AWAIT)
     end = tl.load(move + _AWAIT_END)
@@ -104,31 +117,53 @@ def _make_part(moves, move, number, programs, state, epoch, TRANSPORT: tl.conste
         i += 1
     piece = tl.load(move + _PIECE)
     last_piece = tl.load(move + _PIECE_END)
-    turn = after(number, seen)
+    if TRANSPORT == _TMA:
+        turn = after_async(number, seen)
+    else:
+        turn = after(number, seen)
     while piece < last_piece:
-        _copy(moves + piece, turn, programs)
+        _copy(moves + piece, turn, programs, TRANSPORT)
         piece += _PIECE_WORDS
         # Pieces smaller than a block fall to one program after another.
         turn = (turn + 1) % programs
-    tl.debug_barrier()
-    counter = state + tl.load(move + _COUNTER)
+    at = _COUNTER + tl.zeros((), tl.int32)
+    if LANDED:
+        at = landed(at)
+    else:
+        tl.debug_barrier()
+    counter = state + tl.load(move + at)
     counted = tl.atomic_add(counter, 1, sem="acq_rel", scope="sys")
     flag = tl.load(move + _FLAG).to(tl.pointer_type(tl.int64))
     tl.atomic_xchg(flag, epoch, mask=counted == programs - 1, sem="release", scope="sys")
 
 
 @triton.jit
-def _copy(piece, turn, programs):
-    """Every ``programs``-th block of a piece, from block ``turn`` on."""
-    word = tl.load(piece + _WORD)
-    if word == 0:
+def _copy(piece, turn, programs, TRANSPORT: tl.constexpr):
+    """Every ``programs``-th block or box of a piece, from number ``turn`` on."""
+    kind = tl.load(piece + _KIND)
+    if TRANSPORT == _TMA:
+        if kind == _BOXES:
+            copy_boxes(piece, turn, programs)
+        else:
+            _copy_words(piece, kind, turn, programs, _PAIRS, _STAGES)
+    elif TRANSPORT == _REGISTERS:
+        _copy_words(piece, kind, turn, programs, _BETWEEN_PAIRS, 0)
+    elif kind == _IN_ROW:
         _copy_row(piece, turn, programs)
-    elif word == 16:
-        _copy_rows(piece, turn, programs, tl.int64, 2, _PAIRS, _STAGES)
-    elif word == 4:
-        _copy_rows(piece, turn, programs, tl.int32, 1, _NARROW, 1)
     else:
-        _copy_rows(piece, turn, programs, tl.int8, 1, _NARROW, 1)
+        _copy_words(piece, kind, turn, programs, _PAIRS, _STAGES)
+
+
+@triton.jit
+def _copy_words(piece, kind, turn, programs, PAIRS: tl.constexpr, STAGES: tl.constexpr):
+    """The same of a piece in rows of words of ``kind`` bytes, those of 16 in blocks of ``PAIRS``; ``STAGES`` 0: no pipeline."""
+    narrow: tl.constexpr = min(STAGES, 1)
+    if (kind == 16) | (kind == _IN_ROW):
+        _copy_rows(piece, turn, programs, tl.int64, 2, PAIRS, STAGES)
+    elif kind == 4:
+        _copy_rows(piece, turn, programs, tl.int32, 1, _NARROW, narrow)
+    else:
+        _copy_rows(piece, turn, programs, tl.int8, 1, _NARROW, narrow)
 
 
 @triton.jit
@@ -154,7 +189,7 @@ def _copy_rows(
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Rows of words of ``LANES`` elements."""
+    """Rows of words of ``LANES`` elements, pipelined in ``STAGES``; 0: through registers alone."""
     size: tl.constexpr = LANES * ELEMENT.primitive_bitwidth // 8
     src = tl.multiple_of(tl.load(piece + _SRC).to(tl.pointer_type(ELEMENT)), size)
     dst = tl.multiple_of(tl.load(piece + _DST).to(tl.pointer_type(ELEMENT)), size)
@@ -162,14 +197,26 @@ def _copy_rows(
     row = tl.load(piece + _ROW).to(tl.int32)
     src_pitch = tl.load(piece + _SRC_PITCH)
     dst_pitch = tl.load(piece + _DST_PITCH)
+    if STAGES > 0:
+        for start in tl.range(turn * BLOCK, words, programs * BLOCK, num_stages=STAGES):
+            _copy_block(src, dst, start, words, row, src_pitch, dst_pitch, LANES, BLOCK)
+    else:
+        # A `while`: with a second `for` in it a tile loop would not be flattened.
+        start = turn * BLOCK
+        while start < words:
+            _copy_block(src, dst, start, words, row, src_pitch, dst_pitch, LANES, BLOCK)
+            start += programs * BLOCK
+
+
+@triton.jit
+def _copy_block(src, dst, start, words, row, src_pitch, dst_pitch, LANES: tl.constexpr, BLOCK: tl.constexpr):
     lanes = tl.arange(0, LANES)
-    for start in tl.range(turn * BLOCK, words, programs * BLOCK, num_stages=STAGES):
-        i = start + tl.arange(0, BLOCK)
-        inside = (i < words)[:, None]
-        r = (i // row).to(tl.int64)
-        c = (i % row).to(tl.int64) * LANES
-        # Every term is a multiple of the word, which the compiler cannot see in a table.
-        at = tl.multiple_of(r * src_pitch + c, LANES)
-        to = tl.multiple_of(r * dst_pitch + c, LANES)
-        value = tl.load(src + (at[:, None] + lanes[None, :]), mask=inside)
-        tl.store(dst + (to[:, None] + lanes[None, :]), value, mask=inside)
+    i = start + tl.arange(0, BLOCK)
+    inside = (i < words)[:, None]
+    r = (i // row).to(tl.int64)
+    c = (i % row).to(tl.int64) * LANES
+    # Every term is a multiple of the word, which the compiler cannot see in a table.
+    at = tl.multiple_of(r * src_pitch + c, LANES)
+    to = tl.multiple_of(r * dst_pitch + c, LANES)
+    value = tl.load(src + (at[:, None] + lanes[None, :]), mask=inside)
+    tl.store(dst + (to[:, None] + lanes[None, :]), value, mask=inside)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from overlap.api.fallback import Choice, choose
+from overlap.backends.registry import backends
 from overlap.errors import UsageError
 
 FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -47,6 +48,14 @@ def check_product(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *
             raise UsageError(f"the {name} is {other.dtype}, x is {x.dtype}", help="convert one of them")
     if bias is not None and tuple(bias.shape) != (w.shape[1],):
         raise UsageError(f"the bias has shape {tuple(bias.shape)}, the weight {tuple(w.shape)}", help="bias is [N]")
+
+
+def check_programs(backend: str, comm_sms: int) -> None:
+    """Raises UsageError where programs of the kernel are to move chunks by a backend that takes none."""
+    takers = [found.name for found in backends.values() if found.comm_sms]
+    if comm_sms and backend not in takers:
+        named = " or ".join(f'backend="{name}"' for name in takers)
+        raise UsageError(f"{backend} takes no programs of the kernel", help=f"{named}, or comm_sms=0")
 
 
 def check_dim(x: torch.Tensor, dim: int, name: str, *, last: bool = True) -> int:

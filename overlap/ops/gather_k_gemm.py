@@ -15,13 +15,23 @@ from typing import Any
 
 import torch
 
-from overlap.api.fallback import check_backend
+from overlap.api.fallback import MOVING, check_backend
 from overlap.api.groups import group_by_name, no_group, resolve_group
 from overlap.api.serial import gather
 from overlap.interop import define, group_name, traced
 from overlap.runtime.protocol import runtime_of
 
-from .arguments import check_product, choose_way, dtype_reason, multiply, ranks, refuse_gradient, result, result_dtypes
+from .arguments import (
+    check_product,
+    check_programs,
+    choose_way,
+    dtype_reason,
+    multiply,
+    ranks,
+    refuse_gradient,
+    result,
+    result_dtypes,
+)
 from .exchange_gemm import check_piece
 from .gather_gemm import compiled_kernel
 from .products import Product, product_arguments
@@ -40,6 +50,7 @@ def ag_gemm_k(
     backend: str | None = None,
     plan: str = "all_gather_1d",
     split: int = 1,
+    comm_sms: int = 0,
 ) -> torch.Tensor:
     """``gather(x, -1) @ w + bias`` over the ranks of ``group``.
 
@@ -50,10 +61,12 @@ def ag_gemm_k(
         group: process group, its name, DeviceMesh, (mesh, dim), or a simulated group; None is the default group.
         out: where the result goes, [..., N], of its dtype.
         out_dtype: of the result; by default ``out``'s, else x's.
-        backend: ``copy_engine`` (fused) or ``serial`` (a collective, then torch's product); by default fused, and serial
-            where that is impossible or slower, which `last_plan` and the log say.
+        backend: ``copy_engine`` (fused), ``ldst_reserved`` or ``tma_reserved`` (fused, some of the kernel's programs move
+            the pieces) or ``serial`` (a collective, then torch's product); by default fused, and serial where that is
+            impossible or slower, which `last_plan` and the log say.
         plan: the plan template that moves the pieces.
         split: chunks a piece is cut into.
+        comm_sms: programs that move the pieces, with a backend that reserves some; 0: an eighth of the multiprocessors.
 
     Raises:
         UsageError: shapes, dtypes or devices that do not fit each other.
@@ -61,10 +74,10 @@ def ag_gemm_k(
     """
     check_product(x, w, bias, sharded_depth=True)
     if out is None and not no_group(group) and traced(group, [x, w, bias]):
-        return _OPERATOR(x, w, bias, group_name(group), out_dtype, backend, plan, split)
+        return _OPERATOR(x, w, bias, group_name(group), out_dtype, backend, plan, split, comm_sms)
     refuse_gradient("ag_gemm_k", [x, w, bias])
     group = None if no_group(group) else resolve_group(group)
-    return run(x, w, bias, group, out, out_dtype, backend, plan, split)
+    return run(x, w, bias, group, out, out_dtype, backend, plan, split, comm_sms)
 
 
 def run(
@@ -77,6 +90,7 @@ def run(
     backend: str | None,
     plan: str,
     split: int,
+    comm_sms: int,
 ) -> torch.Tensor:
     """One call on a resolved group."""
     world, rank = ranks(group)
@@ -89,7 +103,8 @@ def run(
     if 0 in whole or not columns:
         return y.copy_(bias.expand(y.shape)) if bias is not None else y.zero_()
     moved_bytes = math.prod(whole) * x.element_size()
-    choice = choose_way(group, x, moved_bytes, check_backend(backend), [dtype_reason(x.dtype, made)])
+    choice = choose_way(group, x, moved_bytes, check_backend(backend, MOVING), [dtype_reason(x.dtype, made)])
+    check_programs(choice.backend, comm_sms)
     if choice.backend == "serial":
         gathered = gather(group, x, whole, x.dim() - 1).view(-1, depth)
         multiply(gathered, w, bias, made, y.view(-1, columns))
@@ -99,7 +114,7 @@ def run(
         product = Product(w, y.view(1, view.rows, columns), bias)
         held = x.reshape(1, view.rows, x.shape[-1])
         kernel, grid, arguments = product_arguments(product, held, view, runtime_of(group))
-        compiled = compiled_kernel(kernel, "K", plan, split)
+        compiled = compiled_kernel(kernel, "K", plan, split, choice.backend, comm_sms)
         said = compiled.launch(grid, (), arguments, group=group, backend=choice.backend)
     remember(replace(said, operator="ag_gemm_k", shape=whole), warn=choice.forced)
     return y
@@ -114,8 +129,9 @@ def _call(
     backend: str | None,
     plan: str,
     split: int,
+    comm_sms: int,
 ) -> torch.Tensor:
-    return run(x, w, bias, group_by_name(group), None, out_dtype, backend, plan, split)
+    return run(x, w, bias, group_by_name(group), None, out_dtype, backend, plan, split, comm_sms)
 
 
 def _fake(
@@ -127,6 +143,7 @@ def _fake(
     backend: str | None,
     plan: str,
     split: int,
+    comm_sms: int,
 ) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], w.shape[1]), dtype=out_dtype or x.dtype)
 

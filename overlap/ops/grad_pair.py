@@ -20,6 +20,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from overlap.backends.capabilities import names
+
 from .grad_weights import MainGrad, bias_gradient, weight_gradient
 
 Maybe: TypeAlias = "torch.Tensor | None"
@@ -44,7 +46,7 @@ class Half:
     @property
     def reverse(self) -> str | None:
         """The backend of a gather's scatter and a scatter's gather: some ways carry only one of the two."""
-        return "copy_engine" if self.backend in ("ldst_inline", "ldst_reserved") else self.backend
+        return self.backend if self.backend is None or self.backend in names("input", "result") else "copy_engine"
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,16 @@ from typing import Any
 import torch
 
 from overlap.api import CompiledKernel
-from overlap.api.fallback import BACKENDS, MOVING, STORING, check_backend
+from overlap.api.fallback import MOVING, STORING, check_backend
 from overlap.api.memory import reserve_operator
+from overlap.backends.capabilities import SERIAL
 from overlap.errors import UsageError
 
+from .arguments import check_programs
 from .exchange_gemm import SPLIT as EXCHANGE_SPLIT
 from .gather_gemm import compiled_kernel
 from .kernels import ag_gemm_any, ag_gemm_tma, gemm_out_stored, gemm_out_tma
-from .partials import compiled_partial
+from .partials import compiled_partial, storing_reason
 from .products import rows_fit
 from .reduce_gemm import ONE_SHOT, TWO_SHOT
 from .scatter_gemm import SPLIT
@@ -86,13 +88,17 @@ def reserve(
         raise UsageError(f"no operator {operator!r}", help=f"operators: {', '.join(FORMS)}")
     form = FORMS[operator]
     made = form.tma is gemm_out_tma
-    check_backend(backend, STORING if made else MOVING if operator == "ag_gemm" else BACKENDS)
+    check_backend(backend, STORING if made else MOVING)
     tma = gemm_out_stored if backend == "ldst_inline" else form.tma
-    if comm_sms and backend != "ldst_reserved":
-        raise UsageError(f"{backend} takes no programs of the kernel", help='backend="ldst_reserved", or comm_sms=0')
-    how = (backend, comm_sms) if backend == "ldst_reserved" else (backend,) if backend == "ldst_inline" else ()
-    kernels = (tma, ag_gemm_any) if rows_fit(hidden, dtype) else (ag_gemm_any,)
-    for kernel in (tma, ag_gemm_any):
+    check_programs(backend, comm_sms)
+    moved_by = "copy_engine" if backend == SERIAL else backend
+    how = (moved_by,) if made else (moved_by, comm_sms)
+    fits = rows_fit(hidden, dtype)
+    if reason := storing_reason(backend, fits):
+        raise UsageError(f"{backend} is impossible here: {reason}", help='backend="ldst_inline"')
+    kernels = (tma, ag_gemm_any) if fits else (ag_gemm_any,)
+    served = (tma,) if storing_reason(backend, False) else (tma, ag_gemm_any)
+    for kernel in served:
         for along in form.along:
             usual = kernel is kernels[0] and along == form.along[0]
             wanted = usual or kernel in kernels and inner_dims

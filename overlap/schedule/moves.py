@@ -11,38 +11,44 @@ program counts its parts in order.
 
 Table of a launch (int64 words)::
 
-    header     moving programs, extents of the grid of the computing ones
+    header     moving programs, extents of the grid of the computing ones, pace (`interleave`)
     programs   PROGRAM_WORDS each: first move, moves, number in the group, programs of the group
     moves      MOVE_WORDS each: first await, its end, first piece, its end, counter, address of the flag
     awaits     addresses of flags
-    pieces     PIECE_WORDS each: bytes of a word (0: 16, in one row), source, destination, words, words a row, two pitches
+    pieces     PIECE_WORDS each: kind, source, destination, words, words a row, two pitches
 
-What begins or ends is a place in this table, a counter one in the state words. Words, also those that pitches count, are
-of 4 bytes or 1 byte, or pairs of 8; a pitch counts elements of 8, 4 or 1 bytes.
+What begins or ends is a place in this table, a counter one in the state words. A piece's kind is what it is copied in: words of
+1, 4 or 16 bytes (`IN_ROW`: 16, in one row), whose pitches count elements of 1, 4 or 8 bytes; or `BOXES`, by TMA, where there
+are rows in the place of words, and words and elements are of 4 bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from overlap.chunkplan.order import HappensBefore, happens_before
 from overlap.chunkplan.plan import P2P, Chunk, CommPlan, OpId
 
-HEADER_WORDS = 4
+HEADER_WORDS = 5
 PROGRAM_WORDS = 4
 MOVE_WORDS = 6
 PIECE_WORDS = 7
-H_PROGRAMS, H_GRID = 0, 1
+H_PROGRAMS, H_GRID, H_PACE = 0, 1, 4
 G_FIRST, G_MOVES, G_NUMBER, G_PROGRAMS = range(PROGRAM_WORDS)
 M_AWAIT, M_AWAIT_END, M_PIECE, M_PIECE_END, M_COUNTER, M_FLAG = range(MOVE_WORDS)
-P_WORD, P_SRC, P_DST, P_WORDS, P_ROW, P_SRC_PITCH, P_DST_PITCH = range(PIECE_WORDS)
+P_KIND, P_SRC, P_DST, P_WORDS, P_ROW, P_SRC_PITCH, P_DST_PITCH = range(PIECE_WORDS)
+IN_ROW, BOXES = 0, 2
 
 STAGES = 4
-"""Blocks that a moving program has on the way at a time."""
+"""Blocks that a moving program has on the way at a time, one of them on its way out."""
 BLOCK_BYTES = 8192
-SHARED_BYTES = STAGES * BLOCK_BYTES
-"""Shared memory that moving takes at most, of a block that has it for its tiles or adds it."""
+BOX_ROWS, BOX_WORDS = 64, 64
+"""A box of words of 4 bytes: of 8 programs with `STAGES` each 241 GB/s were measured over NVLink (H100)."""
+BOX_BYTES = BOX_ROWS * BOX_WORDS * 4
+_BLOCKS = STAGES * BLOCK_BYTES
+SHARED_BYTES = {"load/store": _BLOCKS, "nvshmem put": _BLOCKS, "tma store": STAGES * BOX_BYTES}
+"""Shared memory that moving takes at most, by who writes, of a block that has it for its tiles or adds it."""
 
 
 @dataclass(frozen=True)
@@ -61,15 +67,33 @@ class Group:
     programs: int
 
 
-def moves_of(plan: CommPlan, rank: int, order: HappensBefore | None = None) -> tuple[Move, ...]:
+def moves_of(
+    plan: CommPlan, rank: int, order: HappensBefore | None = None, moved: Collection[OpId] | None = None
+) -> tuple[Move, ...]:
     """The moves of a rank, in an order in which no ranks can wait for each other in a circle: a part of one for all ranks.
+
+    Args:
+        moved: the operations that programs of kernels carry out, at least those of the rank; None: all there are.
 
     Raises:
         PlanError: the plan is cyclic.
     """
     order = order or happens_before(plan)
-    own = [op_id for op_id in order.order if op_id[0] == rank]
-    return tuple(Move(op_id, _awaits(plan, op_id, own[:i])) for i, op_id in enumerate(own))
+    own = [op_id for op_id in order.order if op_id[0] == rank and (moved is None or op_id in moved)]
+    return tuple(Move(op_id, _awaits(plan, op_id, own[:i], moved)) for i, op_id in enumerate(own))
+
+
+def behind_another(plan: CommPlan, op_id: OpId, moved: Collection[OpId]) -> OpId | None:
+    """The operation ahead of ``op_id`` in its channel, if one of the two is ``moved`` and a lane copies the other.
+
+    A channel keeps its order by itself in a lane, and in a group of programs; from one to the other a flag has to.
+    """
+    rank, index = op_id
+    channel = plan.op(op_id).channel
+    ahead = next((i for i in range(index - 1, -1, -1) if plan.ops[rank][i].channel == channel), None)
+    if ahead is None or ((rank, ahead) in moved) == (op_id in moved):
+        return None
+    return rank, ahead
 
 
 def groups(plan: CommPlan, moves: Sequence[Move], programs: int) -> tuple[Group, ...]:
@@ -83,10 +107,13 @@ def groups(plan: CommPlan, moves: Sequence[Move], programs: int) -> tuple[Group,
     return tuple(found)
 
 
-def _awaits(plan: CommPlan, op_id: OpId, earlier: Sequence[OpId]) -> tuple[OpId, ...]:
-    """What the plan says, and the last earlier operation of the channel that may not run beside this one."""
+def _awaits(plan: CommPlan, op_id: OpId, earlier: Sequence[OpId], moved: Collection[OpId] | None) -> tuple[OpId, ...]:
+    """What the plan says, the last earlier move of the channel that may not run beside this one, and a copy just ahead."""
     op = plan.op(op_id)
     found = list(dict.fromkeys(op.depends))
+    copied = None if moved is None else behind_another(plan, op_id, moved)
+    if copied is not None and copied not in found:
+        found.append(copied)
     before = [e for e in earlier if plan.op(e).channel == op.channel and _conflict(plan, e, op_id)]
     if before and before[-1] not in found:
         found.append(before[-1])

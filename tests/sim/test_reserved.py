@@ -26,15 +26,19 @@ from overlap.schedule import moves as schedule
 from overlap.schedule import steps as st
 from overlap.sim import check_module
 
-BACKEND = "ldst_reserved"
+BACKENDS = ("ldst_reserved", "tma_reserved")
 KERNELS = ("persistent_gemm", "grouped_gemm", "gemm_2d")
 WAYS = (("all_gather_1d", "a[M]"), ("all_gather_1d_pull", "b[N]"), ("all_gather_ring", "a[M]"))
 FURTHER = (("all_gather_ring_both_ways", "a[M]"), ("all_gather_1d", "a[K]"), ("all_to_all_1d", "a[K:M]"))
 WORLDS, ROWS, DTYPES, PROGRAMS = (1, 2, 3, 4), (200, 3), ("bf16", "fp32"), (0, 3)
-FACTORS = (KERNELS, WAYS, WORLDS, ROWS, DTYPES, PROGRAMS)
+FACTORS = (KERNELS, WAYS, WORLDS, ROWS, DTYPES, PROGRAMS, BACKENDS)
 SWEEP = os.environ.get("OVERLAP_SWEEP") == "1"
-PAIRS = [*pairwise(FACTORS), *((*case, 3, 200, "fp16", 2) for case in zip(KERNELS, FURTHER, strict=True))]
-EVERY = itertools.product(KERNELS, WAYS + FURTHER, WORLDS, ROWS, DTYPES, PROGRAMS)
+PAIRS = pairwise(FACTORS)
+PAIRS += [
+    (kernel, way, 3, 200, "fp16", 2, backend)
+    for kernel, way, backend in zip(KERNELS, FURTHER, itertools.cycle(BACKENDS), strict=False)
+]
+EVERY = itertools.product(KERNELS, WAYS + FURTHER, WORLDS, ROWS, DTYPES, PROGRAMS, BACKENDS)
 REST = [case for case in EVERY if case not in PAIRS] if SWEEP else []
 CASES = [(*case, range(20) if SWEEP else (seed,)) for seed, case in enumerate(PAIRS)]
 CASES += [(*case, (seed,)) for seed, case in enumerate(REST)]
@@ -43,7 +47,7 @@ SEEDS = range(10) if SWEEP else range(1)
 
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory, repo):
-    """``generated(kernel, plan, on, programs, edits, words)``: a template kernel compiled for this backend.
+    """``generated(kernel, plan, on, programs, edits, words, mesh, backend)``: a template kernel, compiled.
 
     ``programs``: of each rank that move, 0 for the backend's choice; ``edits`` of the module's text, ``words`` of the text of
     the words that move, which then stand in the module itself.
@@ -51,24 +55,31 @@ def generated(tmp_path_factory, repo):
     folder = tmp_path_factory.mktemp("generated")
     made: dict = {}
 
-    def make(kernel="grouped_gemm", plan="all_gather_1d", on="a[M]", programs=2, edits=(), words=(), mesh=None) -> str:
-        key = (kernel, plan, on, programs, tuple(edits), tuple(words), mesh)
+    def make(
+        kernel="grouped_gemm",
+        plan="all_gather_1d",
+        on="a[M]",
+        programs=2,
+        edits=(),
+        words=(),
+        mesh=None,
+        backend=BACKENDS[0],
+    ) -> str:
+        key = (kernel, plan, on, programs, tuple(edits), tuple(words), mesh, backend)
         if key not in made:
             path = folder / f"module_{len(made)}.py"
             unit = SourceUnit.from_file(repo / "templates" / "kernels" / f"{kernel}.py")
             settings = {"comm_sms": str(programs)} if programs else {}
-            request = Request(unit, plan=plan, on=on, backend=BACKEND, output=str(path), settings=settings, mesh=mesh)
+            request = Request(unit, plan=plan, on=on, backend=backend, output=str(path), settings=settings, mesh=mesh)
             text = replaced(compile_source(request).module.text, edits)
             if words:
                 source = Path(words_that_move.__file__).read_text(encoding="utf-8")
                 # A module of overlap.language by name: only words of ours may read program ids as they are.
                 named = 'import annotations\n\n__name__ = "overlap.language.changed"\n'
-                source = source.replace("import annotations\n", named).replace(
-                    "from .flags", "from overlap.language.flags"
-                )
+                source = source.replace("import annotations\n", named).replace("from .", "from overlap.language.")
                 changed_words = folder / f"words_{len(made)}.py"
                 changed_words.write_text(replaced(source, words))
-                text = text.replace("ol.move_chunks(", f"{changed_words.stem}.move_chunks(")
+                text = text.replace("ol.move_chunks", f"{changed_words.stem}.move_chunks")
                 text = text.replace(
                     "import overlap.language as ol\n", f"import overlap.language as ol\nimport {changed_words.stem}\n"
                 )
@@ -94,10 +105,10 @@ def test_every_pair_of_values_meets():
     assert {(i, x, j, y) for (i, xs), (j, ys) in itertools.combinations(factors, 2) for x in xs for y in ys} <= seen
 
 
-@pytest.mark.parametrize("kernel,way,world,rows,dtype,programs,seeds", CASES)
-def test_agrees_with_the_original(generated, kernel, way, world, rows, dtype, programs, seeds):
+@pytest.mark.parametrize("kernel,way,world,rows,dtype,programs,backend,seeds", CASES)
+def test_agrees_with_the_original(generated, kernel, way, world, rows, dtype, programs, backend, seeds):
     shape = {"M": rows, "N": 40, "K": 48}
-    path = generated(kernel, *way, programs)
+    path = generated(kernel, *way, programs, backend=backend)
     report = check_module(path, world=world, shape=shape, dtype=dtype, seeds=list(seeds), launches=2)
     assert report.ok, str(report)
 
@@ -121,7 +132,7 @@ def faults(path, **options):
 WORDS = {
     "the flag raised by the first program done": (("mask=counted == programs - 1", "mask=counted == 0"), {"race"}),
     "the flag never raised": (("mask=counted == programs - 1", "mask=counted < 0"), {"deadlock"}),
-    "no barrier ahead of the count": (("    tl.debug_barrier()\n", ""), {"race"}),
+    "no barrier ahead of the count": (("        tl.debug_barrier()\n", "        pass\n"), {"race"}),
     "a count that acquires nothing": (('sem="acq_rel", scope="sys"', 'sem="release", scope="sys"'), {"race"}),
     "a count that releases nothing": (('sem="acq_rel", scope="sys"', 'sem="acquire", scope="sys"'), {"race"}),
     "a flag for this device alone": (('sem="release", scope="sys"', 'sem="release", scope="gpu"'), {"race"}),
@@ -130,6 +141,50 @@ WORDS = {
     "the last piece left out": (("last_piece = tl.load(move + _PIECE_END)", "last_piece = piece"), {"unwritten"}),
     "one program's part left out": (("turn = after(number, seen)", "turn = after(number + 1, seen)"), {"unwritten"}),
 }
+
+
+BOXES = {
+    "no wait for stores that land": (("at = landed(at)", "tl.debug_barrier()"), {"race"}),
+    "no barrier behind that wait": (("at = landed(at)", "pass"), {"race"}),
+    "no proxy fence ahead of the boxes": (("turn = after_async(number, seen)", "turn = after(number, seen)"), {"race"}),
+    "a flag ahead of the count": (("mask=counted == programs - 1", "mask=counted == 0"), {"race"}),
+}
+BOXED = {"M": 130, "N": 40, "K": 64}
+"""Of which two programs have boxes to move."""
+
+
+@pytest.mark.one_triton
+@pytest.mark.parametrize("name", BOXES)
+def test_words_that_move_by_tma_changed(generated, name):
+    edit, wanted = BOXES[name]
+    path = generated(plan="all_gather_ring", words=(edit,), backend="tma_reserved")
+    assert set(faults(path, shape=BOXED)) == wanted
+
+
+KINDS = {
+    ("all_gather_1d", "a[K]", "K", 200): {schedule.BOXES, 4},
+    ("all_gather_1d_pull", "b[N]", "N", 102): {4},
+    ("all_gather_1d_pull", "b[N]", "N", 120): {schedule.BOXES},
+    ("all_gather_1d", "a[M]", "K", 101): {schedule.BOXES, 4, 16},
+}
+
+
+@pytest.mark.one_triton
+@pytest.mark.parametrize(("plan", "on", "axis", "extent"), KINDS)
+def test_what_tma_takes_goes_in_boxes(generated, monkeypatch, plan, on, axis, extent):
+    """Parts of rows too, and what it does not take beside them."""
+    found, whole = set(), tables.piece_words
+
+    def watched(piece, *, boxes):
+        for words in whole(piece, boxes=boxes):
+            found.add(words[0])
+            yield words
+
+    monkeypatch.setattr(tables, "piece_words", watched)
+    path = generated(plan=plan, on=on, backend="tma_reserved")
+    report = check_module(path, world=3, shape={"M": 70, "N": 40, "K": 50, axis: extent}, dtype="fp32", seeds=[0])
+    assert report.ok, str(report)
+    assert found == KINDS[plan, on, axis, extent]
 
 
 @pytest.mark.parametrize("name", WORDS)

@@ -7,14 +7,23 @@ import pytest
 import torch
 
 from overlap.backends.base import Realization
+from overlap.backends.registry import backend
 from overlap.errors import UnsupportedError
 from overlap.runtime import moves
 from overlap.runtime.copies import CopyPiece, plan_copy
 from overlap.runtime.moves import piece_words, programs_for
+from overlap.schedule.moves import BOXES
 
 
 def carry_out(words):
     kind, src, dst, count, row, src_pitch, dst_pitch = words
+    if kind == BOXES:
+        # What the hardware wants of a descriptor, and rows by it.
+        assert src % 16 == dst % 16 == 4 * src_pitch % 16 == 4 * dst_pitch % 16 == 0
+        assert 0 < row <= min(src_pitch, dst_pitch) and 0 < count < 2**31
+        for r in range(count):
+            ctypes.memmove(dst + 4 * r * dst_pitch, src + 4 * r * src_pitch, 4 * row)
+        return
     size = kind or 16
     unit = min(size, 8)
     assert src % size == 0 and dst % size == 0 and count % row == 0
@@ -54,19 +63,66 @@ def test_a_row_has_the_widest_words_between_its_ends(here, there, width, kinds):
     assert torch.equal(dst, src)
 
 
+@pytest.mark.parametrize("boxes", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int8, torch.float64])
-@pytest.mark.parametrize("columns", [slice(0, 24), slice(3, 20), slice(8, 16), slice(5, 6)])
-@pytest.mark.parametrize("pitch", [32, 33])
-def test_rows_move_exactly_the_view(dtype, columns, pitch):
+@pytest.mark.parametrize(
+    "columns", [slice(0, 24), slice(3, 20), slice(8, 16), slice(5, 6), slice(3, 500), slice(0, 544)]
+)
+@pytest.mark.parametrize("pitch", [544, 545])
+def test_rows_move_exactly_the_view(dtype, columns, pitch, boxes):
     src = torch.randint(0, 100, (6, 5, pitch)).to(dtype)
     dst = torch.zeros_like(src)
     view, to = src[1:4, :, columns], dst[1:4, :, columns]
     for piece in plan_copy(to, view):
-        for words in piece_words(piece):
+        for words in piece_words(piece, boxes=boxes):
             carry_out(words)
     expected = torch.zeros_like(src)
     expected[1:4, :, columns] = view
     assert torch.equal(dst, expected)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "at", "kinds"),
+    [
+        (64 * 256, 0, [BOXES]),
+        (64 * 256 + 48, 0, [BOXES, 16]),
+        (64 * 256 + 48, 4, [4, BOXES, 16, 4]),
+        (64 * 256 + 5, 3, [1, BOXES, 16, 4]),
+        (4096, 0, [BOXES]),
+        (4100, 0, [BOXES, 4]),
+        (4080, 0, [16]),
+        (100, 0, [16, 4]),
+    ],
+)
+def test_a_row_is_boxes_and_what_they_leave(nbytes, at, kinds):
+    src, dst = memory(nbytes, at), memory(nbytes, at)
+    src.copy_(torch.arange(nbytes) % 251)
+    found = list(piece_words(CopyPiece(dst.data_ptr(), src.data_ptr(), nbytes), boxes=True))
+    assert sorted(words[0] for words in found) == sorted(kinds)
+    for words in found:
+        carry_out(words)
+    assert torch.equal(dst, src)
+
+
+@pytest.mark.parametrize(
+    ("width", "rows", "pitch", "kinds"),
+    [
+        (256, 64, 1024, [BOXES]),
+        (1000, 5, 1024, [BOXES, 4]),
+        (1001, 5, 1024, [BOXES, 1]),
+        (128, 32, 144, [BOXES]),
+        (128, 31, 144, [16]),
+        (112, 1000, 144, [16]),
+        (256, 64, 1028, [4]),
+        (256, 64, 1030, [1]),
+    ],
+)
+def test_parts_of_rows_are_boxes_where_tma_takes_them_and_they_pay(width, rows, pitch, kinds):
+    piece = CopyPiece(1 << 40, 1 << 41, width, rows, pitch, 2 * pitch)
+    found = list(piece_words(piece, boxes=True))
+    assert [words[0] for words in found] == kinds
+    if kinds[0] == BOXES:
+        assert found[0][3:] == (rows, width // 16 * 4, pitch // 2, pitch // 4)
 
 
 def test_aligned_rows_move_in_wide_words():
@@ -91,7 +147,8 @@ def test_pieces_that_32_bits_cannot_number_are_cut(monkeypatch):
 
 
 def operator(programs):
-    return SimpleNamespace(name="matmul", realization=Realization("ldst_reserved", comm_sms=programs))
+    moved = Realization("ldst_reserved", comm_sms=programs)
+    return SimpleNamespace(name="matmul", realization=moved, mover=backend(moved.backend))
 
 
 @pytest.mark.parametrize("multiprocessors", [1, 7, 78, 108, 114, 132, 144])
