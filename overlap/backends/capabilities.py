@@ -10,7 +10,6 @@ import difflib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from overlap.chunkplan.plan import P2P, CommPlan
 from overlap.errors import SourceSpan, UnsupportedError, UsageError
 
 from .base import Backend
@@ -145,25 +144,3 @@ def check_named(name: str | None, known: Iterable[str], need: Need) -> str | Non
         raise UsageError(why, help=listed)
     near = difflib.get_close_matches(name, allowed, 1)
     raise UsageError(f"unknown backend {name!r}", help=(f"did you mean {near[0]!r}? " if near else "") + listed)
-
-
-def check_operations(plan: CommPlan, chosen: str) -> None:
-    """Refuses a plan with operations that ask for another backend than the call's, which carries out all of them.
-
-    Raises:
-        UsageError: an operation names a backend that there is not, or another one.
-    """
-    for rank, ops in enumerate(plan.ops):
-        for index, op in enumerate(ops):
-            if not isinstance(op, P2P) or op.backend is None or op.backend == chosen:
-                continue
-            where = plan.where((rank, index))
-            try:
-                check_named(op.backend, names(), Need("an operation"))
-            except UsageError as error:
-                raise (error.at(where) if where else error) from None
-            raise UsageError(
-                f"plan {plan.name}: an operation asks for {op.backend}, the call for {chosen}, and a call has one backend",
-                where=where,
-                help=f"leave `backend:` out of the plan, or ask for {op.backend} in the call",
-            )

@@ -7,12 +7,14 @@ import keyword
 import tokenize
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from overlap.annotate.model import Access, Axis, DispatchRegion, ProgramModel, RangeLoop
 from overlap.annotate.on import OnSpec
 from overlap.annotate.ranged import ranged_loops
 from overlap.backends import backend
-from overlap.backends.base import Realization
+from overlap.backends.base import Backend, Realization
+from overlap.backends.carriers import Carriers
 from overlap.errors import CodegenError, UnsupportedError
 
 
@@ -137,15 +139,31 @@ class Context:
         ]
         return tuple(self.names.local(name) for name in added)
 
+    @cached_property
+    def carriers(self) -> Carriers:
+        """Who carries out which operations of the plans."""
+        pairs = zip(self.ons, self.plans, strict=True)
+        return Carriers.of(self.realization.backend, [(plan.text, on.produced) for on, plan in pairs])
+
     @property
     def pushing(self) -> bool:
         """Whether programs store tiles of a communicated result where they go."""
-        return bool(self.produced) and backend(self.realization.backend).inline
+        return self.carriers.storing is not None
 
     @property
     def moving(self) -> bool:
         """Whether programs of the kernel's own launch move chunks."""
-        return bool(self.consumed) and backend(self.realization.backend).reserved
+        return self.carriers.moving is not None
+
+    @property
+    def mover(self) -> Backend:
+        """The backend whose moves the kernel makes, where it makes any."""
+        return backend(self.carriers.moving or self.realization.backend)
+
+    @property
+    def storer(self) -> Backend:
+        """The backend whose stores the kernel makes, where it makes any."""
+        return backend(self.carriers.storing or self.realization.backend)
 
     @property
     def persistent(self) -> bool:

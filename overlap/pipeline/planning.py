@@ -9,9 +9,11 @@ from overlap.annotate.model import Axis, ProgramModel
 from overlap.annotate.on import OnSpec
 from overlap.backends import backend as find_backend
 from overlap.backends.base import Realization
-from overlap.backends.capabilities import Need, check_operations, require
+from overlap.backends.capabilities import Need, require
+from overlap.backends.carriers import Carriers
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.merge import merge_plans
+from overlap.chunkplan.named import named_backends
 from overlap.chunkplan.pins import pins_of
 from overlap.chunkplan.plan import CommPlan, TensorSpec
 from overlap.chunkplan.region import Box
@@ -105,22 +107,30 @@ def plan_for(
         path=text.path,
     )
     verify_plan(plan)
-    check_operations(plan, realization.backend)
+    made = [on.tensor] if on.produced else []
+    Carriers.of(realization.backend, [(text.text, on.produced)]).check(plan, str(on), made)
     check_kind(plan, on)
     if on.reduces:
         verify_contributions(plan, on.tensor)
     return plan
 
 
-def check_backend(ons: Sequence[OnSpec], realization: Realization) -> None:
-    """Refuses a backend that cannot move these tensors.
+def check_backend(ons: Sequence[OnSpec], plans: Sequence[PlanText], realization: Realization) -> Carriers:
+    """Refuses a backend that cannot move the tensors whose plans leave operations to it; returns who carries out what.
 
     Raises:
-        UnsupportedError: names the tensor and the backends that can.
+        UnsupportedError: names the tensor and the backends that can, or two backends that do not go together.
     """
-    for on in ons:
+    for on, plan in zip(ons, plans, strict=True):
         moves = "result" if on.produced else "input"
-        require(find_backend(realization.backend), Need(str(on), on.tensor, moves))
+        if None in named_backends(plan.text, plan.path):
+            require(find_backend(realization.backend), Need(str(on), on.tensor, moves))
+    return carriers_of(ons, plans, realization)
+
+
+def carriers_of(ons: Sequence[OnSpec], plans: Sequence[PlanText], realization: Realization) -> Carriers:
+    """Who carries out which operations of the plans."""
+    return Carriers.of(realization.backend, [(text.text, on.produced) for on, text in zip(ons, plans, strict=True)])
 
 
 def plan_launch(
@@ -156,18 +166,18 @@ def plan_launch(
         for rank in range(world)
     )
     reads, writes = tensor_reads(program, ons), tensor_writes(program, ons)
-    ordered = find_backend(realization.backend).ordered
+    carriers = carriers_of(ons, plans, realization)
+    ordered = carriers.ordered(plan)
     machine = machine_for(world, plan.mesh, realization.machine)
     schedules = schedule_all(
         plan, reads, axes, writes=writes, windows=windows, ordered=ordered, machine=machine, itemsize=itemsize
     )
     verify_schedule(schedules, plan, reads, axes, writes=writes, windows=windows, ordered=ordered)
     produced = tuple(on.tensor for on in ons if on.produced)
-    chosen = find_backend(realization.backend)
-    stores = chosen.inline
-    steps = [launch_steps(plan, rank, produced=produced, stores=stores, moves=chosen.reserved) for rank in range(world)]
-    for rank, schedule in enumerate(schedules) if stores else ():
-        pushes(schedule, plan, writes, windows[rank][produced[0]])
+    stored, moved = carriers.stored(plan, produced), carriers.moved(plan, produced)
+    steps = [launch_steps(plan, rank, produced=produced, stores=stored, moves=moved) for rank in range(world)]
+    for rank, schedule in enumerate(schedules) if carriers.storing else ():
+        pushes(schedule, plan, writes, windows[rank][produced[0]], stored)
     verify_steps(steps, plan, produced=produced)
     parts = plan_parts(program, ons, plan, sizes, block_of, ordered=ordered, machine=machine, itemsize=itemsize)
     return Planned(plan, reads, writes, windows, axes, schedules, flatten_safe(schedules, plan, writes), parts)

@@ -19,7 +19,6 @@ from overlap.annotate import describe as describe_model
 from overlap.annotate.model import Axis, ProgramModel
 from overlap.annotate.on import OnSpec
 from overlap.annotate.source import SourceUnit
-from overlap.backends import backend as find_backend
 from overlap.backends.base import Realization
 from overlap.chunkplan.describe import describe as describe_plan
 from overlap.codegen import GeneratedModule, PlanText, generate, generate_kernel
@@ -134,8 +133,8 @@ def _communicated(
         pairs = zip(request.plans, ons, strict=True)
         plans = [plan_text(request, program, on, name, realization) for name, on in pairs]
         dump("plan", "\n".join(plan.text for plan in plans))
-        check_backend(ons, realization)
-        safe = probe(program, ons, plans, realization, request.world) and not find_backend(realization.backend).inline
+        carriers = check_backend(ons, plans, realization)
+        safe = probe(program, ons, plans, realization, request.world) and carriers.storing is None
     except OverlapError as error:
         raise error.at(where) from None
     return ons, tuple(plans), safe or not _flattens(request.unit, program)

@@ -57,6 +57,5 @@ def capture(
     call.bound.arguments.update(
         {operator.ours[0]: table, operator.ours[1]: state, **dict.fromkeys(operator.ours[2:], table)}
     )
-    if operator.stores or operator.moves:
-        call.bound.arguments[operator.ours[-1]] = state
+    call.bound.arguments.update({name: state for name in (operator.stores, operator.moves) if name})
     return call.bound, call.grid

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,17 +11,17 @@ from typing import Any
 
 import torch
 
-from overlap.backends import backend
 from overlap.chunkplan.order import happens_before
-from overlap.chunkplan.plan import OpId
+from overlap.chunkplan.plan import CommPlan, OpId
 from overlap.chunkplan.verify import verify_contributions, verify_plan
-from overlap.errors import PlanError, RuntimeContractError
+from overlap.errors import PlanError, RuntimeContractError, ScheduleError, UnsupportedError
 from overlap.schedule.machine import Machine, machine_for
 from overlap.schedule.model import AxisTiles, Counter, RankSchedule, TensorRead, TensorWrite
 from overlap.schedule.pushes import pushes
 from overlap.schedule.runs import schedule_rank
 from overlap.schedule.steps import launch_steps
 from overlap.schedule.table import to_words
+from overlap.schedule.verify_steps import verify_steps
 
 from .bound_plan import BoundPlan
 from .hosteval import on_host
@@ -30,7 +31,7 @@ from .part import Given, Part
 from .protocol import Runtime
 from .resolve import Bound
 from .slots import slot_words
-from .workspace import Memory, need_of, plan_for, workspace_of
+from .workspace import Memory, counters_of, need_of, plan_for, workspace_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,15 +60,17 @@ class Instance(BoundPlan):
 
     def __init__(self, operator: Operator, runtime: Runtime, given: Sequence[Given]) -> None:
         self.operator = operator
-        self.ordered = backend(operator.realization.backend).ordered
         plan = plan_for(operator, runtime.world, [g.shape for g in given])
         verify_plan(plan)
+        self.ordered = operator.carriers.ordered(plan)
+        self.stored, self.moved = operator.carried(plan)
+        """The operations of all ranks that kernels store, as far as tiles make what they send, and that they move."""
         for comm in operator.comms:
             if comm.reduces:
                 verify_contributions(plan, comm.tensor)
         happens = happens_before(plan)
         parts = {
-            comm.tensor: Part(comm, plan, runtime, g, happens, operator.stores)
+            comm.tensor: Part(comm, plan, runtime, g, happens, self.stored)
             for comm, g in zip(operator.comms, given, strict=True)
         }
         self.part: Part = parts[operator.tensor]
@@ -75,14 +78,16 @@ class Instance(BoundPlan):
         produced = [comm.tensor for comm in operator.comms if comm.produced]
         self._writes = tuple(TensorWrite(w.tensor, w.axes) for w in operator.writes)
         self._schedules: dict[Any, RankSchedule] = {}
-        steps = launch_steps(plan, runtime.rank, produced=produced, stores=operator.stores, moves=operator.moves)
+        steps = launch_steps(plan, runtime.rank, produced=produced, stores=self.stored, moves=self.moved)
+        if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1" and 0 < len(self.moved) < sum(map(len, plan.ops)):
+            _refuse_blocking(plan, operator, produced, self)
         shapes = [part.shape for part in parts.values()]
         super().__init__(
             plan,
             runtime,
             parts,
             steps,
-            need_of(plan, produced, [part.size for part in parts.values()], operator.stores, operator.moves),
+            need_of(plan, produced, [part.size for part in parts.values()], self.stored, self.moved),
             workspace_of(operator, runtime, tuple(g.dtype for g in given)),
             shapes[0] if len(shapes) == 1 else tuple(shapes),
         )
@@ -97,6 +102,17 @@ class Instance(BoundPlan):
     @property
     def title(self) -> str:
         return f"`{self.operator.name}` on {self.shape}"
+
+    @property
+    def made(self) -> Part:
+        """The (first) tensor that the kernel makes."""
+        return next(part for part in self.parts.values() if part.made)
+
+    @cached_property
+    def first_move_counter(self) -> int:
+        """Of this rank's counters, those that count the parts of moves begin here: one for each operation of its list."""
+        produced = [part.comm.tensor for part in self.parts.values() if part.made]
+        return counters_of(self.plan, self.runtime.rank, produced, self.stored)
 
     @property
     def buffer(self) -> torch.Tensor:
@@ -121,7 +137,8 @@ class Instance(BoundPlan):
                 schedule = self._schedules[key] = self._schedule(sizes, constants)
             pushed, slots = None, None
             if self.operator.stores:
-                pushed = pushes(schedule, self.plan, self._writes, self.part.window)
+                writes = [w for w in self._writes if w.tensor == self.made.comm.tensor]
+                pushed = pushes(schedule, self.plan, writes, self.made.window, self.stored)
                 slots = self.workspace.table(slot_words(self, pushed), bits=64)
             words = self.workspace.table(to_words(schedule, self.memory.room.flags, pushed))
             counters = {op: counter for counter in schedule.counters for op in counter.ops}
@@ -169,6 +186,24 @@ class Instance(BoundPlan):
     def itemsize(self) -> dict[str, float]:
         """Bytes of an element of each communicated tensor."""
         return {name: part.dtype.itemsize for name, part in self.parts.items()}
+
+
+def _refuse_blocking(plan: CommPlan, operator: Operator, produced: Sequence[str], instance: Instance) -> None:
+    """Refuses a launch with copies that wait for a move of the kernel which waits for them, on hosts that wait for kernels.
+
+    Raises:
+        UnsupportedError: with the chain of waits.
+    """
+    stored, moved = instance.stored, instance.moved
+    steps = [launch_steps(plan, rank, produced=produced, stores=stored, moves=moved) for rank in range(plan.world)]
+    try:
+        verify_steps(steps, plan, produced, blocking=True)
+    except ScheduleError as error:
+        raise UnsupportedError(
+            f"CUDA_LAUNCH_BLOCKING=1 and `{operator.name}`: {error.message}",
+            where=plan.where(),
+            help="unset it, or let operations that depend on each other be carried out by one backend",
+        ) from None
 
 
 def _keyword_only(function: Any) -> tuple[str, ...]:

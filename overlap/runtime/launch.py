@@ -91,8 +91,8 @@ def launch(
     table = instance.table(bound)
     ours = {operator.ours[0]: table.words, operator.ours[1]: instance.state, **range_arguments(instance, bound)}
     if operator.stores:
-        ours[operator.ours[-1]] = table.slots
-    kernel, options, place = bound.kernel, bound.options, operator.ours[-1]
+        ours[operator.stores] = table.slots
+    kernel, options, place = bound.kernel, bound.options, operator.moves
     if operator.moves:
         # What is moved is known once the kernel is compiled; until then a table like any other stands for it.
         ours[place] = instance.state

@@ -81,7 +81,7 @@ def programs_for(operator: Operator, multiprocessors: int, capacity: int) -> int
     programs = asked or max(1, multiprocessors // PART)
     if programs >= capacity:
         raise UnsupportedError(
-            f"{operator.realization.backend} with comm_sms={programs}: {capacity} programs of `{operator.name}`'s kernel "
+            f"{operator.mover.name} with comm_sms={programs}: {capacity} programs of `{operator.name}`'s kernel "
             "are resident at a time, so none is left to compute",
             help=f"comm_sms={capacity - 1} at most" if capacity > 1 else 'backend="copy_engine"',
         )
@@ -119,7 +119,7 @@ def move_words(instance: Instance, moves: Sequence[Move], programs: int, grid: G
     rows: list[int] = []
     awaits: list[int] = []
     pieces: list[int] = []
-    base = counter_base(instance.runtime.world, instance.memory.room.flags)
+    base = counter_base(instance.runtime.world, instance.memory.room.flags) + instance.first_move_counter
     for group in made:
         begin = first_move + len(rows)
         for number in range(group.programs):

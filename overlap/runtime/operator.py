@@ -12,7 +12,9 @@ from functools import cached_property
 from typing import Any, Literal
 
 from overlap.backends import backend
-from overlap.backends.base import Realization
+from overlap.backends.base import Backend, Realization
+from overlap.backends.carriers import Carriers
+from overlap.chunkplan.plan import CommPlan, OpId
 from overlap.errors import SourceSpan
 
 Kind = Literal["gather", "reduce_scatter", "all_reduce", "all_to_all"]
@@ -137,7 +139,7 @@ class Operator:
         descriptors: kernel parameters read through TMA descriptors, with the original's line.
         world: the world the module is pinned to, or None.
         ranges: the axis whose loop waits for chunks, if one does.
-        ours: names of the parameters added to the kernel: table, state, parts of the loop (``ranges``), slots (`stores`) or
+        ours: names of the parameters added to the kernel: table, state, parts of the loop (``ranges``), slots (`stores`),
             moves (`moves`).
         extents: axis to the kernel parameter that holds its extent (kernels launched directly).
         layout: stride of every dimension of the (first) communicated tensor, as text over kernel parameters (None: unknown).
@@ -213,14 +215,29 @@ class Operator:
         return self.comms[0].dim
 
     @cached_property
-    def stores(self) -> bool:
-        """Whether programs store tiles of a result where they go; the last of ``ours`` then says where."""
-        return backend(self.realization.backend).inline and any(comm.produced for comm in self.comms)
+    def carriers(self) -> Carriers:
+        """Who carries out which operations of its plans."""
+        return Carriers.of(self.realization.backend, [(comm.plan, comm.produced) for comm in self.comms])
+
+    def carried(self, plan: CommPlan) -> tuple[frozenset[OpId], frozenset[OpId]]:
+        """The operations of all ranks that kernels store, as far as tiles make what they send, and those that they move."""
+        produced = [comm.tensor for comm in self.comms if comm.produced]
+        return self.carriers.stored(plan, produced), self.carriers.moved(plan, produced)
 
     @cached_property
-    def moves(self) -> bool:
-        """Whether programs of its launch move what the kernel reads; the last of ``ours`` then says what."""
-        return backend(self.realization.backend).reserved
+    def stores(self) -> str:
+        """The parameter that says where tiles of a result go, if programs store them there; else empty."""
+        return self.ours[-2 if self.moves else -1] if self.carriers.storing else ""
+
+    @cached_property
+    def moves(self) -> str:
+        """The parameter that says what programs of the launch move of what the kernel reads, if they do; else empty."""
+        return self.ours[-1] if self.carriers.moving else ""
+
+    @property
+    def mover(self) -> Backend:
+        """The backend whose moves the kernel makes, where it makes any (`moves`)."""
+        return backend(self.carriers.moving or self.realization.backend)
 
     def call(self, arguments: dict[str, Any], *, group: Any, sizes: dict[str, int] | None, out: Any) -> Any:
         """Runs the operator on this rank's arguments.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -34,7 +34,8 @@ class Given(NamedTuple):
 
 
 class Part(PlanTensor):
-    """One communicated tensor of an instance. ``order`` is settled; ``stores``: tiles are stored where they go.
+    """One communicated tensor of an instance. ``order`` is settled; ``stored``: operations whose tiles are
+    stored where they go.
 
     Raises:
         PlanError: the plan gives ranks other pieces than `torch.chunk`.
@@ -42,13 +43,19 @@ class Part(PlanTensor):
     """
 
     def __init__(
-        self, comm: Comm, plan: CommPlan, runtime: Runtime, given: Given, happens: HappensBefore, stores: bool = False
+        self,
+        comm: Comm,
+        plan: CommPlan,
+        runtime: Runtime,
+        given: Given,
+        happens: HappensBefore,
+        stored: Collection[OpId] = (),
     ) -> None:
         self.comm = comm
         self.made = comm.produced
         self.shape = given.shape
         self.order = given.order or tuple(range(len(given.shape)))
-        layouts = [part_layout(plan, comm, rank, self.order, happens, stores) for rank in range(runtime.world)]
+        layouts = [part_layout(plan, comm, rank, self.order, happens, stored) for rank in range(runtime.world)]
         held = piece(self.shape, comm.held, runtime.world, runtime.rank)
         super().__init__(comm.tensor, plan, runtime, given.dtype, layouts, held)
         self.window: Box = self.layout.window.box
@@ -103,18 +110,18 @@ def part_layout(
     rank: int,
     order: tuple[int, ...],
     happens: HappensBefore | None = None,
-    stores: bool = False,
+    stored: Collection[OpId] = (),
 ) -> RankLayout:
-    """A rank's memory of a communicated tensor. ``stores``: kernels store tiles into each other's slots."""
+    """A rank's memory of a communicated tensor. ``stored``: operations that tiles carry out, into each other's slots."""
     window = kernel_window(plan, comm.tensor, comm.kind, comm.produced, rank)
     if not comm.produced:
         return input_layout(plan, comm.tensor, rank, window, order)
     sums, _ = pieces(plan, rank, comm.tensor, happens)
     kept = [(ops, bounding([p.chunk.box for p in parts]) or parts[0].chunk.box) for ops, parts in sums.items()]
-    stored: dict[OpId, Box] = {}
-    if stores:
+    windows: dict[OpId, Box] = {}
+    if stored:
         values = Values(plan, happens)
         for source in range(plan.world):
             made = kernel_window(plan, comm.tensor, comm.kind, comm.produced, source)
-            stored |= dict.fromkeys(stored_ops(plan, source, comm.tensor, values), made)
-    return output_layout(plan, comm.tensor, rank, window, order, kept, stored)
+            windows |= dict.fromkeys(stored_ops(plan, source, comm.tensor, values, stored), made)
+    return output_layout(plan, comm.tensor, rank, window, order, kept, windows)

@@ -32,7 +32,7 @@ def slot_words(instance: Instance, pushed: Pushes) -> list[int]:
     """
     shifts: dict[OpId | None, int] = {None: 0}
     words = list(instance.memory.addresses)
-    part = instance.part
+    part = instance.made
     for ways, boxes in zip(pushed.ways, pushed.boxes, strict=True):
         for op in ways:
             if op not in shifts:

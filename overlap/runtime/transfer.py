@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from overlap.backends.capabilities import check_operations
+from overlap.backends.carriers import check_copied
 from overlap.chunkplan.order import HappensBefore
 from overlap.chunkplan.plan import CommPlan, OpId
 from overlap.chunkplan.region import bounding
@@ -97,7 +97,7 @@ class Transfer(BoundPlan):
             check_structure(plan)
         else:
             verify_plan(plan)
-            check_operations(plan, "copy_engine")
+            check_copied(plan, "copy_engine")
         self.given = plan
         plan, values = carried(plan, lenient=lenient)
         sums = [transfer_sums(plan, rank, values) for rank in range(runtime.world)]

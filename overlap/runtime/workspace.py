@@ -14,7 +14,7 @@ capture; graphs captured before keep the old memory, with its own epoch and flag
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -22,8 +22,8 @@ import torch
 from overlap import settings
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.merge import merge_plans
-from overlap.chunkplan.order import happens_before
-from overlap.chunkplan.plan import CommPlan, TensorSpec
+from overlap.chunkplan.order import HappensBefore, happens_before
+from overlap.chunkplan.plan import CommPlan, OpId, TensorSpec
 from overlap.errors import OverlapError, RuntimeContractError, UsageError
 from overlap.schedule.cut import cut_along
 from overlap.schedule.pieces import partial_sources
@@ -248,22 +248,31 @@ def plan_for(operator: Operator, world: int, shapes: Sequence[tuple[int, ...]]) 
 
 
 def need_of(
-    plan: CommPlan, produced: Sequence[str], sizes: Sequence[int], stores: bool = False, moves: bool = False
+    plan: CommPlan,
+    produced: Sequence[str],
+    sizes: Sequence[int],
+    stored: Collection[OpId] = (),
+    moved: Collection[OpId] = (),
 ) -> Need:
     """What a plan takes of memory, with ``sizes`` elements of each communicated tensor; the same on every rank.
 
-    Args:
-        stores: tiles are stored where they go, and counted once for every operation instead of once a chunk.
-        moves: programs of the kernel carry out all operations, and count the parts of each.
+    Counters are those of chunks, then one for each operation whose tiles are ``stored`` where they go, then one for each in
+    the list of the rank, where programs of kernels have ``moved`` some.
     """
     ranks = range(plan.world)
     flags = max((len(assign_slots(plan, r)) for r in ranks), default=0)
     happens = happens_before(plan) if produced else None
-    counters = max((len(ops) for ops in plan.ops), default=0) if moves else 0
-    for rank in ranks if produced else ():
-        sources = partial_sources(plan, rank, produced, happens)
-        counters = max(counters, sum(len(ops) for _, ops in sources) if stores else len(sources))
+    counters = max((counters_of(plan, rank, produced, stored, happens) for rank in ranks), default=0)
+    counters += max((len(ops) for ops in plan.ops), default=0) if moved else 0
     return Need(tuple(sizes), flags, counters)
+
+
+def counters_of(
+    plan: CommPlan, rank: int, produced: Sequence[str], stored: Collection[OpId], happens: HappensBefore | None = None
+) -> int:
+    """How many counters tiles of a rank count into: one for each chunk that is sent, and one for each ``stored`` operation."""
+    sources = partial_sources(plan, rank, produced, happens) if produced else ()
+    return len(sources) + sum(op in stored for _, ops in sources for op in ops)
 
 
 def reserve(
@@ -305,17 +314,13 @@ def reserve(
                 f"rank {runtime.rank} reserves {told[runtime.rank]} for `{operator.name}`, rank {rank} {theirs}"
             )
     happens = happens_before(plan)
+    stored, moved = operator.carried(plan)
     sizes = [
-        max(
-            part_layout(plan, comm, r, tuple(range(len(shape))), happens, operator.stores).size
-            for r in range(runtime.world)
-        )
+        max(part_layout(plan, comm, r, tuple(range(len(shape))), happens, stored).size for r in range(runtime.world))
         for comm, shape in zip(comms, shapes, strict=True)
     ]
     what = shapes[0] if len(shapes) == 1 else shapes
-    workspace.reserve(
-        need_of(plan, [c.tensor for c in comms if c.produced], sizes, operator.stores, operator.moves), what
-    )
+    workspace.reserve(need_of(plan, [c.tensor for c in comms if c.produced], sizes, stored, moved), what)
     return workspace
 
 

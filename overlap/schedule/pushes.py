@@ -5,13 +5,14 @@
     is part of      rank 0   ranks 0, 1   ranks 1, 2   ranks 2, 3   rank 3
     ways            slot     slot, own    own, slot    two slots    slot
 
-Every operation has a counter of its own here, also where several send one chunk: the last tile counted in raises that
-operation's flag, on the rank where it lands.
+Every such operation has a counter of its own, behind those of chunks and also where several send one chunk: the last tile
+counted in raises that operation's flag, on the rank where it lands. Tiles that a lane sends as well, of a plan that mixes the
+two, are stored in the rank's own partial too and counted into their chunk, which holds the lane.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from overlap.chunkplan.plan import P2P, CommPlan, OpId
@@ -25,7 +26,10 @@ from .sync import assign_slots
 
 @dataclass(frozen=True)
 class Tell:
-    """A counter that tiles count into, its target, and the rank and flag slot that the last of them tells."""
+    """A counter that tiles count into, its target, and the rank and flag slot that the last of them tells.
+
+    Target 0 is never come to: the counter holds a lane, and nobody is told.
+    """
 
     counter: int
     target: int
@@ -43,21 +47,37 @@ class Pushes:
     boxes: tuple[tuple[Box, ...], ...]
 
 
-def stored_ops(plan: CommPlan, rank: int, tensor: str, values: Values | None = None) -> tuple[OpId, ...]:
+def stored_ops(
+    plan: CommPlan,
+    rank: int,
+    tensor: str,
+    values: Values | None = None,
+    stored: Collection[OpId] | None = None,
+) -> tuple[OpId, ...]:
     """The operations of ``rank`` that its tiles carry out: they send what the kernel makes, and something at all.
 
-    The position of an operation is the slot of its counter.
+    The position of an operation is that of its counter behind the counters of chunks.
+
+    Args:
+        stored: those that tiles may carry out; None: all.
     """
     sent = [op for _, ops in partial_sources(plan, rank, [tensor], values) for op in ops]
-    return tuple(sorted(op for op in sent if not plan.op(op).src.box.empty))
+    return tuple(sorted(op for op in sent if not plan.op(op).src.box.empty and (stored is None or op in stored)))
 
 
-def pushes(schedule: RankSchedule, plan: CommPlan, writes: Sequence[TensorWrite], window: Box) -> Pushes:
+def pushes(
+    schedule: RankSchedule,
+    plan: CommPlan,
+    writes: Sequence[TensorWrite],
+    window: Box,
+    stored: Collection[OpId] | None = None,
+) -> Pushes:
     """Where the tiles of each run of a schedule are stored.
 
     Args:
         writes: how tiles write the one tensor that the kernel makes.
         window: what the rank's kernel makes of it.
+        stored: the operations that tiles carry out, as far as they can; None: all.
 
     Raises:
         UnsupportedError: more than one tensor is made, or tiles add to what others have stored (split-K).
@@ -78,9 +98,11 @@ def pushes(schedule: RankSchedule, plan: CommPlan, writes: Sequence[TensorWrite]
                 help="copy_engine carries this out",
             )
     values = Values(plan)
-    order = {op: i for i, op in enumerate(stored_ops(plan, schedule.rank, tensor, values))}
+    first = len(schedule.counters)
+    order = {op: first + i for i, op in enumerate(stored_ops(plan, schedule.rank, tensor, values, stored))}
     targets = {op: counter.target for counter in schedule.counters for op in counter.ops}
     by_counter = {counter.slot: [op for op in counter.ops if op in order] for counter in schedule.counters}
+    held = {counter.slot for counter in schedule.counters if set(counter.ops) - set(order)}
     sums, result = pieces(plan, schedule.rank, tensor, values)
     staying = [p.chunk.box for p in (*(p for kept in sums.values() for p in kept), *result) if None in p.summands]
     ways: list[tuple[OpId | None, ...]] = []
@@ -90,10 +112,12 @@ def pushes(schedule: RankSchedule, plan: CommPlan, writes: Sequence[TensorWrite]
         ops = [op for raised in run.raises for op in by_counter[raised.slot]]
         boxes = tuple(_box_of(run, schedule, write, window) for write in writes)
         written.append(boxes)
-        own = any(box.overlaps(stays) for box in boxes for stays in staying)
+        holding = [raised.slot for raised in run.raises if raised.slot in held]
+        own = bool(holding) or any(box.overlaps(stays) for box in boxes for stays in staying)
         # What neither leaves nor stays is stored once all the same, where it harms nobody.
         ways.append((*ops, None) if own or not ops else tuple(ops))
-        tells.append(tuple(_tell(plan, op, order[op], targets[op]) for op in ops))
+        holds = tuple(Tell(slot, 0, schedule.rank, 0) for slot in holding)
+        tells.append((*(_tell(plan, op, order[op], targets[op]) for op in ops), *holds))
     return Pushes(tuple(ways), tuple(tells), tuple(written))
 
 

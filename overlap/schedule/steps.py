@@ -12,6 +12,9 @@
 
     reserved main    Entry | Kernel (moves and tiles) ................... | Credit*
 
+    mixed    main    Entry | Fork | Kernel (moves and tiles) ............ | Join | Credit*
+             lane 0               | Copy Raise | [Await a move] Copy Raise /
+
     In parts (split), every part of the own shard is a sum of its own, and lane 1 is forked again behind each.
 
 What each step orders, for launch n on rank r:
@@ -27,15 +30,18 @@ What each step orders, for launch n on rank r:
 * ``Raise`` stands behind its copy on the same lane.
 * ``Sum`` waits on the device for the flags of what it adds. Sums stand behind the kernel, whose partial they read.
   What a lane sends on of a sum it sends behind a ``Fork`` behind that sum; a lane forked already is forked again.
-* A ``Kernel`` with ``moves`` carries operations out itself, by programs of its launch that compute nothing (`moves`); there
-  are no lanes, and credits follow the kernel.
+* A ``Kernel`` with ``moves`` carries operations out itself, by programs of its launch that compute nothing (`moves`), and
+  credits follow it. Lanes carry out the others. Of one channel that has both, each awaits the one ahead of it that is
+  carried out otherwise.
 * ``Credit`` tells a peer that r has read all it will read in this launch. With pulls alone r's kernel reads memory that
   only r writes, so credits follow the last copy (on the lane if there is one lane, else behind the joins). With any
   push a peer writes what r's kernel, lanes and sums read, so credits follow kernel, sums and joins.
 
 Whatever feeds the kernel is enqueued before it and whatever it feeds behind it, though both lanes are forked before
-it: the host may wait for each kernel (``CUDA_LAUNCH_BLOCKING=1``). Operations go in stages for the same reason: those that
-send a sum come behind everything that such sums, on any rank, may wait for.
+it: the host may wait for each kernel (``CUDA_LAUNCH_BLOCKING=1``). Copies that wait for a move, of any rank, are
+enqueued behind it though they feed it, so a host that waits for kernels cannot run them (`verify_steps` says so).
+Operations go in stages for the same reason: those that send a sum come behind everything that such sums, on any rank,
+may wait for.
 
 Dropping any step is a race the simulator must find (tests/sim); `verify_steps` finds it without running.
 """
@@ -45,11 +51,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from overlap.chunkplan.order import name_op
+from overlap.chunkplan.order import happens_before, name_op
 from overlap.chunkplan.plan import P2P, CommPlan, OpId
 from overlap.errors import PlanError, UnsupportedError
 
-from .moves import Move, moves_of
+from .moves import Move, behind_another, moves_of
 from .pieces import Piece, Values, check_produced, partial_sources, pieces
 
 
@@ -145,16 +151,17 @@ def launch_steps(
     rank: int,
     *,
     produced: Collection[str] = (),
-    stores: bool = False,
-    moves: bool = False,
+    stores: bool | Collection[OpId] = False,
+    moves: bool | Collection[OpId] = False,
     kernel_first: bool = False,
 ) -> tuple[Step, ...]:
     """The steps of ``rank`` for one launch of ``plan``, by copy engine where nothing else is said.
 
     Args:
         produced: tensors of the plan that the kernel writes.
-        stores: what the kernel makes it sends itself, by plain stores; what is summed first goes by copy engine still.
-        moves: programs of the kernel's launch carry out all operations.
+        stores: of these operations (True: of all) the kernel sends itself what it makes, by stores; what is summed first
+            goes by copy engine still.
+        moves: programs of kernels' launches carry out these operations of all ranks (True: all).
         kernel_first: enqueues the kernel before the copies that feed it, faster where the host is slow, wrong under
             ``CUDA_LAUNCH_BLOCKING=1``.
 
@@ -168,28 +175,30 @@ def launch_steps(
     own = plan.ops[rank]
     pulls, pushes = directions(plan)
     peers = [(rank + step) % plan.world for step in range(1, plan.world)]
-    if moves:
-        _check_fed(plan, produced)
-        entry = Entry(plan.world > 1, pulls, bool(own))
-        return (entry, Kernel(moves=moves_of(plan, rank)), *(Credit(peer, None) for peer in peers))
-    feeding = [i for i, op in enumerate(own) if op.src.tensor not in produced]
+    moved = frozenset(op_id for op_id, _ in plan.items()) if moves is True else frozenset(moves or ())
+    _check_fed(plan, moved, produced)
+    feeding = [i for i, op in enumerate(own) if op.src.tensor not in produced and (rank, i) not in moved]
     lanes = sorted({own[i].channel for i in feeding})
     behind: dict[int, set[OpId]] = {lane: set() for lane in lanes}
     made = _Producing(plan, rank, produced, stores) if produced else None
-    kernel = Kernel(made.stored if made is not None else ())
+    kernel = Kernel(made.stored if made is not None else (), moves_of(plan, rank, moved=moved) if moved else ())
 
     copies: list[Step] = []
+    late: list[Step] = []
+    after_moves = _after_moves(plan, moved) if feeding else set()
     for index in feeding:
-        copies += carry_out(plan, (rank, index), behind)
-    steps: list[Step] = [Entry(plan.world > 1, pulls, made is not None and bool(made.partial))]
+        enqueued = late if kernel_first or (rank, index) in after_moves else copies
+        enqueued += carry_out(plan, (rank, index), behind, moved=moved)
+    counts = bool(kernel.moves) or (made is not None and bool(made.partial))
+    steps: list[Step] = [Entry(plan.world > 1, pulls, counts)]
     steps += [Fork(lane) for lane in lanes]
     if made is not None:
         steps += made.forks()
-    steps += [kernel, *copies] if kernel_first else [*copies, kernel]
+    steps += [*copies, kernel, *late]
     if made is not None:
         steps += made.steps()
         lanes = sorted({*lanes, *made.behind})
-    on_lane = len(lanes) == 1 and not pushes
+    on_lane = len(lanes) == 1 and not pushes and not kernel.moves
     if on_lane:
         steps += [Credit(peer, lanes[0]) for peer in peers]
     steps += [Join(lane) for lane in lanes]
@@ -198,9 +207,20 @@ def launch_steps(
     return tuple(steps)
 
 
-def _check_fed(plan: CommPlan, produced: Collection[str]) -> None:
-    for op_id, op in plan.items():
-        if op.src.tensor in produced:
+def _after_moves(plan: CommPlan, moved: frozenset[OpId]) -> set[OpId]:
+    """The operations, of all ranks, that some move happens before."""
+    found: set[OpId] = set()
+    order = happens_before(plan) if moved else None
+    for op_id in order.order if order is not None else ():
+        assert order is not None
+        if any(ahead in moved or ahead in found for ahead, _ in order.predecessors[op_id]):
+            found.add(op_id)
+    return found
+
+
+def _check_fed(plan: CommPlan, moved: Collection[OpId], produced: Collection[str]) -> None:
+    for op_id in sorted(moved):
+        if plan.op(op_id).src.tensor in produced:
             raise UnsupportedError(
                 f"plan {plan.name}, {name_op(plan, op_id)} sends what the kernel makes, and its own programs move only what "
                 "it reads",
@@ -234,7 +254,7 @@ def stages(produced: Collection[str], values: Values) -> dict[OpId, int]:
 class _Producing:
     """The steps of a rank behind its kernel: what leaves it, and the sums of what comes in."""
 
-    def __init__(self, plan: CommPlan, rank: int, produced: Collection[str], stores: bool) -> None:
+    def __init__(self, plan: CommPlan, rank: int, produced: Collection[str], stores: bool | Collection[OpId]) -> None:
         values = Values(plan)
         stage = stages(produced, values)
         self._plan = plan
@@ -245,7 +265,8 @@ class _Producing:
                 self._stages.setdefault(stage[rank, index], []).append((rank, index))
         self.partial = {op: chunk for chunk, ops in partial_sources(plan, rank, produced, values) for op in ops}
         # An empty chunk has no tile that could raise its flag.
-        self.stored = tuple(sorted(op for op, chunk in self.partial.items() if not chunk.box.empty)) if stores else ()
+        sends = (op for op, chunk in self.partial.items() if not chunk.box.empty)
+        self.stored = tuple(sorted(op for op in sends if stores is True or (stores and op in stores)))
         for op_id in self.stored:
             if plan.op(op_id).depends:
                 raise UnsupportedError(
@@ -317,15 +338,17 @@ def carry_out(
     behind: dict[int, set[OpId]],
     hold: list[Step] | None = None,
     lane: int | None = None,
+    moved: Collection[OpId] = (),
 ) -> list[Step]:
     """Await what the operation depends on, copy, raise its flag; ``behind`` is what each lane has seen.
 
-    Its lane is its channel where none is given.
+    Its lane is its channel where none is given. ``moved``: operations that no lane carries out.
     """
     op = _copied(plan, op_id)
     lane = op.channel if lane is None else lane
     steps: list[Step] = []
-    for dep in op.depends:
+    ahead = behind_another(plan, op_id, moved) if moved else None
+    for dep in (*op.depends, *((ahead,) if ahead is not None else ())):
         if dep not in behind[lane]:
             steps.append(Await(lane, dep, _copied(plan, dep).dst_rank))
             behind[lane].add(dep)

@@ -10,7 +10,7 @@ from overlap.chunkplan.verify import check_structure
 from overlap.errors import ScheduleError
 
 from .cycles import find_cycle
-from .moves import moves_of
+from .moves import behind_another, moves_of
 from .pieces import Values, check_produced
 from .steps import Await, Copy, Credit, Entry, Fork, Hold, Join, Kernel, Raise, Step, Sum, directions
 from .verify_sums import Produced, check_holds, check_sums
@@ -124,6 +124,7 @@ def check_copies(steps: Sequence[Step], plan: CommPlan, rank: int, lanes: Mappin
     behind: dict[int, set[OpId]] = {}
     copied: dict[OpId, int] = {}
     raised: set[OpId] = set()
+    moved = {move.op for step in steps if isinstance(step, Kernel) for move in step.moves}
     for step in steps:
         if isinstance(step, Kernel):
             for op_id in step.stores:
@@ -136,7 +137,7 @@ def check_copies(steps: Sequence[Step], plan: CommPlan, rank: int, lanes: Mappin
                     )
                 copied[op_id] = MAIN
                 raised.add(op_id)
-            _check_moves(step, plan, rank)
+            _check_moves(step, plan, rank, copied)
             copied.update((move.op, MAIN) for move in step.moves)
             raised.update(move.op for move in step.moves)
         elif isinstance(step, Sum):
@@ -162,7 +163,8 @@ def check_copies(steps: Sequence[Step], plan: CommPlan, rank: int, lanes: Mappin
                     where=plan.where(step.op),
                 )
             before = behind.setdefault(step.lane, set())
-            for dep in op.depends:
+            ahead = behind_another(plan, step.op, moved) if moved else None
+            for dep in (*op.depends, *((ahead,) if ahead is not None else ())):
                 if dep not in before:
                     raise ScheduleError(
                         f"rank {rank}: lane {step.lane} copies {name_op(plan, step.op)} without awaiting "
@@ -198,15 +200,16 @@ def check_copies(steps: Sequence[Step], plan: CommPlan, rank: int, lanes: Mappin
                 )
 
 
-def _check_moves(kernel: Kernel, plan: CommPlan, rank: int) -> None:
+def _check_moves(kernel: Kernel, plan: CommPlan, rank: int, copied: Collection[OpId]) -> None:
     """Every operation once, in the order of its channel, behind what it depends on and what touches the same memory."""
     if not kernel.moves:
         return
-    wanted = {move.op: set(move.awaits) for move in moves_of(plan, rank)}
+    moved = {move.op for move in kernel.moves}
+    wanted = {move.op: set(move.awaits) for move in moves_of(plan, rank, moved=moved)}
     seen: dict[int, int] = {}
     for move in kernel.moves:
         op = _find(plan, move.op, rank)
-        if move.op not in wanted:
+        if move.op not in wanted or move.op in copied:
             raise ScheduleError(
                 f"rank {rank}: the kernel moves {name_op(plan, move.op)}, which is not its own, or twice",
                 where=plan.where(move.op),

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from overlap.backends import Backend, backends, capabilities
-from overlap.backends.capabilities import Need, check_named, check_operations, names, require, table
+from overlap.backends.capabilities import Need, check_named, names, require, table
+from overlap.backends.carriers import check_copied
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.plan import TensorSpec
 from overlap.cli import main
@@ -37,23 +38,31 @@ def test_the_page_shows_todays_refusal(repo, capsys, monkeypatch, tmp_path):
     assert run(capsys, *words, "-o", str(tmp_path / "out.py")) == (2, told)
 
 
-def test_a_plans_operation_may_not_name_another_backend(repo, capsys, monkeypatch, tmp_path):
+def test_backends_that_no_operation_may_name(repo, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(repo)
     text = (repo / "templates/plans/all_gather_1d.yaml").read_text()
     kernel = "templates/kernels/grouped_gemm.py"
     for name, told in (
-        ("nvshmem", "unknown backend 'nvshmem'"),
+        ("warp_drive", "unknown backend 'warp_drive'"),
         ("copy_engin", "did you mean 'copy_engine'?"),
-        ("ldst_reserved", "an operation asks for ldst_reserved, the call for copy_engine"),
+        ("serial", "serial carries out whole calls, not single operations"),
     ):
         plan = tmp_path / "plan.yaml"
         plan.write_text(text.replace("    from: peer\n", f"    from: peer\n    backend: {name}\n"))
         code, said = run(capsys, "compile", kernel, "--plan", str(plan), "--on", "a[M]", "-o", str(tmp_path / "o.py"))
         assert code == 2 and told in said
-        assert re.match(rf"{plan}:\d+:\d+: ", said)
-        built = build_plan(plan.read_text(), world=2, tensor=TensorSpec("a", (4, 4)), dim=0, path=str(plan))
+
+
+def test_a_plan_without_a_kernel_goes_by_one_backend(repo):
+    text = (repo / "templates/plans/all_gather_1d.yaml").read_text()
+    named = text.replace("    from: peer\n", "    from: peer\n    backend: {}\n")
+    for name, told in (("ldst_reserved", "without a kernel all go by copy_engine"), ("none", "unknown backend 'none'")):
+        plan = build_plan(named.format(name), world=2, tensor=TensorSpec("a", (4, 4)), dim=0, path="plan.yaml")
+        with pytest.raises(UsageError, match=told) as caught:
+            check_copied(plan, "copy_engine")
+        assert caught.value.where is not None and caught.value.where.path == "plan.yaml"
         if name in backends:
-            check_operations(built, name)
+            check_copied(plan, name)
 
 
 ALL = {"triton": (3, 9), "capability": (9, 0)}

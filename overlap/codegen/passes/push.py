@@ -60,7 +60,7 @@ def _stores(context: Context) -> list[Access]:
     """
     if len(context.produced) > 1:
         raise UnsupportedError(
-            f"{context.realization.backend} stores one communicated result, this kernel makes {len(context.produced)}",
+            f"{context.storer.name} stores one communicated result, this kernel makes {len(context.produced)}",
             where=context.program.kernel.span,
             help='backend="copy_engine"',
         )
@@ -70,7 +70,7 @@ def _stores(context: Context) -> list[Access]:
         if access.kind != "pointer" or access.mode == "reduce":
             how = "adds to" if access.mode == "reduce" else "stores by descriptor or block pointer into"
             raise UnsupportedError(
-                f"{context.realization.backend} needs plain stores to pointers; this one {how} `{on.param}`",
+                f"{context.storer.name} needs plain stores to pointers; this one {how} `{on.param}`",
                 where=access.span,
                 help='backend="copy_engine", or tl.store(pointers, value, mask=...)',
             )
