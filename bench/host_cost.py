@@ -1,0 +1,190 @@
+"""What a call of an operator costs the host: microseconds until it has enqueued everything.
+
+    python -m torch.distributed.run --nproc-per-node 4 bench/host_cost.py --out FILE
+    python bench/host_cost.py --null --world 4 --profile
+
+Every call has the same shapes, as in a loop over layers or steps. Around it the GPU is
+
+    idle    all ranks have met and their GPUs are done; one call is timed at a time
+    busy    a GPU has work for as long as the host enqueues; --calls of them are timed in a row, and one is the quotient
+
+A number is the median over --rounds on the rank where it is highest. In result files ``ms`` is that in milliseconds, and
+``how`` says which of the two it is. With --null nothing is enqueued: the operators run on tensors of the CPU over a runtime
+whose methods do nothing (`null_runtime`), so that anybody can measure and profile the Python part. No GPU is as fast as that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import os
+import pstats
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import record
+import torch
+from common import DTYPES, Session
+from driver import shape
+from null_runtime import NullGroup
+
+OPS = ("ag_gemm", "gemm_rs", "gemm_ar", "a2a_gemm", "gemm_a2a")
+SHAPES = ("512,4096,4096", "8192,8192,8192")
+BUSY_CYCLES = 400_000_000
+"""Of `torch.cuda._sleep`: a fifth of a second or more, longer than the calls of a round take to enqueue."""
+WARM_CALLS = 20
+
+
+def operands(op: str, m: int, n: int, k: int, world: int, make: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+    """A rank's x and w for global sizes, where the ranks share them evenly."""
+    shapes = {
+        "ag_gemm": ((m // world, k), (k, n // world)),
+        "gemm_rs": ((m, k // world), (k // world, n)),
+        "gemm_ar": ((m, k // world), (k // world, n)),
+        "a2a_gemm": ((m, k // world), (k, n)),
+        "gemm_a2a": ((m // world, k), (k, n)),
+    }[op]
+    return [make(*sizes) for sizes in shapes]
+
+
+def caller(op: str, x: torch.Tensor, w: torch.Tensor, group: Any, backend: str) -> Callable[[], Any]:
+    """One call, whose result is new memory."""
+    import overlap.ops
+
+    return partial(getattr(overlap.ops, op), x, w, group=group, backend=backend)
+
+
+def idle(call: Callable[[], Any], rounds: int, settle: Callable[[], None]) -> float:
+    """Seconds of one call when the GPU has nothing to do."""
+    times = []
+    for _ in range(rounds):
+        settle()
+        begin = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begin)
+    settle()
+    return statistics.median(times)
+
+
+def busy(call: Callable[[], Any], calls: int, rounds: int, settle: Callable[[], None]) -> float:
+    """Seconds of a call when the GPU is busy with something else."""
+    times = []
+    for _ in range(rounds):
+        settle()
+        torch.cuda._sleep(BUSY_CYCLES)
+        begin = time.perf_counter()
+        for _ in range(calls):
+            call()
+        times.append((time.perf_counter() - begin) / calls)
+    settle()
+    return statistics.median(times)
+
+
+def profiled(call: Callable[[], Any], calls: int) -> Iterator[str]:
+    """Lines: each module's own microseconds in a call, the most first. The profiler slows everything down."""
+    profile = cProfile.Profile()
+    profile.enable()
+    for _ in range(calls):
+        call()
+    profile.disable()
+    spent: dict[str, float] = defaultdict(float)
+    for (path, _, _), (_, _, own, _, _) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
+        place = path.partition(f"{os.sep}overlap{os.sep}")[2]
+        spent[place or (f"{path}" if path.startswith("<") else Path(path).name) if path != "~" else "built in"] += own
+    for place, seconds in sorted(spent.items(), key=lambda item: -item[1]):
+        if seconds > 0:
+            yield f"      {1e6 * seconds / calls:8.1f}  {place}"
+
+
+def null(options: argparse.Namespace) -> None:
+    """Measures the Python part of every operator and shape, and prints it."""
+    world = options.world
+    for op in options.ops:
+        for m, n, k in options.shapes:
+            x, w = operands(op, m, n, k, world, partial(torch.empty, dtype=DTYPES[options.dtype]))
+            call = caller(op, x, w, NullGroup(world), "copy_engine")
+            for _ in range(WARM_CALLS):
+                call()
+            times = sorted(idle(call, options.calls, lambda: None) for _ in range(options.rounds))
+            print(
+                f"  {op:10} {m:6} {n:6} {k:6}  {world} ranks  {1e6 * times[0]:7.1f} us in the best of {len(times)} rounds, "
+                f"{1e6 * statistics.median(times):.1f} in the median"
+            )
+            if options.profile:
+                print("\n".join(profiled(call, 10 * options.calls)))
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Measures on GPUs, prints what it finds and writes the result file."""
+    session = Session()
+    clocks, rows = [record.clocks("start")], []
+
+    def settle() -> None:
+        session.everywhere(True)
+        session.synchronize()
+
+    for op in options.ops:
+        for m, n, k in options.shapes:
+            made = operands(op, m, n, k, session.world, partial(torch.randn, device=session.device))
+            x, w = (tensor.to(DTYPES[options.dtype]) for tensor in made)
+            for contender, backend in (("ours", options.backend), ("serial", "serial")):
+                call = caller(op, x, w, None, backend)
+                for _ in range(WARM_CALLS):
+                    call()
+                found = {
+                    "idle": idle(call, options.rounds * options.calls, settle),
+                    "busy": busy(call, options.calls, options.rounds, settle),
+                }
+                worst = dict(zip(found, session.largest(list(found.values())), strict=True))
+                shown = ", ".join(f"{1e6 * seconds:.1f} us {state}" for state, seconds in worst.items())
+                session.say(f"  {op:10} {m:6} {n:6} {k:6}  {session.world} ranks  {contender:7} {shown}")
+                for state, seconds in worst.items():
+                    sizes = {"M": m, "N": n, "K": k, "world": session.world, "dtype": options.dtype}
+                    how = {"gpu": state, "backend": backend}
+                    row = {"op": op, **sizes, "contender": contender, "ms": round(1e3 * seconds, 5)}
+                    rows.append({**row, "device": session.name, "how": how})
+            session.free()
+    clocks.append(record.clocks("end"))
+    if session.rank == 0 and options.out is not None:
+        made_by = {"commit": options.commit or record.commit(), "command": record.command(session.world)}
+        kept = {"hardware": record.hardware(session.world), "versions": record.versions(), "clocks": clocks, **made_by}
+        record.write(options.out, {**kept, "date": record.now(), "rows": rows})
+    session.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ops", nargs="+", choices=OPS, default=list(OPS))
+    parser.add_argument("--shapes", nargs="+", type=shape, default=[shape(s) for s in SHAPES], metavar="M,N,K")
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
+    parser.add_argument("--backend", default="copy_engine", help="of ours")
+    parser.add_argument("--calls", type=int, default=20, help="in a row")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--out", type=Path, help="result file")
+    parser.add_argument("--commit", help="the commit measured, where there is no git")
+    parser.add_argument("--null", action="store_true", help="the Python part alone, without a GPU")
+    parser.add_argument("--world", type=int, default=4, help="ranks, with --null; else torchrun says")
+    parser.add_argument("--profile", action="store_true", help="where the time goes, by module, with --null")
+    options = parser.parse_args()
+    if options.profile and not options.null:
+        parser.error("--profile goes with --null")
+    if min(options.calls, options.rounds, options.world) < 1:
+        parser.error("--calls, --rounds and --world start at 1")
+    indivisible = [s for s in options.shapes for n in s if n % (options.world if options.null else _world())]
+    if indivisible:
+        parser.error(f"sizes must be multiples of the ranks: {indivisible[0]}")
+    (null if options.null else measure)(options)
+
+
+def _world() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,226 @@
+"""Calls of the prebuilt operators that are like an earlier one but for where their tensors lie.
+
+What a call depends on is its key: shapes, strides, dtypes, devices and alignment of its tensors, its other arguments, and the
+settings that may choose how it runs. The first call under a key goes the long way and leaves a launch made ready
+(`overlap.runtime.repeat`); later ones enqueue that. Keys stand with the group's runtime, so they end with it.
+
+Nobody is passed over: what tracers, modes, subclasses or autograd watch goes the long way, which tells them.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from overlap.api import LastPlan
+from overlap.api.groups import resolve_group
+from overlap.errors import OverlapError
+from overlap.runtime import launch as launch_layer
+from overlap.runtime.cuda import known_runtime
+from overlap.runtime.instance import Instance
+from overlap.runtime.kernel_call import calling_line
+from overlap.runtime.places import Carried
+from overlap.runtime.repeat import KernelLaunch, ReadyLaunch, Repeat
+from overlap.settings import SETTINGS
+
+from .record import remember
+
+KEPT = 1024
+"""Calls kept for a group; the oldest go first."""
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_CHOOSING = tuple(SETTINGS[name].variable for name in ("serial_below_bytes", "one_shot_below_bytes"))
+"""Variables that may choose another way for the same call; they are read at every call."""
+
+
+class Known:
+    """A call that can be repeated.
+
+    Args:
+        launch: what it enqueues.
+        operands: of the call, whose extents its results may not share; none where they may.
+        results: of the call, whose layouts new ones have.
+        said: what it did; ``forced``: nothing else was possible.
+    """
+
+    def __init__(
+        self,
+        launch: ReadyLaunch,
+        operands: Sequence[torch.Tensor],
+        results: Sequence[torch.Tensor],
+        said: LastPlan,
+        forced: bool,
+    ) -> None:
+        self.launch = weakref.ref(launch)
+        self._layouts = [(tuple(y.shape), y.dtype, y.device) for y in results]
+        self._bytes = [y.numel() * y.element_size() for y in results]
+        self._reach = [reach(tensor) for tensor in operands]
+        self.said = said
+        self.forced = forced
+
+    def results(self, given: int) -> list[torch.Tensor]:
+        """Memory for the results behind the first ``given`` of them."""
+        return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in self._layouts[given:]]
+
+    def shares(self, outs: Sequence[int], operands: Sequence[int]) -> bool:
+        """Whether a result at one of the addresses ``outs`` lies in the memory of an operand."""
+        return any(
+            max(a, out) < min(a + n, out + size)
+            for out, size in zip(outs, self._bytes, strict=False)
+            for a, n in zip(operands, self._reach, strict=False)
+        )
+
+
+def reach(tensor: torch.Tensor) -> int:
+    """Bytes from a tensor's first element to the end of its last."""
+    if not tensor.numel():
+        return 0
+    steps = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return (steps + 1) * tensor.element_size()
+
+
+class Asked:
+    """A call looked up by its key.
+
+    Args:
+        calls: those known on its group's runtime.
+        operands: its tensors, in the order that the operator always gives them in.
+        outs: the caller's results.
+        addresses: of operands and results.
+        apart: results may not share memory with operands.
+    """
+
+    __slots__ = ("_addresses", "_apart", "_calls", "_key", "_known", "_operands", "_outs", "_repeat")
+
+    def __init__(
+        self,
+        calls: dict[Any, Known],
+        key: Any,
+        operands: Sequence[torch.Tensor],
+        outs: Sequence[torch.Tensor],
+        addresses: list[int],
+        apart: bool,
+    ) -> None:
+        self._calls = calls
+        self._key = key
+        self._known = calls.get(key)
+        self._operands = operands
+        self._outs = outs
+        self._addresses = addresses
+        self._apart = apart
+        self._repeat: Repeat | None = None
+
+    def again(self) -> list[torch.Tensor] | None:
+        """Repeats the call where one like it is known, and gives its results; None: it must go the long way.
+
+        Raises:
+            OverlapError: what an earlier launch left behind, with the caller's line.
+        """
+        known = self._known
+        launch = None if known is None else known.launch()
+        if known is None or launch is None or launch.stale or launch_layer.STEP_FILTER is not None:
+            return None
+        outs, addresses, count = self._outs, self._addresses, len(self._operands)
+        if outs and self._apart and known.shares(addresses[count:], addresses[:count]):
+            return None
+        made = known.results(len(outs))
+        addresses += [y.data_ptr() for y in made]
+        results = [*outs, *made]
+        try:
+            launch(Carried([*self._operands, *results], addresses))
+        except OverlapError as error:
+            where = calling_line()
+            raise error.at(where) if where else error from None
+        remember(known.said, warn=known.forced)
+        return results
+
+    def repeat(
+        self, results: Sequence[torch.Tensor], further: Callable[[Instance], Sequence[KernelLaunch]] | None = None
+    ) -> Repeat:
+        """Asks the launch of this call, which leaves ``results``, to be made ready.
+
+        Args:
+            results: the caller's first, then what the call made itself.
+            further: as `overlap.runtime.repeat.Repeat` takes it.
+        """
+        self._repeat = Repeat((*self._operands, *results), further)
+        return self._repeat
+
+    def keep(self, results: Sequence[torch.Tensor], said: LastPlan, *, forced: bool) -> None:
+        """Keeps the call, if its launch was made ready; ``said`` is what it did."""
+        ready = self._repeat.ready if self._repeat is not None else None
+        if ready is None:
+            return
+        calls = self._calls
+        calls.pop(self._key, None)
+        if len(calls) >= KEPT:
+            del calls[next(iter(calls))]
+        calls[self._key] = Known(ready, self._operands if self._apart else (), results, said, forced)
+
+
+def find(
+    operator: str,
+    group: Any,
+    tensors: Sequence[torch.Tensor | None],
+    outs: Sequence[torch.Tensor] | None,
+    options: tuple[Any, ...],
+    *,
+    apart: bool = True,
+) -> Asked | None:
+    """Looks a call up. None: somebody watches it, or it is none that could be repeated, for whatever reason.
+
+    Args:
+        group: as the caller gave it, or resolved.
+        tensors: operands; None where one is absent.
+        outs: where the first results go.
+        options: all other arguments.
+        apart: results of the caller's may not share memory with operands.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    runtime = _runtime(group)
+    if runtime is None:
+        return None
+    grad = torch.is_grad_enabled()
+    key: list[Any] = [operator, options, *map(os.environ.get, _CHOOSING)]
+    present: list[torch.Tensor] = []
+    addresses: list[int] = []
+    given = () if outs is None else outs
+    try:
+        for tensor in (*tensors, *given):
+            if tensor is None:
+                key.append(None)
+                continue
+            if type(tensor) not in _PLAIN or grad and tensor.requires_grad:
+                return None
+            address = tensor.data_ptr()
+            key += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, address % 16)
+            present.append(tensor)
+            addresses.append(address)
+        key.append(len(given))
+        count = len(present) - len(given)
+        return Asked(_calls(runtime), tuple(key), present[:count], present[count:], addresses, apart)
+    except (TypeError, RuntimeError):  # an argument without a hash; a tensor without memory
+        return None
+
+
+def _runtime(group: Any) -> Any:
+    """The runtime of a group that has one, where nobody watches what is dispatched on this thread."""
+    carried = getattr(group, "overlap_runtime", None)
+    if carried is not None:
+        return carried
+    if torch._C._len_torch_dispatch_stack() or not dist.is_initialized():
+        return None
+    found = dist.group.WORLD if group is None else group
+    return known_runtime(found if isinstance(found, dist.ProcessGroup) else resolve_group(found))
+
+
+def _calls(runtime: Any) -> dict[Any, Known]:
+    found = getattr(runtime, "overlap_calls", None)
+    if found is None:
+        found = runtime.overlap_calls = {}
+    return found

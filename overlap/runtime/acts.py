@@ -1,0 +1,191 @@
+"""A launch's steps as functions that enqueue them, and how one call goes through them.
+
+    steps    Entry | Fork(0) | Copy(0) Raise(0) Copy(0) Raise(0) | Kernel | Credit(0) Credit(0) | Join(0)
+    acts     entry   fork      one chain on lane 0                 kernel   another               join
+
+They are made once for what a launch depends on; a call brings its stream, its tensors and its kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from overlap.schedule import steps as st
+
+from .bound_plan import BoundPlan
+from .instance import LaunchTable
+from .opening import Opening
+from .places import Carried, Place
+from .prepared import Enqueue, lane_step, layout_of, sum_step
+
+IN_FLIGHT = "overlap"
+"""One launch is in flight on a device at a time: two that spin side by side could each hold what the other needs."""
+
+
+class InFlight:
+    """One call on its way through the acts.
+
+    ``main``: the caller's stream; ``kernel``: enqueues the user's kernel; ``carried``: what the steps' places are places in;
+    ``behind``: enqueues the caller's further work.
+    """
+
+    __slots__ = ("behind", "carried", "kernel", "lanes", "main", "open_lanes")
+
+    def __init__(
+        self,
+        main: Any,
+        kernel: Enqueue | None,
+        carried: Carried,
+        behind: Callable[[], None] | None = None,
+    ) -> None:
+        self.main = main
+        self.kernel = kernel
+        self.carried = carried
+        self.behind = behind
+        self.lanes: dict[int, Any] = {}
+        self.open_lanes: set[int] = set()
+
+    def read_buffers(self) -> None:
+        """Enqueues the caller's further work, once."""
+        behind, self.behind = self.behind, None
+        if behind is not None:
+            behind()
+
+
+Act = Callable[[InFlight], None]
+
+
+class Ends:
+    """What a call gives and gets, by tensor: templates of its layouts, and their places in what a call carries."""
+
+    def __init__(
+        self,
+        given: Mapping[str, torch.Tensor],
+        given_at: Mapping[str, Place],
+        results: Mapping[str, torch.Tensor],
+        results_at: Mapping[str, Place],
+    ) -> None:
+        self.given = given
+        self.given_at = given_at
+        self.results = results
+        self.results_at = results_at
+
+    def key(self) -> tuple[Any, ...]:
+        """What acts depend on of it."""
+        return (
+            tuple(self.given_at.items()),
+            tuple((name, *layout_of(out), self.results_at[name]) for name, out in self.results.items()),
+        )
+
+
+def carry_out(instance: BoundPlan, acts: Iterable[Act], now: InFlight) -> None:
+    """Enqueues one launch on this rank, behind the last one on its device.
+
+    What raises in the middle poisons the workspace, and the caller's stream waits for what was enqueued on others.
+    """
+    runtime = instance.runtime
+    with runtime.in_order(IN_FLIGHT) as capturing:
+        if capturing:
+            instance.memory.captured = True
+        try:
+            for act in acts:
+                act(now)
+            now.read_buffers()
+        except BaseException as error:
+            instance.workspace.poison(error)
+            for lane in sorted(now.open_lanes):
+                runtime.join(now.lanes[lane])
+            raise
+
+
+def make_acts(
+    instance: BoundPlan, table: LaunchTable | None, opening: Opening, steps: Sequence[st.Step], ends: Ends
+) -> list[Act]:
+    """The steps as functions of a call. Neighbours on one lane are one function."""
+    acts: list[Act] = []
+    for lane, group in groupby(steps, key=_lane):
+        if lane is None:
+            acts += [act for step in group for act in _act(instance, table, opening, step, ends)]
+            continue
+        made = [lane_step(instance, table, step) for step in group]  # type: ignore[arg-type]
+        enqueues = [enqueue for enqueue in made if enqueue is not None]
+        if enqueues:
+            acts.append(_on_lane(lane, instance.runtime.chained(enqueues)))
+    return acts
+
+
+def _lane(step: st.Step) -> int | None:
+    """The lane that a step is enqueued on; None for one of the main stream, or between streams."""
+    return None if isinstance(step, (st.Fork, st.Join)) else getattr(step, "lane", None)
+
+
+def _on_lane(lane: int, enqueue: Enqueue) -> Act:
+    return lambda now: enqueue(now.lanes[lane])
+
+
+def _act(instance: BoundPlan, table: LaunchTable | None, opening: Opening, step: st.Step, ends: Ends) -> Iterable[Act]:
+    runtime = instance.runtime
+    match step:
+        case st.Entry():
+            for enqueue in opening.launches(ends.given, ends.given_at):
+                yield _on_main(enqueue)
+        case st.Fork(lane):
+            yield _fork(runtime, lane)
+        case st.Kernel():
+            if table is not None and (table.tiles or step.moves):
+                yield _kernel
+        case st.Sum():
+            summed = sum_for(instance, step, ends.results)
+            if summed is not None:
+                out = ends.results.get(step.tensor)
+                place = ends.results_at.get(step.tensor)
+                yield _on_main(summed.bound(runtime, out, place))
+        case st.Join(lane):
+            yield _join(runtime, lane)
+        case st.Credit():
+            credit = lane_step(instance, table, step)
+            assert credit is not None
+            yield _credit_on_main(credit)
+
+
+def sum_for(instance: BoundPlan, step: st.Sum, results: Mapping[str, torch.Tensor]) -> Any:
+    """A sum made ready for results of these layouts."""
+    out = results[step.tensor] if any(p.out for p in step.pieces) else instance.parts[step.tensor].data
+    return sum_step(instance, step, out)
+
+
+def _on_main(enqueue: Enqueue) -> Act:
+    return lambda now: enqueue(now.main, now.carried)
+
+
+def _credit_on_main(credit: Enqueue) -> Act:
+    def act(now: InFlight) -> None:
+        now.read_buffers()
+        credit(now.main)
+
+    return act
+
+
+def _fork(runtime: Any, lane: int) -> Act:
+    def act(now: InFlight) -> None:
+        now.lanes[lane] = runtime.fork(lane)
+        now.open_lanes.add(lane)
+
+    return act
+
+
+def _join(runtime: Any, lane: int) -> Act:
+    def act(now: InFlight) -> None:
+        now.open_lanes.discard(lane)
+        runtime.join(now.lanes[lane])
+
+    return act
+
+
+def _kernel(now: InFlight) -> None:
+    assert now.kernel is not None
+    now.kernel(now.main, now.carried)

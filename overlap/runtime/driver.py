@@ -1,0 +1,160 @@
+"""Calls of the CUDA driver made ready: functions of libcuda with arguments that are converted once.
+
+A launch of four ranks makes some twenty such calls, so what each costs besides the driver's own time counts. Arguments that
+ctypes objects hold already are passed on as they are; a stream holds its handle in that form.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from overlap.errors import RuntimeContractError
+
+from .copies import CopyPiece
+
+_DISABLE_TIMING = 2
+_WAIT_GEQ = 0
+_DEVICE_MEMORY = 2
+
+Call = tuple[Callable[..., int], tuple[Any, ...]]
+"""A function and its arguments but the last, which is a stream's handle. It gives 0, or what went wrong."""
+
+
+class _Copy2D(ctypes.Structure):
+    """``CUDA_MEMCPY2D`` of the driver API."""
+
+    _fields_ = [
+        *[(f"src{name}", kind) for name, kind in (("XInBytes", ctypes.c_size_t), ("Y", ctypes.c_size_t))],
+        ("srcMemoryType", ctypes.c_int),
+        *[(f"src{name}", ctypes.c_void_p) for name in ("Host", "Device", "Array")],
+        ("srcPitch", ctypes.c_size_t),
+        *[(f"dst{name}", kind) for name, kind in (("XInBytes", ctypes.c_size_t), ("Y", ctypes.c_size_t))],
+        ("dstMemoryType", ctypes.c_int),
+        *[(f"dst{name}", ctypes.c_void_p) for name in ("Host", "Device", "Array")],
+        ("dstPitch", ctypes.c_size_t),
+        ("WidthInBytes", ctypes.c_size_t),
+        ("Height", ctypes.c_size_t),
+    ]
+
+
+@cache
+def libcuda() -> Any:
+    """The driver's library.
+
+    Raises:
+        RuntimeContractError: there is none.
+    """
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise RuntimeContractError(f"no CUDA driver: {error}", help="`overlap doctor` says what is missing") from None
+
+
+class Stream:
+    """A CUDA stream by its handle; whoever made it keeps it alive."""
+
+    __slots__ = ("argument", "cuda_stream")
+
+    def __init__(self, handle: int) -> None:
+        self.cuda_stream = handle
+        self.argument = ctypes.c_void_p(handle)
+
+
+class Event:
+    """A CUDA event without timing, made in the current context."""
+
+    def __init__(self) -> None:
+        made = ctypes.c_void_p()
+        check(libcuda().cuEventCreate(ctypes.byref(made), _DISABLE_TIMING), "an event")
+        self._argument = made
+        self._record, self._wait = libcuda().cuEventRecord, libcuda().cuStreamWaitEvent
+        weakref.finalize(self, libcuda().cuEventDestroy_v2, made).atexit = False
+
+    def record(self, stream: Stream) -> None:
+        """Stands for what ``stream`` holds so far."""
+        error = self._record(self._argument, stream.argument)
+        if error:
+            check(error, "recording an event")
+
+    def hold(self, stream: Stream) -> None:
+        """Orders ``stream`` behind what the event stands for."""
+        error = self._wait(stream.argument, self._argument, 0)
+        if error:
+            check(error, "waiting for an event")
+
+
+def copy_call(piece: CopyPiece) -> Call:
+    """A copy by copy engine."""
+    if piece.rows == 1:
+        ends = ctypes.c_void_p(piece.dst), ctypes.c_void_p(piece.src)
+        return libcuda().cuMemcpyDtoDAsync_v2, (*ends, ctypes.c_size_t(piece.width))
+    request = _Copy2D(
+        srcMemoryType=_DEVICE_MEMORY,
+        dstMemoryType=_DEVICE_MEMORY,
+        srcDevice=piece.src,
+        dstDevice=piece.dst,
+        srcPitch=piece.src_pitch,
+        dstPitch=piece.dst_pitch,
+        WidthInBytes=piece.width,
+        Height=piece.rows,
+    )
+    return libcuda().cuMemcpy2DAsync_v2, (ctypes.pointer(request),)
+
+
+def hold_call(address: int, value: int) -> Call:
+    """Holds a stream until the 32-bit word at ``address`` is at least ``value``."""
+    wait = libcuda().cuStreamWaitValue32_v2
+    word, least, when = ctypes.c_void_p(address), ctypes.c_uint32(value), ctypes.c_uint(_WAIT_GEQ)
+    return lambda stream: wait(stream, word, least, when), ()
+
+
+class Calls:
+    """Calls of the driver, enqueued on a stream one behind the other.
+
+    Args:
+        calls: in their order, each with what it is, for messages.
+    """
+
+    def __init__(self, calls: Sequence[tuple[Call, str]]) -> None:
+        self.calls = tuple(calls)
+        self._bare = tuple(call for call, _ in calls)
+
+    def __call__(self, stream: Stream) -> None:
+        """Raises RuntimeContractError when the driver refuses one."""
+        handle = stream.argument
+        for call, arguments in self._bare:
+            error = call(*arguments, handle)
+            if error:
+                check(error, next(what for (made, given), what in self.calls if made is call and given is arguments))
+
+
+def chain(enqueues: Sequence[Callable[[Stream], None]]) -> Callable[[Stream], None]:
+    """Functions of a stream as one; neighbours that are calls of the driver become one list."""
+    merged: list[Callable[[Stream], None]] = []
+    for enqueue in enqueues:
+        last = merged[-1] if merged else None
+        if isinstance(enqueue, Calls) and isinstance(last, Calls):
+            merged[-1] = Calls((*last.calls, *enqueue.calls))
+        else:
+            merged.append(enqueue)
+    if len(merged) == 1:
+        return merged[0]
+
+    def one_by_one(stream: Stream) -> None:
+        for enqueue in merged:
+            enqueue(stream)
+
+    return one_by_one
+
+
+def check(error: int, what: str) -> None:
+    """Raises RuntimeContractError, naming the driver's error, unless it is none."""
+    if error:
+        name = ctypes.c_char_p()
+        libcuda().cuGetErrorName(error, ctypes.byref(name))
+        told = name.value.decode() if name.value else f"error {error}"
+        raise RuntimeContractError(f"{what}: the CUDA driver answers {told}")

@@ -1,0 +1,86 @@
+"""Triton's launchers below the work that every launch repeats: what Triton 3.6 and 3.9 have in common there.
+
+    kernel[grid](...)          analyses every argument, looks the compiled kernel up
+    made[grid](...)            asks the hooks, encodes every tensor descriptor, asks each tensor for its address
+    `bare_launcher(made)`      takes addresses and encoded descriptors, calls the driver
+
+Both versions put a function that encodes descriptors around the one that launches, in a closure, and an object around that
+which knows scratch memory and how the driver is called. The object is kept and the function in the middle left out. A Triton
+that is built otherwise has no bare launcher, and `made[grid]` launches as it always does.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from triton import knobs
+
+_NVIDIA = "triton.backends.nvidia.driver"
+_INNER = "launcher"
+"""Name of the launching function in the closure around it."""
+
+
+class At:
+    """What stands for a tensor of which only the address is wanted."""
+
+    __slots__ = ("_address",)
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def data_ptr(self) -> int:
+        return self._address
+
+
+def watched() -> bool:
+    """Whether somebody's hooks want to see launches."""
+    for hook in (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook):
+        if hook is not None and getattr(hook, "calls", True):
+            return True
+    return False
+
+
+def bare_launcher(made: Any) -> Callable[..., None] | None:
+    """The launcher of a compiled kernel for arguments in the form of `encoded`, or None.
+
+    It takes the grid's three sizes, the stream's handle, the function, Triton's packed metadata, the launch's metadata and
+    the two hooks (None), then the kernel's arguments.
+    """
+    run = made.run
+    if type(run).__module__ != _NVIDIA or not callable(getattr(run, "launch", None)):
+        return None
+    if any(isinstance(kind, tuple) for kind in made.src.signature.values()):
+        return None
+    if not descriptors_of(made):
+        found: Callable[..., None] = run
+        return found
+    free = getattr(getattr(run.launch, "__code__", None), "co_freevars", ())
+    if _INNER not in free:
+        return None
+    bare = copy.copy(run)
+    bare.launch = run.launch.__closure__[free.index(_INNER)].cell_contents
+    return bare if callable(bare.launch) else None
+
+
+def descriptors_of(made: Any) -> tuple[str, ...]:
+    """Names of the parameters that a kernel takes as tensor descriptors made by the host."""
+    return tuple(name for name, kind in made.src.signature.items() if str(kind).startswith("tensordesc"))
+
+
+def encoder(made: Any, name: str) -> Callable[[Any], list[Any]]:
+    """What makes of a descriptor, passed as ``name``, the arguments that the bare launcher takes for it."""
+    from triton.backends.nvidia import driver
+
+    metas: Sequence[Any] = getattr(made.metadata, "tensordesc_meta", None) or ()
+    number = descriptors_of(made).index(name)
+    meta = metas[number] if metas else None
+    make: Any = driver.make_tensordesc_arg
+    further = (None,) * (len(inspect.signature(make).parameters) - 2)
+    return lambda descriptor: [_plain(value) for value in make(descriptor, meta, *further)]
+
+
+def _plain(value: Any) -> Any:
+    return value.data_ptr() if isinstance(value, At) else value

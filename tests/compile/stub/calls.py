@@ -1,0 +1,53 @@
+"""What `overlap.runtime.driver` calls, as the stub of the driver understood it; and that what it refuses raises.
+
+    LD_LIBRARY_PATH=<folder of the stub> python calls.py
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+from overlap.errors import RuntimeContractError
+from overlap.runtime.copies import CopyPiece
+from overlap.runtime.driver import Calls, Event, Stream, chain, copy_call, hold_call, libcuda
+
+HIGH = 1 << 46
+"""Addresses have more than 32 bits."""
+EXPECTED = (
+    "copy 400000000010 400000000020 8589934592 on 0x700000000000;"
+    "rows 2 400000000030 +8589934600 2 400000000040 +48, 7 x 32 at 0 0 0 0, (nil) (nil) (nil) (nil) on 0x700000000000;"
+    "hold 400000000050 4294967295 0 on 0x700000000000;"
+    "event 2;record 0x1234567890ab on (nil);behind 0x1234567890ab 0 on 0x700000000000;destroy 0x1234567890ab;"
+)
+
+
+def main() -> None:
+    told = (ctypes.c_char * (1 << 16)).in_dll(libcuda(), "stub_told")
+    main_stream, side = Stream(0), Stream(0x7 << 44)
+    linear, pitched = CopyPiece(HIGH + 16, HIGH + 32, 8 << 30), CopyPiece(HIGH + 48, HIGH + 64, 32, 7, (8 << 30) + 8, 48)
+    enqueues = [
+        Calls([(copy_call(linear), "a copy"), (copy_call(pitched), "rows")]),
+        Calls([(hold_call(HIGH + 80, 2**32 - 1), "a count")]),
+    ]
+    one = chain(enqueues)
+    assert isinstance(one, Calls) and len(one.calls) == 3
+    one(side)
+    event = Event()
+    event.record(main_stream)
+    event.hold(side)
+    del event
+    assert told.value.decode() == EXPECTED, f"\n{told.value.decode()}\n{EXPECTED}"
+    refused = Calls([(hold_call(HIGH, 1), "a count"), (copy_call(CopyPiece(HIGH, HIGH, 13)), "rank 3: a copy of (13,)")])
+    between: list[Stream] = []
+    try:
+        chain([enqueues[1], between.append, refused])(side)
+    except RuntimeContractError as error:
+        assert error.message == "rank 3: a copy of (13,): the CUDA driver answers CUDA_ERROR_INVALID_VALUE", error.message
+    else:
+        raise AssertionError("a call that the driver refused went by")
+    assert between == [side]
+    print("the driver understood every call")
+
+
+if __name__ == "__main__":
+    main()

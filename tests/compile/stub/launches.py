@@ -1,0 +1,112 @@
+"""Launches one kernel through Triton's own launcher and through ours, on a driver that keeps what it is given.
+
+    LD_LIBRARY_PATH=<folder of the stub> python launches.py
+
+Prints what differs, and fails; or how many launches were alike. It is a process of its own, so that nobody else finds the
+stub in the place of a driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton import knobs
+from triton.backends.nvidia import driver as nvidia
+from triton.compiler import CompiledKernel
+from triton.runtime.driver import driver
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from overlap.build import parse_target
+from overlap.build.device import planned_device
+from overlap.runtime.bound_launch import _ByAddress, _ByTriton, bound_launch
+from overlap.runtime.kernels import compiled
+from overlap.runtime.places import Carried, numbered, place_of
+
+STUB = ctypes.CDLL("libcuda.so.1")
+SIZES = [128, 4, 4, 8, 8, 8, 8, 4, 8, 4, 8, 8]
+"""Bytes of what the kernel takes: descriptor (map, shape, strides), b, c, n, wide, scale, and two places for scratch."""
+ROWS, COLUMNS = 64, 64
+
+
+@triton.jit
+def kernel(a_desc, b_ptr, c_ptr, n, wide, scale, bias_ptr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    b = tl.load(b_ptr + i + wide, mask=i < n, other=0.0)
+    if bias_ptr is not None:
+        b += tl.load(bias_ptr + i)
+    tl.store(c_ptr + i, (tl.sum(a_desc.load([0, 0]).to(tl.float32), 0) + b) * scale)
+
+
+class Stream:
+    cuda_stream = 77
+
+
+def load_nothing(made: Any) -> None:
+    """What is loaded onto a device has a launcher and a function."""
+    if made._run is None:
+        made._run = nvidia.CudaLauncher(made.src, made.metadata)
+        made.function, made.module = 4242, 1
+        made.__class__.__del__ = lambda self: None
+
+
+def kept() -> tuple[Any, ...]:
+    """What the driver was given since the last time, but for its address of the descriptor."""
+    words = [ctypes.c_uint.in_dll(STUB, f"stub_{name}").value for name in ("shared",)]
+    shapes = [tuple((ctypes.c_uint * 3).in_dll(STUB, f"stub_{name}")) for name in ("grid", "block")]
+    stream, function = (ctypes.c_void_p.in_dll(STUB, f"stub_{name}").value for name in ("stream", "function"))
+    count = ctypes.c_int.in_dll(STUB, "stub_launches")
+    launches, count.value = count.value, 0
+    return bytes((ctypes.c_ubyte * sum(SIZES)).in_dll(STUB, "stub_bytes")), words, shapes, stream, function, launches
+
+
+def call(shift: int) -> list[torch.Tensor]:
+    """Tensors of a call, in memory of their own, which begins ``shift`` elements into an allocation."""
+    a = torch.zeros(ROWS * COLUMNS + shift, dtype=torch.bfloat16)[shift:].view(ROWS, COLUMNS)
+    return [a, torch.zeros(2, 512)[:, :256], torch.zeros(COLUMNS)]
+
+
+def main() -> None:
+    ctypes.c_int.in_dll(STUB, "stub_count").value = len(SIZES)
+    for i, size in enumerate(SIZES):
+        (ctypes.c_int * 256).in_dll(STUB, "stub_sizes")[i] = size
+    CompiledKernel._init_handles = load_nothing
+    with planned_device(parse_target("sm_90")):
+        driver._active.utils = nvidia.CudaUtils()
+        first = call(0)
+        described = TensorDescriptor(first[0], [ROWS, COLUMNS], [COLUMNS, 1], [32, COLUMNS])
+        # Of the second tensor the kernel is given the second row.
+        kwargs = {"a_desc": described, "b_ptr": first[1][1], "c_ptr": first[2], "n": 64, "wide": 1 << 40, "scale": 0.5}
+        kwargs |= {"bias_ptr": None, "BLOCK": COLUMNS, "num_warps": 4}
+        places = numbered(first)
+        later = {"a_desc": places[0], "b_ptr": place_of(first[1][1], first), "c_ptr": places[2]}
+        made = compiled(kernel, (3, 1, 1), kwargs)
+        ours, theirs = (
+            bound_launch(kernel, made, (3, 1, 1), kwargs, later),
+            _ByTriton(kernel, made, (3, 1, 1), kwargs, later),
+        )
+        assert isinstance(ours, _ByAddress), "no bare launcher is known for this Triton"
+        seen = set()
+        for shift in (0, 8, 0, 64):
+            tensors = call(shift)
+            given = []
+            for launch in (theirs, ours):
+                launch(Stream, Carried(tensors))
+                given.append(kept())
+            if given[0] != given[1] or given[1][-1] != 1:
+                sys.exit(f"Triton {triton.__version__} launches {given[0]}, ours {given[1]}")
+            seen.add(given[1][0])
+        hooked: list[Any] = []
+        knobs.runtime.launch_enter_hook.add(hooked.append)
+        ours(Stream, Carried(tensors))
+        assert kept() == given[1] and hooked[0].get()["name"] == "kernel", hooked
+        knobs.runtime.launch_enter_hook.remove(hooked.append)
+    print(f"Triton {triton.__version__}: {len(seen)} launches alike")
+
+
+if __name__ == "__main__":
+    main()

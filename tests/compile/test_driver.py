@@ -1,0 +1,45 @@
+"""What our launches and copies tell the CUDA driver, on a stub of it that keeps what it is told (stub/libcuda.c).
+
+Triton's launcher is another one in every version. Launches below it must give the driver, byte for byte, what Triton gives.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import triton
+
+HERE = Path(__file__).parent / "stub"
+HEADERS = Path(triton.__file__).parent / "backends" / "nvidia" / "include"
+
+
+@pytest.fixture(scope="module")
+def on_stub(tmp_path_factory, repo):
+    """Runs a script of stub/ in a process that finds the stub for its driver, and gives what it prints."""
+    folder = tmp_path_factory.mktemp("driver")
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    assert compiler, "Triton needs a C compiler to launch, and so does its stub"
+    flags = ("-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-I", str(HEADERS), "-o", str(folder / "libcuda.so.1"))
+    subprocess.run([compiler, *flags, str(HERE / "libcuda.c")], check=True)
+
+    def run(script):
+        found = {"LD_LIBRARY_PATH": str(folder), "TRITON_LIBCUDA_PATH": str(folder), "TRITON_CACHE_DIR": str(folder)}
+        env = {**os.environ, **found, "PYTHONPATH": str(repo)}
+        done = subprocess.run([sys.executable, str(HERE / script)], env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_a_bound_launch_gives_the_driver_what_triton_gives_it(on_stub):
+    """Addresses, strides, integers of both widths, a float, a descriptor, a pointer that is None; hooks get their launch."""
+    assert on_stub("launches.py") == f"Triton {triton.__version__}: 4 launches alike\n"
+
+
+@pytest.mark.one_triton
+def test_the_driver_understands_copies_waits_and_events(on_stub):
+    assert on_stub("calls.py") == "the driver understood every call\n"
