@@ -115,6 +115,13 @@ SETTINGS: dict[str, Setting] = {
             choices=("auto", "torch", "nvshmem"),
         ),
         Setting(
+            "node_ranks",
+            int,
+            None,
+            "Ranks of a node: ranks of other nodes are reached by no pointer, only through NVSHMEM; unset: a host is a node.",
+            minimum=1,
+        ),
+        Setting(
             "cache_dir",
             Path,
             None,

@@ -59,6 +59,14 @@ WRITERS = {
             completes=True,
         ),
         WriterRule(
+            "nvshmem put",
+            "quiet by every program that has put a part, then a CTA barrier and a count that acquires; what one call puts "
+            "with its signal needs none; fence orders puts to one rank and no gets",
+            "put_signal, SET, on the flag's own 8-byte word; of a get, as load/store",
+            barrier=True,
+            completes=True,
+        ),
+        WriterRule(
             "copy engine",
             "the copy, earlier on the same stream",
             "an 8-byte copy of the device-held epoch word between two devices",

@@ -62,9 +62,14 @@ class PlanTensor(ABC):
     def staged(self, given: Mapping[str, torch.Tensor]) -> Iterator[Staged]:
         """What a launch copies into this tensor's memory first."""
 
-    def view(self, region: Region, rank: int | None = None, box: Box | None = None) -> torch.Tensor:
-        """``box`` (all) of a region of this rank's layout or, with ``rank``, of that rank's, in the user's dimension order."""
-        data = self._runtime.peer(self.data, self._runtime.rank if rank is None else rank)
+    def view(
+        self, region: Region, rank: int | None = None, box: Box | None = None, *, here: bool = False
+    ) -> torch.Tensor:
+        """``box`` (all) of a region of this rank's layout or, with ``rank``, of that rank's, in the user's dimension order.
+
+        ``here``: the place that it would have in this rank's memory, by which NVSHMEM finds it in the other's.
+        """
+        data = self.data if here or rank is None else self._runtime.peer(self.data, rank)
         box = region.box if box is None else box
         return data.as_strided(box.shape, region.strides, data.storage_offset() + region.at(box))
 
@@ -73,15 +78,16 @@ class PlanTensor(ABC):
         """This rank's."""
         return self.layouts[self._runtime.rank]
 
-    def source(self, op_id: OpId) -> torch.Tensor:
-        """What an operation reads, on the rank where that lies."""
+    def source(self, op_id: OpId, *, here: bool = False) -> torch.Tensor:
+        """What an operation reads, on the rank where that lies; ``here``: see `view`."""
         op = self._op(op_id)
-        return self.view(source_region(self.layouts[op.src_rank], op_id, op.src.box), op.src_rank, op.src.box)
+        region = source_region(self.layouts[op.src_rank], op_id, op.src.box)
+        return self.view(region, op.src_rank, op.src.box, here=here)
 
-    def destination(self, op_id: OpId) -> torch.Tensor:
-        """Where an operation writes, on the rank where that lies."""
+    def destination(self, op_id: OpId, *, here: bool = False) -> torch.Tensor:
+        """Where an operation writes, on the rank where that lies; ``here``: see `view`."""
         op = self._op(op_id)
-        return self.view(destination_region(self.layouts[op.dst_rank], op_id), op.dst_rank, op.dst.box)
+        return self.view(destination_region(self.layouts[op.dst_rank], op_id), op.dst_rank, op.dst.box, here=here)
 
     def _op(self, op_id: OpId) -> P2P:
         op = self.plan.op(op_id)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from overlap.backends.carriers import check_copied
+from overlap.backends.copy_engine import COPY_ENGINE
 from overlap.chunkplan.order import HappensBefore
 from overlap.chunkplan.plan import CommPlan, OpId
 from overlap.chunkplan.region import bounding
@@ -34,6 +35,7 @@ from .layout import RankLayout
 from .meeting import first_difference
 from .plan_tensor import PlanTensor, Staged
 from .protocol import Runtime
+from .reach import check_reach
 from .transfer_memory import boxes_of, tensor_layout
 from .workspace import Need, Workspace, need_of, workspace_of
 
@@ -100,6 +102,7 @@ class Transfer(BoundPlan):
             check_copied(plan, "copy_engine")
         self.given = plan
         plan, values = carried(plan, lenient=lenient)
+        check_reach(plan, runtime, lambda op: COPY_ENGINE)
         sums = [transfer_sums(plan, rank, values) for rank in range(runtime.world)]
         names = [spec.name for spec in plan.tensors]
         parts: dict[str, TransferTensor] = {}

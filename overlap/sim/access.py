@@ -50,7 +50,7 @@ class KernelMemory:
         self._memory = world.memory
         self._shadow = world.shadow
         self._scheduler = world.scheduler
-        self._addresses = Addresses(world.memory)
+        self._addresses = Addresses(world.memory, world.nodes)
 
     # plain accesses
 
@@ -61,6 +61,8 @@ class KernelMemory:
         itemsize = dtype.itemsize
         if buffer is None or buffer.itemsize != itemsize or address + itemsize > buffer.end or address % itemsize:
             return self.load(np.array([address], np.uint64), None, None, dtype)
+        if buffer.rank != fibre.agent.rank:
+            self._addresses.check_reached(fibre, buffer, address - buffer.start, "reads")
         offset = address - buffer.start
         fibre.loads = fibre.loads + 1 if address == fibre.last_load else 0
         fibre.last_load = address

@@ -31,8 +31,9 @@ def where_in_kernel(fibre: Fibre) -> tuple[str, int]:
 class Addresses:
     """Looks pointers up in the registered memory of a run."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory, nodes: tuple[int, ...]) -> None:
         self._memory = memory
+        self._nodes = nodes
 
     def resolve(
         self, fibre: Fibre, ptrs: np.ndarray, mask: np.ndarray | None, itemsize: int, verb: str
@@ -52,6 +53,7 @@ class Addresses:
         if buffer is not None and high + itemsize <= buffer.end:
             offsets = (addresses - np.uint64(buffer.start)).astype(np.int64)
             self._aligned(fibre, buffer, offsets, itemsize, verb)
+            self.check_reached(fibre, buffer, int(offsets[0]), verb)
             return [(buffer, offsets, chosen)]
         places = np.arange(len(addresses)) if chosen is None else chosen
         return self._spread(fibre, addresses, places, itemsize, verb)
@@ -72,6 +74,7 @@ class Addresses:
                 continue
             offsets = (addresses[inside] - np.uint64(buffer.start)).astype(np.int64)
             self._aligned(fibre, buffer, offsets, itemsize, verb)
+            self.check_reached(fibre, buffer, int(offsets[0]), verb)
             found.append((buffer, offsets, places[inside]))
             left &= ~inside
         return found
@@ -82,6 +85,17 @@ class Addresses:
                 f"stray access: {fibre.agent.name} {verb} {buffer.name} of rank {buffer.rank} at an address that is no "
                 f"multiple of {itemsize} bytes",
                 where=span(where_in_kernel(fibre)),
+            )
+
+    def check_reached(self, fibre: Fibre, buffer: Buffer, offset: int, verb: str) -> None:
+        """Raises StrayAccessFault for memory of a rank that no pointer reaches from the program's."""
+        rank = fibre.agent.rank
+        if self._nodes[buffer.rank] != self._nodes[rank]:
+            raise StrayAccessFault(
+                f"stray access: {fibre.agent.name} {verb} {buffer.element(offset >> buffer.shift)} by pointer, and no pointer of "
+                f"rank {rank} (node {self._nodes[rank]}) reaches node {self._nodes[buffer.rank]}",
+                where=span(where_in_kernel(fibre)),
+                help="NVSHMEM's put and get carry what goes between nodes (overlap.language.nvshmem)",
             )
 
     def _stray(self, fibre: Fibre, address: int, count: int, itemsize: int, verb: str) -> None:

@@ -229,6 +229,11 @@ def copy_operation(world: World, dst: torch.Tensor, src: torch.Tensor, rank: int
                 f"a copy on rank {rank} {end} ordinary memory of rank {buffer.rank}",
                 help="peers reach symmetric memory only",
             )
+    for buffer, end in ((source, "reads"), (target, "writes")):
+        if world.nodes[buffer.rank] != world.nodes[rank]:
+            raise RuntimeContractError(
+                f"a copy on rank {rank} {end} memory of rank {buffer.rank}, which no pointer reaches"
+            )
     reads, writes = world.memory.offsets(src), world.memory.offsets(dst)
     dtype = numpy_of_torch(dst.dtype)
     is_word = len(reads) == 1 and dtype.itemsize >= 4 and dtype.kind in "iu" and target.copies is not None

@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from overlap import settings
 from overlap.errors import AlignmentError, DeadlockFault, KernelCrashFault, OverlapError
+from overlap.runtime.reach import nodes_of
 
 from .access import KernelMemory
 from .clocks import Agent
@@ -22,6 +24,7 @@ from .fibres import Chooser, Condition, Deadlock, Fibre, RandomChooser, Schedule
 from .kernel import KernelFunction, kernel_function
 from .memory import Memory
 from .patch import interpreted
+from .puts import Puts
 from .regions import RegionNames
 from .runtime import SimGroup, SimRuntime
 from .shadow import Access, Shadow, span
@@ -43,6 +46,7 @@ class World:
         late_tma_stores: whether TMA stores land only when waited for; None: as the installed Triton does.
         autotune_choice: which configuration of autotuned kernels runs.
         blocking: whether the host waits for every kernel that it launches, as with ``CUDA_LAUNCH_BLOCKING=1``.
+        node_ranks: ranks of a node, between which pointers reach; None: as the setting says, else all.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class World:
         late_tma_stores: bool | None = None,
         autotune_choice: int = 0,
         blocking: bool = False,
+        node_ranks: int | None = None,
     ) -> None:
         self.size = world
         self.sms = sms
@@ -66,9 +71,11 @@ class World:
         self.blocking = blocking
         self.generation = next(_generations)
         self.scheduler = Scheduler(chooser if chooser is not None else RandomChooser(seed))
+        self.nodes = nodes_of(world, settings.get("node_ranks", node_ranks) or world)
         self.memory = Memory()
         self.shadow = Shadow()
         self.kernel_memory = KernelMemory(self)
+        self.puts = Puts(self)
         self.devices = [Device(self, rank, sms) for rank in range(world)]
         self.events_changed = Condition(self.scheduler)
         self.meetings: dict[int, Any] = {}

@@ -8,6 +8,7 @@ Memory goes back when all ranks release it together: one rank alone may not free
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class NvshmemMemory:
             self._check(ranks)
         else:
             self._initialise(group, ranks)
-        self._peers = self._pes(ranks)
+        self.pes: Sequence[int] = self._pes(ranks)
         self._held: list[torch.Tensor] = []
 
     def _check(self, ranks: tuple[int, ...]) -> None:
@@ -84,9 +85,14 @@ class NvshmemMemory:
     def history(self) -> int:
         return 0
 
-    def map(self, local: torch.Tensor, histories: list[int]) -> list[torch.Tensor]:
-        mine = self._core.my_pe()
-        return [local if pe == mine else self._interop.get_peer_tensor(local, pe) for pe in self._peers]
+    def map(
+        self, local: torch.Tensor, histories: list[int], near: Sequence[bool] | None = None
+    ) -> list[torch.Tensor | None]:
+        mine, get_peer_tensor = self._core.my_pe(), self._interop.get_peer_tensor
+        return [
+            local if pe == mine else get_peer_tensor(local, pe) if reached else None
+            for pe, reached in zip(self.pes, near or (True,) * self.world, strict=True)
+        ]
 
     def free(self, address: int) -> None:
         """Kept until `close`: freeing is collective."""

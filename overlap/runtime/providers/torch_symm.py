@@ -8,6 +8,7 @@ many they have made, and those behind make some with themselves first.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ _alone: list[Any] = []
 
 class TorchSymmetricMemory:
     name = "torch"
+    pes: Sequence[int] = ()
 
     def __init__(self, group: Any, device: torch.device) -> None:
         # Read at torch's first rendezvous: NVLink multicast objects are never made.
@@ -38,7 +40,9 @@ class TorchSymmetricMemory:
     def history(self) -> int:
         return _made
 
-    def map(self, local: torch.Tensor, histories: list[int]) -> list[torch.Tensor]:
+    def map(
+        self, local: torch.Tensor, histories: list[int], near: Sequence[bool] | None = None
+    ) -> list[torch.Tensor | None]:
         mine, world = dist.get_rank(self.group), dist.get_world_size(self.group)
         if world == 1:
             return [local]

@@ -1,0 +1,334 @@
+"""Ranks that no pointer reaches: moves through NVSHMEM against the original kernel, and with one thing taken away.
+
+CI runs a subset in which every pair of values meets; ``make sweep`` runs it with 20 seeds and all of it.
+"""
+
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from test_mutations import SHAPE, changed, faults, without
+from test_proof_matrix import pairwise
+
+import overlap.language.far as words_that_move
+from overlap.annotate.source import SourceUnit
+from overlap.chunkplan.mesh import parse_mesh
+from overlap.errors import RaceFault, RuntimeContractError, StrayAccessFault, UnsupportedError, UsageError
+from overlap.language.nvshmem import fence, get_nbi, my_pe, put_nbi, put_signal, quiet
+from overlap.pipeline import Request, compile_source
+from overlap.runtime import far_moves
+from overlap.runtime import moves as tables
+from overlap.schedule import steps as st
+from overlap.sim import World, check_module
+
+pytestmark = pytest.mark.one_triton
+
+SWEEP = os.environ.get("OVERLAP_SWEEP") == "1"
+KERNELS = ("grouped_gemm", "persistent_gemm")
+WAYS = (
+    ("all_gather_1d", "a[M]"),
+    ("all_gather_1d_pull", "b[N]"),
+    ("all_gather_ring", "a[M]"),
+    ("all_to_all_1d", "a[K:M]"),
+)
+NODES = ((2, 1), (3, 2), (4, 2), (3, 3))
+"""Ranks, and ranks of a node; the last node may have fewer, and where there is one node all goes through NVSHMEM."""
+ROWS, DTYPES = (200, 3), ("bf16", "fp32")
+FACTORS = (KERNELS, WAYS, NODES, ROWS, DTYPES)
+PAIRS = pairwise(FACTORS)
+REST = [case for case in itertools.product(*FACTORS) if case not in PAIRS] if SWEEP else []
+CASES = [(*case, range(20) if SWEEP else (seed,)) for seed, case in enumerate([*PAIRS, *REST])]
+LEVELS = [
+    (mesh, plan, on)
+    for mesh in ("2x2", "2x4", "3x2")
+    for plan, on in (("all_gather_2d", "a[M]"), ("all_to_all_2d", "a[K:M]"))
+]
+SEEDS = range(10) if SWEEP else range(2)
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory, repo):
+    """``generated(kernel, plan, on, backend, mesh, words)``: a template kernel compiled; ``words`` edits the words that move."""
+    folder = tmp_path_factory.mktemp("far")
+    made: dict = {}
+
+    def make(kernel="grouped_gemm", plan="all_gather_1d", on="a[M]", backend="nvshmem", mesh=None, words=()) -> str:
+        key = (kernel, plan, on, backend, mesh, tuple(words))
+        if key not in made:
+            unit = SourceUnit.from_file(repo / "templates" / "kernels" / f"{kernel}.py")
+            settings = {"comm_sms": "2"} if backend == "nvshmem" else {}
+            request = Request(
+                unit, plan=plan, on=on, backend=backend, settings=settings, mesh=mesh and parse_mesh(mesh)
+            )
+            text = compile_source(request).module.text
+            if words:
+                source = (
+                    Path(words_that_move.__file__)
+                    .read_text(encoding="utf-8")
+                    .replace("from .", "from overlap.language.")
+                )
+                source = source.replace(
+                    "import annotations\n", 'import annotations\n\n__name__ = "overlap.language.changed"\n'
+                )
+                for old, new in words:
+                    assert source.count(old) == 1, (source.count(old), old)
+                    source = source.replace(old, new)
+                other = folder / f"words_{len(made)}.py"
+                other.write_text(source)
+                text = text.replace("ol.move_chunks_far(", f"{other.stem}.move_chunks_far(")
+                text = text.replace(
+                    "import overlap.language as ol\n", f"import overlap.language as ol\nimport {other.stem}\n"
+                )
+            path = folder / f"module_{len(made)}.py"
+            path.write_text(text)
+            made[key] = str(path)
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        yield make
+
+
+@pytest.fixture
+def nodes(monkeypatch):
+    """``nodes(2)``: two ranks a node from here on."""
+    return lambda ranks: monkeypatch.setenv("OVERLAP_NODE_RANKS", str(ranks))
+
+
+@pytest.mark.parametrize("kernel,way,size,rows,dtype,seeds", CASES)
+def test_agrees_with_the_original(generated, nodes, kernel, way, size, rows, dtype, seeds):
+    world, ranks = size
+    nodes(ranks)
+    shape = {"M": rows, "N": 40, "K": 48}
+    report = check_module(generated(kernel, *way), world=world, shape=shape, dtype=dtype, seeds=list(seeds), launches=2)
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize(("mesh", "plan", "on"), LEVELS if SWEEP else LEVELS[:1] + LEVELS[3:5])
+def test_two_levels_in_one_launch(generated, nodes, mesh, plan, on):
+    """Within a node by pointer, between nodes through NVSHMEM."""
+    node, ranks = map(int, mesh.split("x"))
+    nodes(ranks)
+    shape = {"M": 136, "N": 40, "K": 48}
+    path = generated(plan=plan, on=on, mesh=mesh)
+    report = check_module(
+        path, world=node * ranks, shape=shape, dtype="bf16", seeds=list(SEEDS)[: None if SWEEP else 1]
+    )
+    assert report.ok, str(report)
+
+
+# words
+
+
+WORDS = {
+    "no quiet ahead of the count": (("    quiet()\n    tl.debug_barrier()\n", "    tl.debug_barrier()\n"), {"race"}),
+    "no barrier behind the quiet": (("    quiet()\n    tl.debug_barrier()\n", "    quiet()\n"), {"race"}),
+    "the flag ahead of the last count": (("if counted == programs - 1:", "if counted == 0:"), {"race"}),
+    "a count that acquires nothing": (('sem="acq_rel", scope="sys"', 'sem="release", scope="sys"'), {"race"}),
+    "a count that releases nothing": (('sem="acq_rel", scope="sys"', 'sem="acquire", scope="sys"'), {"race"}),
+    "no await": (("    while i < end:", "    while i < i:"), {"race"}),
+    "a chunk put to another rank": (
+        ("pe = (other // 2).to(tl.int32)", "pe = (other // 2).to(tl.int32) ^ 1"),
+        {"race", "unwritten"},
+    ),
+    "a flag at another rank": (("_FAR_PE).to(tl.int32))", "_FAR_PE).to(tl.int32) ^ 1)"), {"race", "deadlock"}),
+    "the last part of a row left out": (("+ (_PART - 1)) // _PART", "- 1) // _PART"), {"unwritten", "race"}),
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_words_changed(generated, nodes, name):
+    nodes(1)
+    edit, wanted = WORDS[name]
+    # Two ranks hand nothing on.
+    world = 3 if name == "no await" else 2
+    found = set(faults(generated(plan="all_gather_ring", words=(edit,)), world=world, seeds=SEEDS))
+    assert found <= wanted | {"ok"} and found & wanted, found
+
+
+def test_the_words_as_they_are(generated, nodes):
+    nodes(1)
+    assert set(faults(generated(plan="all_gather_ring"), world=2, seeds=SEEDS)) == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("plan", "change", "wanted"),
+    [
+        ("all_gather_1d", changed(st.Entry, wait_done=False), {"race"}),
+        ("all_gather_1d_pull", changed(st.Entry, ready=False), {"race"}),
+        ("all_gather_1d", without(st.Credit), {"deadlock"}),
+    ],
+)
+def test_steps_changed(generated, nodes, plan, change, wanted):
+    nodes(1)
+    found = set(faults(generated(plan=plan), mutate_steps=change, seeds=SEEDS, launches=2))
+    assert found <= wanted | {"ok"} and found & wanted, found
+
+
+def test_a_rank_taken_for_its_number(generated, nodes, monkeypatch):
+    nodes(1)
+    whole = far_moves.signal_of
+
+    def swapped(instance, op_id):
+        found = whole(instance, op_id)
+        return found and (found[0], instance.plan.op(op_id).dst_rank)
+
+    monkeypatch.setattr(tables, "signal_of", swapped)
+    assert set(faults(generated(), world=2, seeds=SEEDS)) <= {"race", "deadlock"}
+
+
+# kernels that call the functions themselves
+
+
+@triton.jit
+def ring_kernel(
+    mine,
+    there,
+    got,
+    words,
+    right,
+    left,
+    size: tl.constexpr,
+    FENCE: tl.constexpr,
+    QUIET: tl.constexpr,
+    CALLS: tl.constexpr,
+):
+    at, to, back = mine.to(tl.int64), there.to(tl.int64), got.to(tl.int64)
+    tl.store(words + 4, my_pe().to(tl.int64))
+    half = tl.full((), size // 2, tl.int64)
+    first, rest = tl.full((), 0, tl.int64), half * 2
+    if CALLS == 2:
+        put_nbi(to, at, half, right)
+        first, rest = half, half
+    if FENCE:
+        fence()
+    put_signal(
+        to + first, at + first, rest, words.to(tl.int64), tl.full((), 1, tl.int64), tl.full((), 9, tl.int32), right
+    )
+    while tl.atomic_add(words, 0, sem="acquire", scope="sys") < 1:
+        pass
+    here = tl.load(there + tl.arange(0, size // 4))
+    get_nbi(back, at, half * 2, left)
+    if QUIET:
+        quiet()
+        tl.debug_barrier()
+    one = tl.load(got + tl.arange(0, size // 4))
+    tl.store(got + tl.arange(0, size // 4), one + 1 + here * 0)
+
+
+def ring_of(world, *, fenced=True, quieted=True, calls=2, seed=0):
+    """Every rank puts its numbers to the right, and gets those of the left: what came to each."""
+
+    def body(group):
+        runtime = group.overlap_runtime
+        mine, there, got = (runtime.symmetric([16], torch.int32) for _ in range(3))
+        words = runtime.symmetric([8], torch.int64, zero=True)
+        runtime.fill(mine, torch.arange(16, dtype=torch.int32) + 100 * runtime.rank)
+        runtime.synchronize()
+        runtime.agree("filled", None)
+        right, left = (runtime.pes[(runtime.rank + step) % world] for step in (1, -1))
+        options = {"size": 64, "FENCE": fenced, "QUIET": quieted, "CALLS": calls}
+        runtime.launch(ring_kernel, (1,), (mine, there, got, words, right, left), options, runtime.main_stream())
+        runtime.synchronize()
+        return there.tolist(), got.tolist(), words.tolist()[4] == runtime.pes[runtime.rank]
+
+    return World(world, seed=seed, node_ranks=1).run(body)
+
+
+@pytest.mark.parametrize("options", [{}, {"calls": 1, "fenced": False}])
+def test_puts_and_signals(options):
+    for world, seed in ((2, 0), (2, 1)):
+        found = ring_of(world, seed=seed, **options)
+        for rank, (there, got, numbered) in enumerate(found):
+            wanted = [100 * ((rank - 1) % world) + i for i in range(16)]
+            assert (there, got, numbered) == (wanted, [n + 1 for n in wanted], True)
+
+
+@pytest.mark.parametrize(
+    "options", [{"fenced": False}, {"quieted": False}], ids=["signal without fence", "get without quiet"]
+)
+def test_puts_that_nothing_orders(options):
+    for seed in SEEDS:
+        with pytest.raises(RaceFault, match="get from|put to|signals"):
+            ring_of(2, seed=seed, **options)
+
+
+@triton.jit
+def pointer_kernel(there):
+    tl.store(there.to(tl.pointer_type(tl.int32)) + tl.arange(0, 16), tl.arange(0, 16))
+
+
+def test_a_pointer_to_another_node_is_a_fault():
+    def body(group):
+        runtime = group.overlap_runtime
+        box = runtime.symmetric([16], torch.int32)
+        with pytest.raises(
+            RuntimeContractError, match=r"rank 0 \(node 0\) reaches no memory|rank 1 \(node 1\) reaches no memory"
+        ):
+            runtime.peer(box, 1 - runtime.rank)
+        address = world.memory.of(box).copies[1 - runtime.rank].start
+        runtime.launch(pointer_kernel, (1,), (address,), {}, runtime.main_stream())
+        runtime.synchronize()
+
+    world = World(2, node_ranks=1)
+    with pytest.raises(StrayAccessFault, match="by pointer, and no pointer of rank"):
+        world.run(body)
+
+
+@triton.jit
+def peer_address_kernel(there, mine, pe):
+    put_nbi(there, mine.to(tl.int64), tl.full((), 64, tl.int64), pe)
+
+
+@pytest.mark.parametrize(
+    ("peer", "pe", "said"), [(True, 0, "takes addresses of rank"), (False, 7, "numbers of the ranks are 0, 1")]
+)
+def test_what_nvshmem_does_not_take(peer, pe, said):
+    def body(group):
+        runtime = group.overlap_runtime
+        box, mine = runtime.symmetric([16], torch.int32), runtime.symmetric([16], torch.int32, zero=True)
+        address = world.memory.of(box).copies[1 - runtime.rank if peer else runtime.rank].start
+        runtime.launch(peer_address_kernel, (1,), (address, mine, pe), {}, runtime.main_stream())
+        runtime.synchronize()
+
+    world = World(2, node_ranks=1)
+    with pytest.raises(StrayAccessFault, match=said):
+        world.run(body)
+
+
+# what is refused
+
+
+@pytest.mark.parametrize("backend", ["copy_engine", "ldst_reserved"])
+def test_backends_that_go_by_pointer_are_refused(generated, nodes, backend):
+    nodes(1)
+    with pytest.raises(
+        UnsupportedError, match=f"{backend} reaches peers by pointer, and no pointer reaches this one"
+    ) as error:
+        check_module(generated(backend=backend), world=2, shape=SHAPE, dtype="fp16", seeds=[0])
+    assert "nvshmem can" in str(error.value)
+
+
+def test_a_pull_of_what_lands_on_another_node_is_refused(generated, nodes, repo, tmp_path):
+    nodes(1)
+    plan = tmp_path / "ring.yaml"
+    plan.write_text(
+        (repo / "templates" / "plans" / "all_gather_ring.yaml")
+        .read_text()
+        .replace("move:", "pull:")
+        .replace("    to: rank\n", "")
+    )
+    with pytest.raises(
+        UnsupportedError, match="waits for what lands on rank 1, whose flags rank 0 of another node cannot"
+    ):
+        check_module(generated(plan=str(plan)), world=4, shape=SHAPE, dtype="fp16", seeds=[0])
+
+
+def test_nodes_of_no_ranks_are_refused(generated, nodes):
+    nodes(0)
+    with pytest.raises(UsageError, match="OVERLAP_NODE_RANKS='0' is not allowed"):
+        check_module(generated(), world=2, shape=SHAPE, dtype="fp16", seeds=[0])
