@@ -122,25 +122,27 @@ def test_several_weights_on_one_gather(group, dim, plan):
 
 @pytest.mark.parametrize("plan", ["all_gather_1d_pull", "all_gather_1d_push", "all_gather_ring"])
 @pytest.mark.parametrize("programs", [0, 1, 5, 32])
-def test_programs_of_the_kernel_move_the_shards(group, programs, plan):
+@pytest.mark.parametrize("backend", ["ldst_reserved", "tma_reserved"])
+def test_programs_of_the_kernel_move_the_shards(group, backend, programs, plan):
     wrongs = []
     for seed, (m, n, k) in enumerate([(8192, 2048, 4096), *SHAPES[2:]] * 2):
         for dim, shape in ((0, (m, k)), (1, (2, m, k))):
             gather = Gather(group, shape, dim, torch.bfloat16, seed)
             w = gather.weight(n, seed)
             delay(seed, gather.rank)
-            y, gathered = gather.call(w, backend="ldst_reserved", comm_sms=programs, plan=plan, return_gathered=True)
+            y, gathered = gather.call(w, backend=backend, comm_sms=programs, plan=plan, return_gathered=True)
             wrongs += [wrong(y, gather.whole, w), (gathered != gather.whole).any()]
-            assert last_plan().backend == "ldst_reserved"
+            assert last_plan().backend == backend
     assert not torch.stack(wrongs).any()
     overlap.check(group)
 
 
-def test_a_rank_without_columns_moves_its_shard_all_the_same(group):
+@pytest.mark.parametrize("backend", ["ldst_reserved", "tma_reserved"])
+def test_a_rank_without_columns_moves_its_shard_all_the_same(group, backend):
     for seed in range(3):
         gather = Gather(group, (515, 96), 0, torch.bfloat16, seed)
         w = gather.weight(64 if gather.rank else 0, seed)
-        y, gathered = gather.call(w, backend="ldst_reserved", return_gathered=True)
+        y, gathered = gather.call(w, backend=backend, return_gathered=True)
         assert torch.equal(gathered, gather.whole) and not wrong(y, gather.whole, w)
     overlap.check(group)
 

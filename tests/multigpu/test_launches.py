@@ -24,9 +24,10 @@ def test_every_template_way_shape_and_dtype(generated, group, name, way):
     check(group)
 
 
+@pytest.mark.parametrize("backend", ["copy_engine", "ldst_reserved", "tma_reserved"])
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_columns_are_strided_chunks(generated, group, name):
-    module = generated(template(name), "all_gather_1d", "b[N]")
+def test_columns_are_strided_chunks(generated, group, name, backend):
+    module = generated(template(name), "all_gather_1d", "b[N]", backend)
     for shape in SHAPES:
         Product(group, *shape, torch.bfloat16, on="b[N]").check(module, 0)
     check(group)

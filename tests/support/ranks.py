@@ -33,6 +33,11 @@ WAYS = {
     "gather, reserved, ring": ("all_gather_ring", "a[M]", "ldst_reserved"),
     "gather in the loop, reserved": ("all_gather_1d", "a[K]", "ldst_reserved"),
     "exchange before, reserved": ("all_to_all_1d", "a[K:M]", "ldst_reserved"),
+    "gather, by TMA": ("all_gather_1d", "a[M]", "tma_reserved"),
+    "gather, by TMA, pull": ("all_gather_1d_pull", "a[M]", "tma_reserved"),
+    "gather, by TMA, ring": ("all_gather_ring", "a[M]", "tma_reserved"),
+    "gather in the loop, by TMA": ("all_gather_1d", "a[K]", "tma_reserved"),
+    "exchange before, by TMA": ("all_to_all_1d", "a[K:M]", "tma_reserved"),
 }
 """Plan, communicated tensor and, where it is not the copy engine, backend, by what they do together."""
 BY_POINTERS = ("grouped_gemm", "gemm_2d")
