@@ -174,6 +174,10 @@ def _abilities() -> tuple[tuple[str, ...], ...]:
     return (HEADINGS, *rows())
 
 
+BITCODE = "libnvshmem_device.bc"
+"""As `overlap.backends.bitcode` looks for it; a broken installation must not keep this module from being imported."""
+
+
 def _backends(
     answers: Answers,
     parts: dict[str, Verdict],
@@ -194,6 +198,12 @@ def _backends(
             missing.append(f"no symmetric memory: {why}")
         if backend.writer == "copy engine" and devices and not answers["driver_calls"]["ok"]:
             missing.append(f"cuda-bindings: {answers['driver_calls']['error']}")
+        if backend.far and devices:
+            found_here = answers["nvshmem"]
+            if not providers["nvshmem"].ok:
+                missing.append(f"NVSHMEM: {providers['nvshmem'].why}")
+            elif not found_here.get("bitcode"):
+                missing.append(f"NVSHMEM {found_here.get('version', '')}: its device code ({BITCODE}) is not here")
         oldest = backend.compute_capability
         if oldest is not None:
             needed = f"TMA needs sm_{oldest[0]}{oldest[1]}"

@@ -95,11 +95,13 @@ def driver_calls() -> dict[str, Any]:
 
 
 def nvshmem() -> dict[str, Any]:
-    """nvshmem4py and the NVSHMEM library under it."""
+    """nvshmem4py, the NVSHMEM library under it, and its device code."""
     import nvshmem.core
 
+    from overlap.backends.bitcode import find_library
+
     version = nvshmem.core.get_version()
-    return {"version": str(getattr(version, "libnvshmem_version", version))}
+    return {"version": str(getattr(version, "libnvshmem_version", version)), "bitcode": str(find_library() or "")}
 
 
 PROBES: dict[str, Callable[[], dict[str, Any]]] = {

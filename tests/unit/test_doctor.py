@@ -138,6 +138,22 @@ def test_a_triton_that_is_too_old_for_a_backend():
     assert found.backends[0].run.why == "Triton is 3.5.1, copy_engine needs 3.6"
 
 
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ({}, "NVSHMEM: ModuleNotFoundError: No module named 'nvshmem'"),
+        (
+            {"ok": True, "error": "", "version": "3.4.5"},
+            "NVSHMEM 3.4.5: its device code (libnvshmem_device.bc) is not here",
+        ),
+        ({"ok": True, "error": "", "version": "3.4.5", "bitcode": "/lib/x.bc"}, "up to 3 ranks"),
+    ],
+)
+def test_what_ranks_of_other_nodes_take(told, why):
+    (found,) = (b for b in examined(nvshmem=told).backends if b.name == "nvshmem")
+    assert (found.run.ok, found.run.why) == (why == "up to 3 ranks", why)
+
+
 def test_the_table_of_what_backends_can_do():
     found = examined()
     assert found.abilities == (capabilities.HEADINGS, *capabilities.rows())
