@@ -22,6 +22,13 @@ from overlap.chunkplan.mesh import Mesh
 from overlap.errors import PlanError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
+PROGRAMS = {
+    "pull": "pull by load/store",
+    "push": "push by load/store",
+    "pull_tma": "pull by TMA",
+    "push_tma": "push by TMA",
+}
+"""The ways in which programs of a kernel copy over a link, by their keys in a machine file."""
 _NUMBER = re.compile(r"[+]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\Z")
 
 
@@ -53,8 +60,8 @@ class Machine:
         flag: seconds from the end of a copy until whoever waits for it knows.
         own_wires: every pair of ranks has wires of its own; otherwise all links of a class that leave a rank share one
             port, and so do those that enter it.
-        programs: by direction, bytes a second of a copy over ``inside`` by load/store, by how many programs copy; empty
-            where nobody measured it.
+        programs: by way (`PROGRAMS`), bytes a second of a copy over ``inside`` by how many programs copy; empty where
+            nobody measured it.
     """
 
     name: str
@@ -239,15 +246,15 @@ class _Reader:
         )
 
     def _programs(self, node: Node) -> dict[str, dict[int, float]]:
-        """``pull: {8: 270, 16: 288}``: GB/s by programs."""
+        """``pull: {8: 270, 16: 288}``: by way, GB/s by programs."""
         document = self.document
         found: dict[str, dict[int, float]] = {}
-        for direction, rates in document.mapping(node, "`programs`", ("pull", "push")).items():
-            found[direction] = {}
-            for key, (place, value) in document.entries(rates, f"`{direction}`").items():
+        for way, rates in document.mapping(node, "`programs`", tuple(PROGRAMS)).items():
+            found[way] = {}
+            for key, (place, value) in document.entries(rates, f"`{way}`").items():
                 if not re.fullmatch(r"[1-9][0-9]{0,5}", key):
                     raise document.error(place, f"`{key}` programs", help="write how many copy, such as `16: 288`")
-                found[direction][int(key)] = self._number(value, key) * 1e9
+                found[way][int(key)] = self._number(value, key) * 1e9
         return found
 
     def _link(self, node: Node, name: str) -> tuple[Link, Library]:

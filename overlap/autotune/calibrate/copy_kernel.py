@@ -1,9 +1,13 @@
-"""A copy by load/store, by as many programs as are launched: what the multiprocessors reach over a link."""
+"""Copies by load/store and by TMA, by as many programs as are launched: what the multiprocessors reach over a link."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from overlap.language.boxes import copy_boxes
+from overlap.language.flags import landed
+from overlap.schedule.moves import BOX_WORDS, BOXES
 
 WORDS = 8192
 """int32 words that a program moves in one step."""
@@ -16,6 +20,19 @@ def copy_words(dst_ptr, src_ptr, count, WORDS: tl.constexpr):
     for block in tl.range(tl.program_id(0), count // WORDS, tl.num_programs(0), num_stages=4):
         at = block.to(tl.int64) * WORDS + tl.max_contiguous(tl.arange(0, WORDS), WORDS)
         tl.store(dst_ptr + at, tl.load(src_ptr + at))
+
+
+@triton.jit
+def copy_piece(piece_ptr):
+    """A piece of kind `BOXES` (`overlap.schedule.moves`), as moving programs copy it."""
+    copy_boxes(piece_ptr, tl.program_id(0), tl.num_programs(0))
+    landed(tl.zeros((), tl.int32))
+
+
+def piece_of(dst: int, src: int, nbytes: int) -> list[int]:
+    """The record of a contiguous copy between two addresses; ``nbytes`` a multiple of a box's row."""
+    row = 4 * BOX_WORDS
+    return [BOXES, src, dst, nbytes // row, BOX_WORDS, BOX_WORDS, BOX_WORDS]
 
 
 @triton.jit

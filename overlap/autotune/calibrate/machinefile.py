@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from overlap.schedule.machine import PROGRAMS
+
 from .samples import Calibration, Sample, fit_line
 
 
@@ -74,13 +76,11 @@ def _programs(found: Calibration) -> list[str]:
     if not found.programs:
         return []
     lines = ["programs:"]
-    for direction, samples in found.programs.items():
+    for way, samples in found.programs.items():
         size = next(iter(samples.values())).size
         said = ", ".join(f"{count}: {_digits(sample.gb_per_s)}" for count, sample in samples.items())
         lines.append(
-            _line(
-                f"  {direction}: {{{said}}}", f"measured: GB/s of {_bytes(size)} by load/store, by programs that copy"
-            )
+            _line(f"  {way}: {{{said}}}", f"measured: GB/s of {_bytes(size)}, {PROGRAMS[way]}, by programs that copy")
         )
     return lines
 

@@ -13,10 +13,12 @@ from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.library import find_template
 from overlap.chunkplan.plan import TensorSpec
 from overlap.runtime.cuda import CudaRuntime
+from overlap.runtime.scratch import scratch
 from overlap.runtime.transfer import Transfer, carry_out, transfer_for
+from overlap.schedule.machine import PROGRAMS
 
 from .clock import Clock
-from .copy_kernel import WORDS, copy_words, nothing
+from .copy_kernel import WORDS, copy_piece, copy_words, nothing, piece_of
 from .samples import Line, Sample
 
 MIB = 1 << 20
@@ -46,13 +48,23 @@ class Probes:
         enqueue = self.runtime.copier(here, there) if direction == "pull" else self.runtime.copier(there, here)
         return Sample(size, self.clock.seconds(lambda: enqueue(self.runtime.main_stream())))
 
-    def programs(self, direction: str, counts: Iterable[int]) -> Iterator[tuple[int, Sample]]:
-        """The same by load/store, by the number of programs."""
+    def programs(self, way: str, counts: Iterable[int]) -> Iterator[tuple[int, Sample]]:
+        """The same by the number of programs that copy; ``way``: one of `overlap.schedule.machine.PROGRAMS`."""
         here, there = self.local[:BY_PROGRAMS].view(torch.int32), self.next[:BY_PROGRAMS].view(torch.int32)
-        dst, src = (here, there) if direction == "pull" else (there, here)
+        dst, src = (here, there) if way.startswith("pull") else (there, here)
+        piece = self.runtime.table(piece_of(dst.data_ptr(), src.data_ptr(), BY_PROGRAMS), bits=64)
         for count in counts:
-            launch = partial(copy_words[(count,)], dst, src, dst.numel(), WORDS=WORDS, num_warps=8)
-            yield count, Sample(BY_PROGRAMS, self.clock.seconds(launch))
+            if way.endswith("_tma"):
+                launch = partial(copy_piece[(count,)], piece, num_warps=8)
+            else:
+                launch = partial(copy_words[(count,)], dst, src, dst.numel(), WORDS=WORDS, num_warps=8)
+            with scratch():
+                yield count, Sample(BY_PROGRAMS, self.clock.seconds(launch))
+
+    def ways(self) -> tuple[str, ...]:
+        """How programs of this device can copy, as `programs` takes it."""
+        tma = torch.cuda.get_device_capability(self.runtime.device) >= (9, 0)
+        return tuple(way for way in PROGRAMS if tma or not way.endswith("_tma"))
 
     def library(self, size: int) -> Sample:
         """An all-gather by the group's own library, of which every rank receives ``size`` bytes or a little less."""

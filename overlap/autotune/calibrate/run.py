@@ -10,6 +10,7 @@ import triton
 
 from overlap.errors import UsageError
 from overlap.runtime.cuda import runtime_for_group
+from overlap.schedule.machine import PROGRAMS
 
 from .probes import COPIES, DTYPES, GATHERS, Probes, program_counts
 from .samples import Calibration, Sample, fit_line
@@ -40,9 +41,9 @@ def calibrate(group: Any = None, *, say: Say = lambda text: None) -> Calibration
     pull = tuple(each("pull by copy engine", COPIES, lambda size: probes.copy("pull", size)))
     push = tuple(each("push by copy engine", COPIES, lambda size: probes.copy("push", size)))
     programs: dict[str, dict[int, Sample]] = {}
-    for direction in ("pull", "push"):
-        say(f"{direction} by load/store")
-        programs[direction] = dict(probes.programs(direction, program_counts(runtime.sm_count)))
+    for way in probes.ways():
+        say(PROGRAMS[way])
+        programs[way] = dict(probes.programs(way, program_counts(runtime.sm_count)))
     library = tuple(each("all-gather by the library", GATHERS, probes.library))
     flops = {}
     for dtype in DTYPES:

@@ -68,7 +68,7 @@ class Calibration:
         device: the GPUs' name; ``versions``: what they ran with, for the file's head.
         pull, push: a copy by copy engine to or from the next rank, all ranks at once.
         library: all-gathers by the group's own library; sizes are bytes that a rank receives.
-        programs: by direction, samples of a copy by load/store, by how many programs copy.
+        programs: by way (`overlap.schedule.machine.PROGRAMS`), samples of a copy by how many programs copy.
         flops: by dtype, floating-point operations a second of the fastest product.
         memory: bytes a second read and written by a local copy.
         kernel, entry, flag: seconds, as `overlap.schedule.machine.Machine` means them.

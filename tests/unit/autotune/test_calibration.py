@@ -34,7 +34,10 @@ FOUND = Calibration(
     entry=9e-6,
     flag=0.0,
     contention=0.28,
-    programs={"pull": {4: Sample(64 * MIB, 64 * MIB / 162e9), 132: Sample(64 * MIB, 64 * MIB / 297e9)}},
+    programs={
+        "pull": {4: Sample(64 * MIB, 64 * MIB / 162e9), 132: Sample(64 * MIB, 64 * MIB / 297e9)},
+        "push_tma": {8: Sample(64 * MIB, 64 * MIB / 241e9)},
+    },
 )
 
 
@@ -75,13 +78,17 @@ def test_the_machine_file_says_what_was_measured():
     assert machine.flops == pytest.approx({"bf16": 7.12e14, "fp32": 3.9e14})
     assert (machine.memory, machine.kernel, machine.entry) == pytest.approx((3e12, 2.5e-6, 9e-6))
     assert (machine.flag, machine.contention) == (0.0, 0.28)
-    assert machine.programs == {"pull": pytest.approx({4: 162e9, 132: 297e9})}
+    assert machine.programs == {"pull": pytest.approx({4: 162e9, 132: 297e9}), "push_tma": {8: pytest.approx(241e9)}}
 
 
 def test_every_number_has_its_measurement():
     lines = machine_text(FOUND, "mine", "overlap calibrate").splitlines()
     numbers = [line for line in lines if any(c.isdigit() for c in line.partition("#")[0]) and "node" not in line]
-    assert len(numbers) == 13 and all(" # " in line for line in numbers)
+    assert len(numbers) == 14 and all(" # " in line for line in numbers)
+    assert [line.partition("64 MiB, ")[2] for line in lines if "programs that copy" in line] == [
+        "pull by load/store, by programs that copy",
+        "push by TMA, by programs that copy",
+    ]
 
 
 def test_a_file_without_programs_is_one():
@@ -95,6 +102,7 @@ def test_a_file_without_programs_is_one():
         ("programs: {pull: {4: fast}}", "`4` is a number above 0"),
         ("programs: {pull: {some: 4}}", "`some` programs"),
         ("programs: {aside: {4: 4}}", "aside"),
+        ("programs: {push_by_tma: {4: 4}}", "push_tma"),
     ],
 )
 def test_bad_programs_are_refused_in_their_place(bad, said):
