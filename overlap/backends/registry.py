@@ -10,8 +10,13 @@ from .base import Backend
 from .copy_engine import COPY_ENGINE
 from .ldst_inline import LDST_INLINE
 from .ldst_reserved import LDST_RESERVED
+from .nvshmem import NVSHMEM
+from .tma_inline import TMA_INLINE
+from .tma_reserved import TMA_RESERVED
 
-backends: dict[str, Backend] = {b.name: b for b in (COPY_ENGINE, LDST_INLINE, LDST_RESERVED)}
+backends: dict[str, Backend] = {
+    b.name: b for b in (COPY_ENGINE, LDST_INLINE, LDST_RESERVED, TMA_INLINE, TMA_RESERVED, NVSHMEM)
+}
 
 
 def backend(name: str) -> Backend:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from overlap.backends.bitcode import link_options
 from overlap.codegen.module_io import Header, find_operator, find_source, load_module, read_header
 from overlap.codegen.original import load_original
 from overlap.errors import OverlapError, SourceSpan, UnsupportedError, UsageError
@@ -96,13 +97,16 @@ def build_module(
     with planned_device(chosen):
         bound, _ = operator.capture(sizes, DTYPES[dtype], world=world, device="meta", **others)
     _refuse_foreign_words(bound.kernel, chosen, path)
-    made = compile_kernel(bound.kernel, bound.arguments, chosen, bound.options)
+    linked = link_options() if operator.moves and operator.mover.far else {}
+    made = compile_kernel(bound.kernel, bound.arguments, chosen, {**bound.options, **linked})
     theirs = None
     if source is not None:
         arguments = {name: value for name, value in bound.arguments.items() if name not in operator.ours}
         theirs = compile_kernel(_original_kernel(header, path), arguments, chosen, bound.options)
     guarded = {comm.param for comm in operator.comms if not comm.produced}
     produced = {comm.param for comm in operator.comms if comm.produced}
+    if anywhere := operator.parameter("anywhere"):
+        produced = {anywhere}  # its tiles are stored through this descriptor
     nested = len(operator.ranges)
     found = check(
         made,
@@ -111,6 +115,7 @@ def build_module(
         original=theirs,
         flags=operator.ours[1],
         moves=operator.ours[-1] if operator.moves else "",
+        writer=operator.mover.writer,
         nested=nested,
     )
     if theirs is None:

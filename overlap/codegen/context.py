@@ -133,11 +133,16 @@ class Context:
     @property
     def ours(self) -> tuple[str, ...]:
         """The parameters that the kernel is given."""
-        added = ["table", "state"]
-        added += [
-            name for name, wanted in (("parts", self.ranged), ("slots", self.pushing), ("moves", self.moving)) if wanted
-        ]
-        return tuple(self.names.local(name) for name in added)
+        wanted = {
+            "table": True,
+            "state": True,
+            "parts": self.ranged,
+            "anywhere": self.described,
+            "ways": self.pushing_async,
+            "slots": self.pushing,
+            "moves": self.moving,
+        }
+        return tuple(self.names.local(name) for name, there in wanted.items() if there)
 
     @cached_property
     def carriers(self) -> Carriers:
@@ -149,6 +154,18 @@ class Context:
     def pushing(self) -> bool:
         """Whether programs store tiles of a communicated result where they go."""
         return self.carriers.storing is not None
+
+    @property
+    def pushing_async(self) -> bool:
+        """Whether they do so by TMA."""
+        return self.pushing and self.storer.writer == "tma store"
+
+    @property
+    def described(self) -> bool:
+        """Whether the descriptor that does so is made by the host, as the user's."""
+        stored = {on.param for on in self.produced}
+        kinds = {a.kind for a in self.program.kernel.accesses if a.tensor in stored and a.mode != "read"}
+        return self.pushing_async and kinds == {"host_descriptor"}
 
     @property
     def moving(self) -> bool:

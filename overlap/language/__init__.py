@@ -3,6 +3,10 @@
     symm.py    for kernels of users: rank, num_ranks, symm_at, wait, notify, put, get (docs/language.md)
     flags.py   below all of them: polls, raised flags, and what must stand around them
     moves.py   for generated kernels: programs that move chunks, as `overlap.schedule.moves` lays them out
+    boxes.py   below them: copies by TMA
+    far.py     as moves.py, to ranks that no pointer reaches too; nvshmem.py are the functions of NVSHMEM below it
+    interleave.py  above them: programs that move chunks between their tiles
+    stores.py  for generated kernels: tiles stored where they go
     here       for generated kernels: runs of tiles, as `overlap.schedule.table` lays them out
 
 Every word obeys one row of the memory table in overlap/backends/memory_rules.py; `words.py` says which.
@@ -12,11 +16,15 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language import constexpr, static_range
 
 from overlap.schedule import table as _layout
 
+from .far import move_chunks_far
 from .flags import after, after_async, landed, poll, raise_flag
-from .moves import computing_id, computing_position, computing_programs, move_chunks, moving
+from .interleave import move_rest, move_rest_async, move_some, move_some_async
+from .moves import computing_id, computing_position, computing_programs, move_chunks, move_chunks_async, moving
+from .stores import lowest, pushed, pushed_async, shaped, shift, spot, steps, stride, ways
 from .symm import get, notify, notify_async, num_ranks, put, rank, symm_at, wait
 
 __all__ = [
@@ -25,19 +33,36 @@ __all__ = [
     "computing_id",
     "computing_position",
     "computing_programs",
+    "constexpr",
     "get",
     "landed",
+    "lowest",
     "move_chunks",
+    "move_chunks_async",
+    "move_chunks_far",
+    "move_rest",
+    "move_rest_async",
+    "move_some",
+    "move_some_async",
     "moving",
     "notify",
     "notify_async",
     "num_ranks",
     "poll",
+    "pushed",
+    "pushed_async",
     "put",
     "raise_flag",
     "rank",
+    "shaped",
+    "shift",
+    "spot",
+    "static_range",
+    "steps",
+    "stride",
     "symm_at",
     "wait",
+    "ways",
 ]
 
 _RUN_WORDS: tl.constexpr = tl.constexpr(_layout.RUN_WORDS)
@@ -50,7 +75,6 @@ _R_FIRST: tl.constexpr = tl.constexpr(_layout.R_FIRST)
 _R_WAIT_BEGIN: tl.constexpr = tl.constexpr(_layout.R_WAIT_BEGIN)
 _R_WAIT_END: tl.constexpr = tl.constexpr(_layout.R_WAIT_END)
 _R_AXIS: tl.constexpr = tl.constexpr(_layout.R_AXIS)
-_R_WAY: tl.constexpr = tl.constexpr(_layout.R_WAY)
 _H_COUNTER_BASE: tl.constexpr = tl.constexpr(_layout.H_COUNTER_BASE)
 _R_RAISE_BEGIN: tl.constexpr = tl.constexpr(_layout.R_RAISE_BEGIN)
 _R_RAISE_END: tl.constexpr = tl.constexpr(_layout.R_RAISE_END)
@@ -177,48 +201,3 @@ def produced(table, run, state):
 def produced_async(table, run, state):
     """As `produced`: TMA stores have landed, not only been read, and the barrier leaves a flattened loop its stages (sm_90)."""
     _count_in(table, landed(run), state)
-
-
-@triton.jit
-def ways(table, run):
-    """In how many places the tiles of the run are stored: one, but on the edges of chunks."""
-    return tl.load(table + run + _RUN_WORDS + _R_WAY) - tl.load(table + run + _R_WAY)
-
-
-@triton.jit
-def shift(table, run, way, slots):
-    """Elements (int64) from the result's own memory to the ``way``-th place where the run's tiles are stored.
-
-    Places are chosen so that 16 elements and whole vectors of 16 bytes stay aligned.
-    """
-    return tl.multiple_of(tl.load(slots + tl.load(table + run + _R_WAY) + way), 16)
-
-
-@triton.jit
-def _push_in(table, run, state, slots):
-    """Adds one to every counter of the run, and raises the flags behind those that it fills."""
-    begin = tl.load(table + run + _R_RAISE_BEGIN)
-    end = tl.load(table + run + _R_RAISE_END)
-    entries = begin + tl.arange(0, _MAX_RAISES) * _RAISE_WORDS
-    inside = entries < end
-    counters = state + tl.load(table + _H_COUNTER_BASE) + tl.load(table + entries, mask=inside, other=0) * _SLOT_WORDS
-    target = tl.load(table + entries + 1, mask=inside, other=0)
-    peer = tl.load(table + entries + 2, mask=inside, other=0)
-    slot = tl.load(table + entries + 3, mask=inside, other=0)
-    one = tl.full((_MAX_RAISES,), 1, tl.int64)
-    before = tl.atomic_add(counters, one, mask=inside, sem="acq_rel", scope="sys")
-    last = inside & (before == target - 1)
-    there = tl.load(slots + peer, mask=last, other=0).to(tl.pointer_type(tl.int64))
-    flags = there + tl.load(table + _H_FLAG_BASE) + slot * _SLOT_WORDS
-    tl.atomic_xchg(flags, one * now(state), mask=last, sem="release", scope="sys")
-
-
-@triton.jit
-def pushed(table, run, state, slots):
-    """Counts a tile into the chunks it is part of, after all stores of this program; a chunk's last tile raises its flag.
-
-    Every lane acquires what the counter's earlier tiles released, so that the flag that the last one raises stands for all
-    their stores. ``slots`` begins with the addresses of all ranks' state words.
-    """
-    tl.debug_barrier()
-    _push_in(table, run, state, slots)

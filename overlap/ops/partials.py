@@ -14,6 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from overlap.api import CompiledKernel, LastPlan, compile
 from overlap.runtime.protocol import Runtime, runtime_of
+from overlap.runtime.repeat import Repeat
 
 from .blocks import choose_blocks
 from .kernels import ag_gemm_any, gemm_out_stored, gemm_out_tma
@@ -40,6 +41,16 @@ def out_by_tma(dtype: torch.dtype, moved: torch.dtype, batch: int, rows: int, co
         batch, rows, columns: of the largest result of any rank.
     """
     return dtype.itemsize == 2 and rows_fit(columns, moved) and (batch == 1 or rows >= FEWEST_ROWS)
+
+
+def storing_reason(backend: str | None, tma: bool) -> str:
+    """Why ``backend`` cannot store the tiles of a result, or nothing. ``tma``: as `out_by_tma` says."""
+    if tma or backend != "tma_inline":
+        return ""
+    return (
+        f"TMA stores 16-bit products of 16-bit operands, in rows of a multiple of 16 bytes and, of a batch, at least "
+        f"{FEWEST_ROWS} rows a matrix, on sm_90 and later; ldst_inline stores any"
+    )
 
 
 def partial_arguments(
@@ -131,9 +142,10 @@ def launch_partial(
     backend: str,
     plan: str,
     split: int,
+    repeat: Repeat | None = None,
 ) -> LastPlan:
     """One fused launch: ``part``, this rank's part of the communicated result [batch, rows, columns], is filled."""
     stored = backend == "ldst_inline"
     kernel, grid, arguments = partial_arguments(x, w, bias, part, columns, tma, runtime_of(group), stored)
     compiled = compiled_partial(kernel, along, plan, split, backend)
-    return compiled.launch(grid, (), arguments, group=group, backend=backend, transport=moved)
+    return compiled.launch(grid, (), arguments, group=group, backend=backend, transport=moved, repeat=repeat)

@@ -19,6 +19,7 @@ from overlap.annotate import describe as describe_model
 from overlap.annotate.model import Axis, ProgramModel
 from overlap.annotate.on import OnSpec
 from overlap.annotate.source import SourceUnit
+from overlap.backends import backend as find_backend
 from overlap.backends.base import Realization
 from overlap.chunkplan.describe import describe as describe_plan
 from overlap.codegen import GeneratedModule, PlanText, generate, generate_kernel
@@ -75,7 +76,7 @@ def compile_source(request: Request) -> Compilation:
         regenerate=regenerate_command(request, program),
         check=check_command(request, program),
         flatten=flatten,
-        watch=dump,
+        watch=dump.watch,
     )
     dump("module", module.text)
     return Compilation(request, program, ons, plans, realization, module)
@@ -108,7 +109,7 @@ def compile_kernel(request: Request, decorators: int) -> Compilation:
         source_path=source_path(request),
         sha256=request.unit.sha256,
         flatten=flatten,
-        watch=dump,
+        watch=dump.watch,
     )
     dump("module", module.text)
     return Compilation(request, program, ons, plans, realization, module)
@@ -134,7 +135,9 @@ def _communicated(
         plans = [plan_text(request, program, on, name, realization) for name, on in pairs]
         dump("plan", "\n".join(plan.text for plan in plans))
         carriers = check_backend(ons, plans, realization)
-        safe = probe(program, ons, plans, realization, request.world) and carriers.storing is None
+        # A loop over the places of a tile stands behind the inner one; where stores are unrolled there is none.
+        looped = carriers.storing is not None and find_backend(carriers.storing).writer == "load/store"
+        safe = probe(program, ons, plans, realization, request.world) and not looped
     except OverlapError as error:
         raise error.at(where) from None
     return ons, tuple(plans), safe or not _flattens(request.unit, program)
@@ -235,6 +238,11 @@ class _Dump:
         folder = settings.get("dump_dir")
         self.folder = Path(folder) / Path(path).stem if folder else None
         self.number = 0
+
+    @property
+    def watch(self) -> _Dump | None:
+        """What passes are to tell of: themselves only where somebody looks, for a module's text takes long to make."""
+        return self if self.folder is not None else None
 
     def __call__(self, stage: str, text: str) -> None:
         if self.folder is not None:

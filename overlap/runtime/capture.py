@@ -13,6 +13,7 @@ from overlap.errors import UsageError
 from .hostcall import HostCall
 from .operator import Operator
 from .resolve import Bound
+from .slots import Slots, store_arguments
 from .standin import stand_in
 
 
@@ -57,5 +58,8 @@ def capture(
     call.bound.arguments.update(
         {operator.ours[0]: table, operator.ours[1]: state, **dict.fromkeys(operator.ours[2:], table)}
     )
-    call.bound.arguments.update({name: state for name in (operator.stores, operator.moves) if name})
+    if operator.stores:
+        call.bound.arguments.update(store_arguments(operator, Slots(state, ways=1), call.bound.arguments))
+    if operator.moves:
+        call.bound.arguments[operator.moves] = state
     return call.bound, call.grid

@@ -30,7 +30,8 @@ from .operator import Operator
 from .part import Given, Part
 from .protocol import Runtime
 from .resolve import Bound
-from .slots import slot_words
+from .reach import check_reach, through_network
+from .slots import Slots, slots_of
 from .workspace import Memory, counters_of, need_of, plan_for, workspace_of
 
 
@@ -45,7 +46,7 @@ class LaunchTable:
     words: Any
     tiles: int
     counters: dict[OpId, Counter]
-    slots: Any = None
+    slots: Slots | None = None
 
 
 class Instance(BoundPlan):
@@ -65,6 +66,7 @@ class Instance(BoundPlan):
         self.ordered = operator.carriers.ordered(plan)
         self.stored, self.moved = operator.carried(plan)
         """The operations of all ranks that kernels store, as far as tiles make what they send, and that they move."""
+        check_reach(plan, runtime, operator.carriers.backend_of)
         for comm in operator.comms:
             if comm.reduces:
                 verify_contributions(plan, comm.tensor)

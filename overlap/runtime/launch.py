@@ -31,6 +31,7 @@ from .ranges import range_arguments
 from .resolve import Bound
 from .variant import variant_of
 
+from .slots import store_arguments
 STEP_FILTER: Callable[[int, tuple[st.Step, ...]], tuple[st.Step, ...]] | None = None
 """Tests put a function here that drops a step; the simulator must then find the race."""
 

@@ -234,6 +234,10 @@ class Operator:
         """The parameter that says what programs of the launch move of what the kernel reads, if they do; else empty."""
         return self.ours[-1] if self.carriers.moving else ""
 
+    def parameter(self, what: str) -> str:
+        """The one of `ours` that is for ``what`` (``table``), whatever they begin with; empty where there is none."""
+        return next((name for name in self.ours if name.endswith(f"_{what}")), "")
+
     @property
     def mover(self) -> Backend:
         """The backend whose moves the kernel makes, where it makes any (`moves`)."""

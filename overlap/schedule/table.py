@@ -12,20 +12,23 @@ offsets and nothing else, so a change here raises VERSION.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from overlap.errors import ScheduleError
 
 from .model import RankSchedule
 from .pushes import Pushes
 
-VERSION = 2
+VERSION = 3
 
 HEADER_WORDS = 8
 H_VERSION, H_RUNS, H_RUN_BASE, H_COORD_BASE, H_FLAG_BASE, H_AXES, H_TILES, H_COUNTER_BASE = range(8)
 
-RUN_WORDS = 16
-R_FIRST, R_UNIT, R_WAIT_BEGIN, R_WAIT_END, R_RAISE_BEGIN, R_RAISE_END, R_PEER, R_WAY = range(8)
-"""R_WAY: where the tiles of the run are stored, the first of the entries of the table of ways (`overlap.schedule.pushes`)."""
-R_AXIS = 8
+RUN_WORDS = 17
+R_FIRST, R_UNIT, R_WAIT_BEGIN, R_WAIT_END, R_RAISE_BEGIN, R_RAISE_END, R_PEER, R_WAY, R_MOVES = range(9)
+"""R_WAY: where the tiles of the run are stored, the first of the entries of the table of ways (`overlap.schedule.pushes`).
+R_MOVES: how many moves are ahead of the run's wait, if the programs that compute make them (`overlap.schedule.interleave`)."""
+R_AXIS = 9
 """From here two words an axis: origin, count. At most `MAX_AXES`."""
 
 MAX_AXES = 4
@@ -33,6 +36,12 @@ RAISE_WORDS = 4
 MAX_RAISES = 128
 """Counters that the tiles of one run may count into: a tile's atomics are the lanes of one vector."""
 SENTINEL = 2**31 - 1
+
+# The table of the places where tiles are stored (`overlap.runtime.slots`): int64 words, a header, then the ways of every run.
+W_LOWEST, W_HIGHEST, W_STATES = range(3)
+"""What the descriptor that reaches all places begins at and how far it goes; then the address of every rank's state tensor."""
+LOW_BYTES, HIGH_BYTES = 16, 1 << 30
+"""Steps of the two coordinates that are a place: TMA's alignment, and what keeps both below 2^31 in any address space."""
 
 # The state tensor of an instance: int64 words, each slot alone in a 32-byte sector.
 SLOT_WORDS = 4
@@ -60,12 +69,20 @@ def state_words(world: int, flags: int, counters: int = 0) -> int:
     return (counter_base(world, flags) + counters) * SLOT_WORDS
 
 
-def to_words(schedule: RankSchedule, flags: int = 0, pushes: Pushes | None = None) -> list[int]:
+def way_base(world: int) -> int:
+    """Where the ways of the first run begin in the table of places."""
+    return W_STATES + world
+
+
+def to_words(
+    schedule: RankSchedule, flags: int = 0, pushes: Pushes | None = None, moves: Sequence[int] = ()
+) -> list[int]:
     """The schedule as int32 words.
 
     Args:
         flags: flags that the state tensor has room for, used or not; counters stand behind them.
         pushes: where tiles are stored, if the kernel stores them into other ranks' slots.
+        moves: by run, the moves ahead of its wait, if the kernel makes them between tiles.
 
     Raises:
         ScheduleError: more than `MAX_AXES` axes or `MAX_RAISES` counters of one run, or a value outside int32.
@@ -85,7 +102,7 @@ def to_words(schedule: RankSchedule, flags: int = 0, pushes: Pushes | None = Non
     flag_words = run_base + (len(runs) + 1) * RUN_WORDS
     pairs: list[int] = []
     records: list[int] = []
-    way = schedule.world
+    way = way_base(schedule.world)
     for i, run in enumerate(runs):
         record = [0] * RUN_WORDS
         record[R_FIRST] = run.first
@@ -99,6 +116,7 @@ def to_words(schedule: RankSchedule, flags: int = 0, pushes: Pushes | None = Non
         record[R_RAISE_END] = flag_words + len(pairs)
         record[R_PEER] = run.peer
         record[R_WAY] = way
+        record[R_MOVES] = moves[i] if moves else 0
         way += len(pushes.ways[i]) if pushes is not None else 0
         for axis in range(axes):
             record[R_AXIS + 2 * axis] = run.origin[axis]

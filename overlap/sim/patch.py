@@ -16,8 +16,11 @@ from triton.runtime import interpreter as stock
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
+from overlap import language as words
+
 from . import pynames, shortcuts
 from .dtypes import numpy_of
+from .externs import nvshmem_twins
 from .interpreter import BUILDER, SEMANTIC
 from .kernel import kernel_function
 
@@ -98,10 +101,11 @@ def _collect() -> list[tuple[Any, str, Any]]:
         wrapped[id(language.range)] = pynames.Range
         wrapped[id(language.static_range)] = pynames.static_range
         wrapped[id(language.static_assert)] = _static_assert
+    found.append((words, "static_range", pynames.static_range))
     found += shortcuts.operators(lambda name: wrapped.get(id(getattr(tl.tensor, name, None))))
     load = wrapped[id(tl.load)] = shortcuts.quick_load(wrapped[id(tl.load)])
     found += [(language, "load", load) for language in (tl, tl.core)]
-    twins = pynames.libdevice_twins()
+    twins = [*pynames.libdevice_twins(), *nvshmem_twins()]
     for module, name, twin in twins:
         wrapped[id(getattr(module, name))] = twin
     found += twins

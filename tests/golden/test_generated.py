@@ -39,6 +39,13 @@ CASES = {
         {"backend": "ldst_inline"},
         None,
     ),
+    "scatter_stored_async": (
+        "templates/kernels/persistent_gemm.py",
+        "reduce_scatter_1d",
+        "c[M]",
+        {"backend": "tma_inline"},
+        None,
+    ),
     "gather_reserved": (
         "templates/kernels/persistent_gemm.py",
         "all_gather_1d",

@@ -157,7 +157,18 @@ STORED = (
     "chunks of a piece",
 )
 """Cases of the second way out, `ldst_inline`."""
+STORED_BY_TMA = (
+    "ragged rows, bias",
+    "uneven outer dimension by TMA",
+    "inner dimension by TMA",
+    "columns",
+    "fewer rows than ranks",
+    "one rank",
+    "chunks of a piece",
+)
+"""Cases of `tma_inline`, whose kernel has a descriptor of the result."""
 BACKENDS_OF = [(name, "copy_engine") for name in SCATTERED] + [(name, "ldst_inline") for name in STORED]
+BACKENDS_OF += [(name, "tma_inline") for name in STORED_BY_TMA]
 
 
 @pytest.mark.parametrize(("name", "backend"), BACKENDS_OF)

@@ -1,5 +1,5 @@
-"""Tiles stored into other ranks' slots by the programs that make them: against the original kernel, and with one thing
-taken away.
+"""Tiles stored into other ranks' slots by the programs that make them, by pointers and by TMA: against the original kernel, and
+with one thing taken away.
 
 CI runs a subset of the matrix in which every pair of values meets; ``make sweep`` runs that with 20 seeds and all of it.
 """
@@ -23,8 +23,14 @@ from overlap.runtime import slots as slot_tables
 from overlap.schedule import steps as st
 from overlap.sim import check_module
 
-BACKEND = "ldst_inline"
-KERNELS = ("grouped_gemm", "gemm_2d")
+BACKENDS = {
+    "grouped_gemm": "ldst_inline",
+    "gemm_2d": "ldst_inline",
+    "persistent_gemm": "tma_inline",
+    "host_descriptors": "tma_inline",
+}
+"""By kernel: those that store to pointers, and those that store through descriptors of the kernel and of the host."""
+KERNELS = tuple(BACKENDS)
 WAYS = (
     ("reduce_scatter_1d", "c[M]"),
     ("reduce_scatter_1d", "c[N]"),
@@ -43,16 +49,19 @@ SEEDS = range(3)
 
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory, repo):
-    """``generated(kernel, plan, on, edits)``: a template kernel compiled for this backend, with its text edited."""
+    """``generated(kernel, plan, on, edits, backend)``: a kernel compiled for its backend, with its text edited."""
     folder = tmp_path_factory.mktemp("generated")
     made: dict = {}
 
-    def make(kernel: str = "grouped_gemm", plan: str = "reduce_scatter_1d", on: str = "c[M]", edits=()) -> str:
-        key = (kernel, plan, on, tuple(edits))
+    def make(
+        kernel: str = "grouped_gemm", plan: str = "reduce_scatter_1d", on: str = "c[M]", edits=(), backend: str = ""
+    ) -> str:
+        backend = backend or BACKENDS[kernel]
+        key = (kernel, plan, on, tuple(edits), backend)
         if key not in made:
             path = folder / f"module_{len(made)}.py"
-            unit = SourceUnit.from_file(repo / "templates" / "kernels" / f"{kernel}.py")
-            request = Request(unit, plan=plan, on=on, backend=BACKEND, output=str(path))
+            source = repo / ("tests" if kernel == "host_descriptors" else "templates") / "kernels" / f"{kernel}.py"
+            request = Request(SourceUnit.from_file(source), plan=plan, on=on, backend=backend, output=str(path))
             text = compile_source(request).module.text
             for old, new in edits:
                 assert text.count(old) == 1, (text.count(old), old)
@@ -81,27 +90,45 @@ def faults(path, **options):
     return faults_of(path, seeds=SEEDS, **options)
 
 
-PUSHED = "    ol.pushed(ol_table, ol_run, ol_state, ol_slots)\n"
-NOTE = "    # Where the tile goes: slots of other ranks, the own part; one place, but on the edges of chunks.\n"
+NOTE = "# Where the tile goes: slots of other ranks, the own part; one place, but on the edges of chunks.\n"
+PUSHED = {
+    "grouped_gemm": "    ol.pushed(ol_table, ol_run, ol_state, ol_slots)\n",
+    "persistent_gemm": "        ol.pushed_async(ol_table, ol_run, ol_state, ol_slots, ol_ways)\n",
+}
+BOTH = pytest.mark.parametrize("kernel", PUSHED)
 
 
-def test_a_tile_counted_before_its_stores(generated):
-    path = generated(edits=((PUSHED, ""), (NOTE, PUSHED)))
+@BOTH
+def test_a_tile_counted_before_its_stores(generated, kernel):
+    path = generated(kernel, edits=((PUSHED[kernel], ""), (NOTE, PUSHED[kernel].lstrip())))
     assert faults(path) == ["race"] * len(SEEDS)
 
 
-def test_a_tile_never_counted(generated):
-    assert faults(generated(edits=((PUSHED, ""),))) == ["deadlock"] * len(SEEDS)
+@BOTH
+def test_a_tile_never_counted(generated, kernel):
+    assert faults(generated(kernel, edits=((PUSHED[kernel], ""),))) == ["deadlock"] * len(SEEDS)
 
 
 def test_a_tile_counted_without_barrier(generated):
-    path = generated(edits=(("ol.pushed(", "ol._push_in("),))
+    path = generated(edits=(("ol.pushed(", "ol.stores._push_in("),))
     assert faults(path) == ["race"] * len(SEEDS)
     assert "no barrier before release" in str(check_module(path, world=3, shape=SHAPE, seeds=[0]))
 
 
-def test_a_tile_on_the_edge_of_two_chunks_stored_in_one_place(generated):
-    path = generated(edits=(("range(ol.ways(ol_table, ol_run))", "range(1)"),))
+def test_a_tile_counted_before_its_stores_have_landed(generated):
+    """The barrier alone: what TMA stores is on its way."""
+    path = generated(
+        "persistent_gemm", edits=(("ol.pushed_async(", "ol.pushed("), (", ol_slots, ol_ways)", ", ol_slots)"))
+    )
+    assert faults(path) == ["race"] * len(SEEDS)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "over"),
+    [("grouped_gemm", "range(ol.ways(ol_table, ol_run))"), ("persistent_gemm", "ol.static_range(ol_ways)")],
+)
+def test_a_tile_on_the_edge_of_two_chunks_stored_in_one_place(generated, kernel, over):
+    path = generated(kernel, edits=((over, "range(1)"),))
     assert set(faults(path)) <= {"race", "mismatch", "unwritten"}
 
 
@@ -116,9 +143,10 @@ def _with(monkeypatch, change):
     monkeypatch.setattr(instances, "pushes", pushes)
 
 
-def test_a_target_one_short(generated, monkeypatch):
+@BOTH
+def test_a_target_one_short(generated, monkeypatch, kernel):
     _with(monkeypatch, lambda tell: dataclasses.replace(tell, target=max(1, tell.target - 1)))
-    assert set(faults(generated())) <= {"race"}
+    assert set(faults(generated(kernel))) <= {"race"}
 
 
 def test_a_target_one_too_high(generated, monkeypatch):
@@ -131,7 +159,8 @@ def test_a_flag_raised_at_another_rank(generated, monkeypatch):
     assert set(faults(generated())) <= {"race", "deadlock"}
 
 
-def test_a_tile_stored_into_the_wrong_slot(generated, monkeypatch):
+@BOTH
+def test_a_tile_stored_into_the_wrong_slot(generated, monkeypatch, kernel):
     """Into the slot of another operation, on the same rank or another."""
     whole = slot_tables._shift
 
@@ -140,7 +169,7 @@ def test_a_tile_stored_into_the_wrong_slot(generated, monkeypatch):
         return whole(part, own[(own.index(op_id) + 1) % len(own)])
 
     monkeypatch.setattr(slot_tables, "_shift", shift)
-    assert set(faults(generated())) <= {"race", "mismatch", "unwritten", "stray access"}
+    assert set(faults(generated(kernel))) <= {"race", "mismatch", "unwritten", "stray access"}
 
 
 def test_counters_never_reset(generated):
@@ -163,16 +192,18 @@ def test_a_launch_that_does_not_wait_for_the_peers(generated):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "plan", "on", "why"),
+    ("kernel", "backend", "on", "why", "instead"),
     [
-        ("persistent_gemm", "reduce_scatter_1d", "c[M]", "stores by descriptor or block pointer into `c_ptr`"),
-        ("grouped_gemm", "all_gather_1d", "a[M]", "stores what a kernel makes, and `a` is an input"),
+        ("persistent_gemm", "ldst_inline", "c[M]", "stores by descriptor or block pointer into `c_ptr`", "tma_inline"),
+        ("grouped_gemm", "tma_inline", "c[M]", "through tensor descriptors; this one stores by pointer", "ldst_inline"),
+        ("persistent_gemm", "tma_inline", "a[M]", "stores what a kernel makes, and `a` is an input", "copy_engine"),
     ],
 )
-def test_what_it_cannot_do_is_refused(generated, kernel, plan, on, why):
+def test_what_it_cannot_do_is_refused(generated, kernel, backend, on, why, instead):
+    plan = "reduce_scatter_1d" if on.startswith("c") else "all_gather_1d"
     with pytest.raises(UnsupportedError, match=why) as caught:
-        generated(kernel, plan, on)
-    assert "copy_engine" in caught.value.help
+        generated(kernel, plan, on, backend=backend)
+    assert "copy_engine" in caught.value.help and instead in caught.value.help
 
 
 def test_blocks_larger_than_the_margin_are_refused(generated):

@@ -76,6 +76,9 @@ def run(module: cst.Module, context: Context) -> cst.Module:
     if context.pushing:
         word, said = "pushed", f"{said}; the last of a chunk tells the rank that gets it."
         arguments.append(names.local("slots"))
+        if context.pushing_async:
+            word = "pushed_async"
+            arguments.append(names.local("ways"))
     else:
         word, said = "produced_async" if asynchronous else "produced", f"{said}."
     (counted,) = statements(f"{names.language}.{word}({', '.join(arguments)})\n")

@@ -12,100 +12,35 @@ After::
         tl.store(c_ptrs + ol_shift, c, mask=mask)
 
 The address is the user's own; the places differ from the result's memory by a shift alone. Kernels whose tiles leave by
-other means pass through.
+other means pass through; those that store through descriptors are `push_async`'s.
 """
 
 from __future__ import annotations
 
 import libcst as cst
-import libcst.matchers as m
-from libcst.metadata import MetadataWrapper, PositionProvider
 
 from overlap.annotate.model import Access
-from overlap.errors import CodegenError, UnsupportedError
+from overlap.backends import backends
+from overlap.errors import UnsupportedError
 
 from ..context import Context
-from ..locate import comment, find_function, replaced, statements
+from ..locate import find_function, replaced, statements
+from ..spread import communicated_stores, spread
 
-NOTE = "Where the tile goes: slots of other ranks, the own part; one place, but on the edges of chunks."
-_STORE = m.SimpleStatementLine(body=[m.Expr(m.Call(func=m.Attribute(attr=m.Name("store"))))])
+WRITER = "load/store"
+_HELP = "write tl.store(pointers, value, mask=...) on a line of its own"
 
 
 def run(module: cst.Module, context: Context) -> cst.Module:
-    if not context.pushing:
+    if not context.pushing or context.storer.writer != WRITER:
         return module
-    stores = _stores(context)
-    positions = MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider)
-    kernel = find_function(module, context.program.kernel.name)
-    shift = context.program.kernel.span.line - positions[kernel].start.line
-    lines = {access.span.line: access for access in stores}
-    change = _Spread(context, {line - shift: access for line, access in lines.items()}, positions)
-    changed = kernel.visit(change)
-    missing = sorted(set(lines) - {line + shift for line in change.done})
-    if missing:
-        access = lines[missing[0]]
-        raise UnsupportedError(
-            f"this store to `{access.tensor}` is no statement of its own, so its tile cannot be stored in several places",
-            where=access.span,
-            help="write tl.store(pointers, value, mask=...) on a line of its own",
-        )
-    return replaced(module, kernel, changed)
+    names = context.names
+    table, way = names.local("table"), names.local("way")
+    shift, slots = names.local("shift"), names.local("slots")
 
-
-def _stores(context: Context) -> list[Access]:
-    """The stores to rewrite.
-
-    Raises:
-        UnsupportedError: several results, or a store that takes no pointer.
-    """
-    if len(context.produced) > 1:
-        raise UnsupportedError(
-            f"{context.storer.name} stores one communicated result, this kernel makes {len(context.produced)}",
-            where=context.program.kernel.span,
-            help='backend="copy_engine"',
-        )
-    (on,) = context.produced
-    stores = [a for a in context.program.kernel.accesses if a.tensor == on.param and a.mode != "read"]
-    for access in stores:
-        if access.kind != "pointer" or access.mode == "reduce":
-            how = "adds to" if access.mode == "reduce" else "stores by descriptor or block pointer into"
-            raise UnsupportedError(
-                f"{context.storer.name} needs plain stores to pointers; this one {how} `{on.param}`",
-                where=access.span,
-                help='backend="copy_engine", or tl.store(pointers, value, mask=...)',
-            )
-    if not stores:
-        raise CodegenError(f"no store to `{on.param}` was found")
-    return stores
-
-
-class _Spread(cst.CSTTransformer):
-    """Puts every store of certain lines into a loop over the places of its tile."""
-
-    def __init__(self, context: Context, lines: dict[int, Access], positions) -> None:  # type: ignore[no-untyped-def]
-        super().__init__()
-        self.context = context
-        self.lines = lines
-        self.positions = positions
-        self.done: set[int] = set()
-
-    def leave_SimpleStatementLine(
-        self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
-    ) -> cst.BaseStatement:
-        where = self.positions[original_node]
-        line = next((n for n in range(where.start.line, where.end.line + 1) if n in self.lines), None)
-        if line is None or not m.matches(original_node, _STORE):
-            return updated_node
-        access = self.lines[line]
-        self.done.add(line)
-        names = self.context.names
-        table, run = names.local("table"), names.local("run", access.region or 0)
-        way = names.local("way")
-        shift = names.local("shift")
-        (moved,) = statements(f"{shift} = {names.language}.shift({table}, {run}, {way}, {names.local('slots')})\n")
-        expression = updated_node.body[0]
-        assert isinstance(expression, cst.Expr) and isinstance(expression.value, cst.Call)
-        call = expression.value
+    def moved(call: cst.Call, access: Access) -> tuple[list[cst.BaseStatement], cst.Call]:
+        run = names.local("run", access.region or 0)
+        before = statements(f"{shift} = {names.language}.shift({table}, {run}, {way}, {slots})\n")
         at = next((i for i, a in enumerate(call.args) if a.keyword is not None and a.keyword.value == "pointer"), 0)
         pointer = call.args[at]
         value = pointer.value
@@ -115,12 +50,29 @@ class _Spread(cst.CSTTransformer):
             value = value.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
         sum_ = cst.BinaryOperation(value, cst.Add(), cst.Name(shift))
         args = [*call.args[:at], pointer.with_changes(value=sum_), *call.args[at + 1 :]]
-        store = updated_node.with_changes(
-            body=[expression.with_changes(value=call.with_changes(args=args))], leading_lines=[]
-        )
-        return cst.For(
-            target=cst.Name(way),
-            iter=cst.parse_expression(f"range({names.language}.ways({table}, {run}))"),
-            body=cst.IndentedBlock(body=[moved, store]),
-            leading_lines=[*updated_node.leading_lines, comment(NOTE)],
-        )
+        return before, call.with_changes(args=args)
+
+    over = f"range({names.language}.ways({table}, {{run}}))"
+    kernel = find_function(module, context.program.kernel.name)
+    return replaced(module, kernel, spread(module, context, _stores(context), ["store"], over, moved, _HELP))
+
+
+def _stores(context: Context) -> list[Access]:
+    """The stores to rewrite.
+
+    Raises:
+        UnsupportedError: several results, or a store that takes no pointer.
+    """
+    stores = communicated_stores(context)
+    for access in stores:
+        if access.kind != "pointer" or access.mode == "reduce":
+            by_descriptor = access.kind in ("device_descriptor", "host_descriptor") and access.mode != "reduce"
+            how = "adds to" if access.mode == "reduce" else "stores by descriptor or block pointer into"
+            also = [b.name for b in backends.values() if by_descriptor and b.inline and b.writer != WRITER]
+            others = " or ".join(f'backend="{name}"' for name in ("copy_engine", *also))
+            raise UnsupportedError(
+                f"{context.storer.name} needs plain stores to pointers; this one {how} `{access.tensor}`",
+                where=access.span,
+                help=f"{others}, or tl.store(pointers, value, mask=...)",
+            )
+    return stores

@@ -1,8 +1,8 @@
 """Takes ``flatten=True`` from the tile loop, where in flattened order ranks would wait for each other for ever.
 
 In a flattened loop the wait of a program's next tile stands before the count of its last one. Kernels whose order
-is safe either way pass through. So does not a kernel that stores each tile in a loop over its places: Triton flattens a
-tile loop over one inner loop.
+is safe either way pass through. So does not a kernel that stores each tile in a loop over its places (`push`): Triton flattens
+a tile loop over one inner loop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def run(module: cst.Module, context: Context) -> cst.Module:
     if context.flatten:
         return module
     kernel = find_function(module, context.program.kernel.name)
-    change = _Unflatten(PUSHING if context.pushing else NOTE)
+    change = _Unflatten(PUSHING if context.pushing and not context.pushing_async else NOTE)
     changed = kernel.visit(change)
     if not change.done:
         raise CodegenError(f"no flattened tile loop in `{context.program.kernel.name}`")

@@ -11,7 +11,16 @@ from overlap.schedule.pushes import pushes, stored_ops
 from overlap.schedule.runs import schedule_all
 from overlap.schedule.steps import Copy, Hold, Kernel, Raise, Sum, launch_steps
 from overlap.schedule.sync import assign_slots
-from overlap.schedule.table import R_RAISE_BEGIN, R_RAISE_END, R_WAY, RAISE_WORDS, RUN_WORDS, to_words
+from overlap.schedule.table import (
+    R_RAISE_BEGIN,
+    R_RAISE_END,
+    R_WAY,
+    RAISE_WORDS,
+    RUN_WORDS,
+    W_STATES,
+    to_words,
+    way_base,
+)
 from overlap.schedule.verify_steps import verify_steps
 
 from .oracle import tiles_of
@@ -86,7 +95,9 @@ def test_the_table_holds_ways_and_tells():
         entries = words[record[R_RAISE_BEGIN] : record[R_RAISE_END]]
         told = [tuple(entries[j : j + RAISE_WORDS]) for j in range(0, len(entries), RAISE_WORDS)]
         assert told == [(t.counter, t.target, t.peer, t.flag) for t in tells]
-    assert words[base + R_WAY] == 4, "behind the addresses of four ranks' state words"
+    assert words[base + R_WAY] == way_base(4) == W_STATES + 4, (
+        "behind the header and the addresses of four ranks' state words"
+    )
 
 
 @pytest.mark.parametrize("name", PLANS)

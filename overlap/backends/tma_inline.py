@@ -1,0 +1,25 @@
+"""TMA stores by the program that made the tile, straight into the slot of the rank that it goes to.
+
+    rank r   tile of the chunk for p | store into r's slot on p | landed, count in ... the last tile of a chunk raises its flag
+
+As `ldst_inline`, for kernels that store through descriptors. One descriptor reaches all places (`overlap.language.stores`), so
+neither a place nor a tile costs one, and the tile loop may stay flattened with all its stages. A store has landed in the peer's
+memory, and not only been read, before its tile is counted.
+"""
+
+from __future__ import annotations
+
+from .base import Backend
+
+TMA_INLINE = Backend(
+    name="tma_inline",
+    default_direction="push",
+    directions=("push",),
+    ordered=False,
+    strided=True,
+    reduce=False,
+    comm_sms=False,
+    writer="tma store",
+    moves=("result",),
+    inline=True,
+)
