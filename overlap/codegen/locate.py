@@ -39,6 +39,15 @@ def _leading(node: cst.CSTNode) -> Sequence[cst.EmptyLine]:
     return getattr(node, "leading_lines", ())
 
 
+_HOLD_STATEMENTS = (cst.Module, cst.BaseCompoundStatement, cst.BaseSuite, cst.Else, cst.Finally, cst.MatchCase)
+"""Nodes that hold statements; with the two kinds of ``except`` below, statements are in nothing else."""
+_HANDLERS = (cst.ExceptHandler, cst.ExceptStarHandler)
+
+
+def _holds_statements(node: cst.CSTNode) -> bool:
+    return isinstance(node, (*_HOLD_STATEMENTS, *_HANDLERS))
+
+
 def find_function(module: cst.Module, qualname: str) -> cst.FunctionDef:
     """The function with this dotted path (enclosing functions and classes, then its name).
 
@@ -49,19 +58,16 @@ def find_function(module: cst.Module, qualname: str) -> cst.FunctionDef:
     stack: list[str] = []
 
     class Finder(cst.CSTVisitor):
-        def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
-            stack.append(node.name.value)
-            if ".".join(stack) == qualname:
-                found.append(node)
+        def on_visit(self, node: cst.CSTNode) -> bool:
+            if isinstance(node, (cst.FunctionDef, cst.ClassDef)):
+                stack.append(node.name.value)
+                if isinstance(node, cst.FunctionDef) and ".".join(stack) == qualname:
+                    found.append(node)
+            return _holds_statements(node)
 
-        def leave_FunctionDef(self, original_node: cst.FunctionDef) -> None:
-            stack.pop()
-
-        def visit_ClassDef(self, node: cst.ClassDef) -> None:
-            stack.append(node.name.value)
-
-        def leave_ClassDef(self, original_node: cst.ClassDef) -> None:
-            stack.pop()
+        def on_leave(self, original_node: cst.CSTNode) -> None:
+            if isinstance(original_node, (cst.FunctionDef, cst.ClassDef)):
+                stack.pop()
 
     module.visit(Finder())
     if not found:
@@ -77,9 +83,17 @@ def replace_function(
     return replaced(module, node, change(node))
 
 
-def replaced(module: cst.Module, old: cst.CSTNode, new: Any) -> cst.Module:
-    """The module with one node, found by identity, replaced."""
-    result = module.deep_replace(old, new)
+def replaced(module: cst.Module, old: cst.BaseCompoundStatement | cst.BaseSuite, new: Any) -> cst.Module:
+    """The module with one compound statement or block, found by identity, replaced."""
+
+    class Replacer(cst.CSTTransformer):
+        def on_visit(self, node: cst.CSTNode) -> bool:
+            return node is not old and _holds_statements(node)
+
+        def on_leave(self, original_node: cst.CSTNode, updated_node: Any) -> Any:
+            return new if original_node is old else updated_node
+
+    result = module.visit(Replacer())
     assert isinstance(result, cst.Module)
     return result
 
