@@ -8,6 +8,7 @@ import pytest
 import overlap.language.moves as words_that_move
 from overlap.annotate.source import SourceUnit
 from overlap.build import build_module
+from overlap.errors import UnsupportedError
 from overlap.pipeline import Request, compile_source
 from overlap.schedule.moves import SHARED_BYTES
 
@@ -62,6 +63,18 @@ def test_copies_are_wide_and_several_on_the_way(built):
     assert re.search(r"cp\.async\.cg\.shared\.global \[ %r\d+ \+ 0 \], \[ %rd\d+ \+ 0 \], 0x10", ptx)
     assert re.search(r"st\.global\.v2\.b64|st\.global\.v4\.b32", ptx)
     assert any(buffer.shape == (512, 2) and buffer.depth >= 3 for buffer in result.facts.buffers)
+
+
+@pytest.mark.one_triton
+@pytest.mark.parametrize("target", ["gfx942", "sm_80"])
+def test_targets_without_tma_are_refused_with_the_line(repo, tmp_path, target):
+    path = tmp_path / "boxes.py"
+    unit = SourceUnit.from_file(str(repo / "templates" / "kernels" / "grouped_gemm.py"))
+    request = Request(unit, plan="all_gather_1d", on="a[M]", backend="tma_reserved", output=str(path))
+    path.write_text(compile_source(request).module.text)
+    with pytest.raises(UnsupportedError, match=f"`ol.move_chunks_async` is assembly for sm_90.*{target}") as caught:
+        build_module(str(path), target=target)
+    assert "ol.move_chunks_async(ol_moves" in caught.value.where.text
 
 
 @pytest.mark.parametrize(

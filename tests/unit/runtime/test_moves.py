@@ -8,10 +8,10 @@ import torch
 
 from overlap.backends.base import Realization
 from overlap.backends.registry import backend
-from overlap.errors import UnsupportedError
+from overlap.errors import SourceSpan, UnsupportedError
 from overlap.runtime import moves
 from overlap.runtime.copies import CopyPiece, plan_copy
-from overlap.runtime.moves import piece_words, programs_for
+from overlap.runtime.moves import piece_words, programs_for, reserved
 from overlap.schedule.moves import BOXES
 
 
@@ -155,6 +155,21 @@ def operator(programs):
 def test_the_number_of_programs_follows_the_device(multiprocessors):
     assert programs_for(operator(0), multiprocessors, 2 * multiprocessors) == max(1, multiprocessors // 8)
     assert programs_for(operator(3), multiprocessors, 200) == 3
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9)])
+def test_a_device_without_tma_is_refused_by_name(capability, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    made = SimpleNamespace(
+        name="matmul",
+        mover=backend("tma_reserved"),
+        source=SimpleNamespace(kernel_line=3),
+        span=lambda line: SourceSpan("kernels.py", line, 1, "def matmul", 3),
+    )
+    instance = SimpleNamespace(runtime=None, operator=made, state=SimpleNamespace(device=torch.device("cuda")))
+    with pytest.raises(UnsupportedError, match=f"tma_reserved needs sm_90, here is sm_8{capability[1]}") as caught:
+        reserved(instance, (), None, (1, 1, 1), {}, 1)
+    assert caught.value.where.line == 3 and "ldst_reserved" in caught.value.help
 
 
 def test_somebody_must_compute():
