@@ -19,12 +19,14 @@ import torch
 
 from overlap.annotate.source import SourceUnit
 from overlap.backends.base import Realization
+from overlap.backends.capabilities import AUTO, SERIAL
 from overlap.errors import UnsupportedError, UsageError
 from overlap.pipeline import Request, compile_kernel
 from overlap.runtime.instance import Instance
 from overlap.runtime.kernel_call import KernelCall, parameters
 from overlap.runtime.operator import Operator
 from overlap.runtime.protocol import runtime_of
+from overlap.runtime.repeat import Repeat
 from overlap.runtime.resolve import parameters_of, python_function
 
 from .cache import helper_sources, load, module_file
@@ -117,6 +119,7 @@ class CompiledKernel:
         self.backend = backend
         self.options = options
         self.last_plan: LastPlan | None = None
+        self._variants: dict[tuple[str, int], CompiledKernel] = {}
         self.arg_names = list(parameters_of(source.function()))
         self.__name__ = source.function().__name__
         self.__doc__ = source.function().__doc__
@@ -129,7 +132,7 @@ class CompiledKernel:
     def path(self) -> Path:
         """The generated module's file; made now if it is not in the cache."""
         source = self.source
-        backend = self.backend if self.backend != "serial" else None
+        backend = self.backend if self.backend not in (SERIAL, AUTO) else None
         request = Request(
             source.unit, plan=self.plan, on=self.on, kernel=source.qualname, world=self.world, backend=backend,
             settings=self.options, **(self.made.request if self.made else {}),
@@ -190,6 +193,7 @@ class CompiledKernel:
         backend: str | None = None,
         behind: Callable[[Instance], None] | None = None,
         transport: torch.dtype | None = None,
+        repeat: Repeat | None = None,
     ) -> LastPlan:
         """One launch, without a log line; what it did is returned and kept as `last_plan`.
 
@@ -198,18 +202,21 @@ class CompiledKernel:
             behind: enqueues more work that reads the gathered buffer (`overlap.runtime.launch`); fused launches only.
             transport: dtype of communicated results on their way; by default their own. Each rank's part is rounded to
                 it once, what is added is added in fp32, and the sum is rounded once.
+            repeat: asks that the launch be made ready for other tensors; fused launches only.
         """
         if no_group(group):
             self._forced = False
             alone = Choice("serial", "no process group, so one rank")
             return self._serial(None, grid, args, kwargs, alone, transport)
         group = resolve_group(group)
+        if (backend or self.backend) == AUTO:
+            return self._automatic(group, grid, args, kwargs, behind, transport, repeat)
         choice = self._choose(group, args, kwargs, backend or self.backend)
         self._forced = choice.forced
         if choice.backend == "serial":
             return self._serial(group, grid, args, kwargs, choice, transport)
         runtime = runtime_of(group)
-        call = KernelCall(self.operator, runtime, grid, args, kwargs, behind, transport)
+        call = KernelCall(self.operator, runtime, grid, args, kwargs, behind, transport, repeat)
         call.run()
         instance = call.instance
         assert instance is not None
@@ -229,6 +236,47 @@ class CompiledKernel:
                 kind=self._kind,
             )
         return self.last_plan
+
+    def _automatic(
+        self,
+        group: Any,
+        grid: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        behind: Callable[[Instance], None] | None,
+        transport: torch.dtype | None,
+        repeat: Repeat | None,
+    ) -> LastPlan:
+        """A launch by what is predicted to take least."""
+        from .auto_kernel import choose_kernel
+
+        choice = choose_kernel(self, group, grid, args, kwargs, transport)
+        self._forced = choice.forced
+        if choice.backend == SERIAL:
+            return self._serial(group, grid, args, kwargs, choice, transport)
+        variant = self.variant(choice.backend, choice.programs)
+        said = variant.launch(
+            grid, args, kwargs, group=group, backend=choice.backend, behind=behind, transport=transport, repeat=repeat
+        )
+        if self.last_plan is None or replace(self.last_plan, considered=()) != said:
+            self.last_plan = replace(said, considered=choice.considered)
+        return self.last_plan
+
+    def variant(self, backend: str, programs: int = 0) -> CompiledKernel:
+        """The same kernel compiled for a backend; ``programs`` of its launches move chunks (0: the backend's own number)."""
+        key = (backend, programs)
+        if key not in self._variants:
+            options = {**self.options, **({"comm_sms": str(programs)} if programs else {})}
+            self._variants[key] = CompiledKernel(
+                self.source,
+                plan=self.plan,
+                on=self.on,
+                world=self.world,
+                backend=backend,
+                options=options,
+                made=self.made,
+            )
+        return self._variants[key]
 
     def measure(self, grid: Any, *args: Any, group: Any = None, iterations: int = 20, **kwargs: Any) -> LastPlan:
         """Launches the kernel repeatedly and measures the communication that computation does not hide; collective.
@@ -328,5 +376,6 @@ class CompiledKernel:
             dtype=str(first.dtype),
             why_serial=choice.why_serial,
             kind=self._kind,
+            considered=choice.considered,
         )
         return self.last_plan

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from overlap.api.auto import Problem
 from overlap.api.collectives import all_to_all
-from overlap.api.fallback import STORING, check_backend
+from overlap.api.fallback import MOVING, STORING, check_backend
 from overlap.api.groups import group_by_name, no_group, resolve_group
 from overlap.chunkplan.region import shard_interval
 from overlap.errors import RuntimeContractError, UsageError
@@ -27,6 +29,7 @@ from overlap.runtime.protocol import runtime_of
 from .arguments import (
     check_dim,
     check_product,
+    check_programs,
     choose_way,
     dtype_reason,
     multiply,
@@ -36,9 +39,10 @@ from .arguments import (
     result_dtypes,
 )
 from .gather_gemm import compiled_kernel
-from .partials import launch_partial, out_by_tma
+from .partials import launch_partial, out_by_tma, storing_reason
 from .products import Product, by_tma, product_arguments
 from .record import remember, serial_plan
+from .repeat import Asked, find
 from .views import GatherView, gather_view, scatter_view
 
 SPLIT = 4
@@ -62,6 +66,7 @@ def a2a_gemm(
     backend: str | None = None,
     plan: str = "all_to_all_1d",
     split: int = SPLIT,
+    comm_sms: int = 0,
 ) -> torch.Tensor:
     """``x @ w + bias`` of an x sharded along its last dimension, for this rank's piece of ``scatter_dim``.
 
@@ -74,10 +79,12 @@ def a2a_gemm(
         group: process group, its name, DeviceMesh, (mesh, dim), or a simulated group; None is the default group.
         out: where the result goes, of its shape and dtype.
         out_dtype: of the result; by default ``out``'s, else x's.
-        backend: ``copy_engine`` (fused) or ``serial`` (a collective, then torch's product); by default fused, and serial
-            where that is impossible or slower, which `last_plan` and the log say.
+        backend: ``copy_engine`` (fused), ``ldst_reserved`` or ``tma_reserved`` (fused, some of the kernel's programs move
+            the pieces) or ``serial`` (a collective, then torch's product); by default fused, and serial where that is
+            impossible or slower, which `last_plan` and the log say.
         plan: the plan template that moves the pieces.
         split: parts a piece is cut into, along the rows; a tile waits for its part of every rank's.
+        comm_sms: programs that move the pieces, with a backend that reserves some; 0: an eighth of the multiprocessors.
 
     Returns:
         [..., N], ``scatter_dim`` cut to this rank's piece.
@@ -86,13 +93,17 @@ def a2a_gemm(
         UsageError: shapes, dtypes or devices that do not fit each other, or heads that would be cut.
         RuntimeContractError: an x that is not this rank's piece of K.
     """
+    options = (scatter_dim, heads, out_dtype, backend, plan, split, comm_sms)
+    asked = find("a2a_gemm", group, (x, w, bias), None if out is None else (out,), options)
+    if asked is not None and (again := asked.again()) is not None:
+        return again[0]
     check_product(x, w, bias, sharded_depth=True)
     dim = check_dim(x, scatter_dim, "scatter_dim", last=False)
     if out is None and not no_group(group) and traced(group, [x, w, bias]):
-        return _SCATTER(x, w, bias, dim, heads, group_name(group), out_dtype, backend, plan, split)
+        return _SCATTER(x, w, bias, dim, heads, group_name(group), out_dtype, backend, plan, split, comm_sms)
     refuse_gradient("a2a_gemm", [x, w, bias])
     group = None if no_group(group) else resolve_group(group)
-    return run_a2a_gemm(x, w, bias, dim, heads, group, out, out_dtype, backend, plan, split)
+    return run_a2a_gemm(x, w, bias, dim, heads, group, out, out_dtype, backend, plan, split, comm_sms, asked)
 
 
 def gemm_a2a(
@@ -120,7 +131,7 @@ def gemm_a2a(
         gather_dim: the dimension, not the last, that x is sharded along (the sequence).
         gather_size: its global extent, needed where shards are uneven; they follow `torch.chunk`.
         heads: how many heads N is made of; a number that the ranks cannot share evenly is refused.
-        group, out, out_dtype, backend, plan: as for `a2a_gemm`.
+        group, out, out_dtype, plan: as for `a2a_gemm`; ``backend``: as for `gemm_rs`.
         transport_dtype: of the results that travel; by default the result's.
         split: chunks a piece is cut into.
 
@@ -131,6 +142,10 @@ def gemm_a2a(
         UsageError: shapes, dtypes or devices that do not fit each other, or heads that would be cut.
         RuntimeContractError: an x that is not this rank's piece of ``gather_dim``.
     """
+    options = (gather_dim, gather_size, heads, out_dtype, transport_dtype, backend, plan, split)
+    asked = find("gemm_a2a", group, (x, w, bias), None if out is None else (out,), options)
+    if asked is not None and (again := asked.again()) is not None:
+        return again[0]
     check_product(x, w, bias)
     dim = check_dim(x, gather_dim, "gather_dim", last=False)
     if out is None and not no_group(group) and traced(group, [x, w, bias]):
@@ -139,7 +154,7 @@ def gemm_a2a(
     refuse_gradient("gemm_a2a", [x, w, bias])
     group = None if no_group(group) else resolve_group(group)
     return run_gemm_a2a(
-        x, w, bias, dim, gather_size, heads, group, out, out_dtype, transport_dtype, backend, plan, split
+        x, w, bias, dim, gather_size, heads, group, out, out_dtype, transport_dtype, backend, plan, split, asked
     )
 
 
@@ -177,8 +192,10 @@ def run_a2a_gemm(
     backend: str | None,
     plan: str,
     split: int,
+    comm_sms: int,
+    asked: Asked | None = None,
 ) -> torch.Tensor:
-    """One call on a resolved group."""
+    """One call on a resolved group; ``asked``: as it was looked up."""
     world, rank = ranks(group)
     (depth, columns), lead = w.shape, tuple(x.shape[:-1])
     check_heads(heads, depth, world, "K")
@@ -190,7 +207,10 @@ def run_a2a_gemm(
         return y.copy_(bias.expand(y.shape)) if bias is not None else y.zero_()
     reasons = (dtype_reason(x.dtype, made), "" if view.possible else UNEVEN)
     moved_bytes = math.prod(view.whole) * x.element_size() // world
-    choice = choose_way(group, x, moved_bytes, check_backend(backend), reasons)
+    problem = Problem("a2a_gemm", math.prod(lead), columns, depth, x.dtype, plan, split, comm_sms)
+    choice = choose_way(group, x, moved_bytes, check_backend(backend, MOVING), reasons, problem)
+    comm_sms = choice.programs or comm_sms
+    check_programs(choice.backend, comm_sms)
     if choice.backend == "serial":
         rows = all_to_all(group, x, x.dim() - 1, dim, x.new_empty(view.shape)).flatten(0, -2)
         multiply(rows, w, bias, made, y.view(-1, columns))
@@ -200,9 +220,13 @@ def run_a2a_gemm(
         product = Product(w, y.view(part.batch, part.rows, columns), bias)
         held, tma = x.reshape(view.batch, view.rows, x.shape[-1]), by_tma(most, x.dtype)
         kernel, grid, arguments = product_arguments(product, held, part, runtime_of(group), tma=tma)
-        compiled = compiled_kernel(kernel, f"K:{view.along}", plan, split)
-        said = compiled.launch(grid, (), arguments, group=group, backend=choice.backend)
-    remember(replace(said, operator="a2a_gemm", shape=view.whole), warn=choice.forced)
+        compiled = compiled_kernel(kernel, f"K:{view.along}", plan, split, choice.backend, comm_sms)
+        repeat = asked.repeat([y]) if asked is not None else None
+        said = compiled.launch(grid, (), arguments, group=group, backend=choice.backend, repeat=repeat)
+    said = replace(said, operator="a2a_gemm", shape=view.whole, considered=choice.considered)
+    remember(said, warn=choice.forced)
+    if asked is not None:
+        asked.keep([y], said, forced=choice.forced)
     return y
 
 
@@ -228,8 +252,9 @@ def run_gemm_a2a(
     backend: str | None,
     plan: str,
     split: int,
+    asked: Asked | None = None,
 ) -> torch.Tensor:
-    """One call on a resolved group."""
+    """One call on a resolved group; ``asked``: as it was looked up."""
     world, rank = ranks(group)
     depth, columns = w.shape
     check_heads(heads, columns, world, "N")
@@ -240,26 +265,33 @@ def run_gemm_a2a(
     whole = (*view.whole[:-1], columns)
     if 0 in whole:
         return y
-    reasons = (dtype_reason(x.dtype, made, moved), "" if view.possible else UNEVEN)
+    most = shard_interval(view.rows if view.along == "M" else view.batch, world, 0)[1]
+    batch, rows = (view.batch, most) if view.along == "M" else (most, view.rows)
+    tma = out_by_tma(x.dtype, moved, batch, rows, columns)
+    reasons = (dtype_reason(x.dtype, made, moved), "" if view.possible else UNEVEN, storing_reason(backend, tma))
     moved_bytes = math.prod(whole) * moved.itemsize // world
-    choice = choose_way(group, x, moved_bytes, check_backend(backend, STORING), reasons)
+    lacking = partial(storing_reason, tma=tma)
+    problem = Problem("gemm_a2a", math.prod(whole[:-1]), columns, depth, x.dtype, plan, split, lacking=lacking)
+    choice = choose_way(group, x, moved_bytes, check_backend(backend, STORING), reasons, problem)
     if choice.backend == "serial":
         own = multiply(x.flatten(0, -2), w, bias, moved)
         all_to_all(group, own.view(*x.shape[:-1], columns), dim, x.dim() - 1, y)
         said = serial_plan("gemm_a2a", "all_to_all", choice, world, rank, whole, moved)
     else:
-        most = shard_interval(view.rows if view.along == "M" else view.batch, world, 0)[1]
-        batch, rows = (view.batch, most) if view.along == "M" else (most, view.rows)
         how = {
             "along": f"{view.along}:N",
-            "tma": out_by_tma(x.dtype, moved, batch, rows, columns),
+            "tma": tma,
             "moved": moved,
             "plan": plan,
             "split": split,
+            "repeat": asked.repeat([y]) if asked is not None else None,
         }
         part = y.view(view.batch, view.rows, high - low)
         said = launch_partial(view.shard(x, dim), w, bias, part, columns, group=group, backend=choice.backend, **how)
-    remember(replace(said, operator="gemm_a2a", shape=whole), warn=choice.forced)
+    said = replace(said, operator="gemm_a2a", shape=whole, considered=choice.considered)
+    remember(said, warn=choice.forced)
+    if asked is not None:
+        asked.keep([y], said, forced=choice.forced)
     return y
 
 
@@ -274,9 +306,10 @@ def _call_scatter(
     backend: str | None,
     plan: str,
     split: int,
+    comm_sms: int,
 ) -> torch.Tensor:
     found = group_by_name(group)
-    return run_a2a_gemm(x, w, bias, scatter_dim, heads, found, None, out_dtype, backend, plan, split)
+    return run_a2a_gemm(x, w, bias, scatter_dim, heads, found, None, out_dtype, backend, plan, split, comm_sms)
 
 
 def _fake_scatter(
@@ -290,6 +323,7 @@ def _fake_scatter(
     backend: str | None,
     plan: str,
     split: int,
+    comm_sms: int,
 ) -> torch.Tensor:
     world, rank = ranks(group_by_name(group))
     shape = scatter_view(tuple(x.shape[:-1]), w.shape[1], scatter_dim, world, rank).shape

@@ -17,21 +17,26 @@ from typing import Any
 
 import torch
 
-from overlap.api import CompiledKernel, LastPlan, compile
+from overlap.api import CompiledKernel, compile
+from overlap.api.auto import Problem, choose_auto
 from overlap.api.fallback import MOVING, Choice, check_backend, choose
 from overlap.api.groups import group_by_name, no_group, resolve_group
 from overlap.api.serial import gather
+from overlap.backends.capabilities import AUTO, SERIAL
 from overlap.errors import UsageError
 from overlap.interop import define, group_name, tracing
 from overlap.runtime.instance import Instance
 from overlap.runtime.protocol import runtime_of
+from overlap.runtime.repeat import KernelLaunch
 
+from .arguments import check_programs
 from .autocast import without_autocast
 from .autograd import AgGemm, ag_gemm_backward, keep_for_ag_gemm, recorded
 from .grad_pair import Half
 from .grad_weights import Accumulate, MainGrad, main_grads_of
-from .products import Product, copy_whole, launch_product, product_arguments, warm_copy, warm_product
-from .record import remember
+from .products import Product, copy_launch, product_arguments, product_launch, warm_copy, warm_product
+from .record import remember, serial_plan
+from .repeat import Asked, find
 from .views import GatherView, gather_view
 
 FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -65,13 +70,13 @@ def ag_gemm(
         group: process group, its name, DeviceMesh, (mesh, dim), or a simulated group; None is the default group.
         out: where results go, of their shape and dtype; one for each weight.
         return_gathered: return the gathered x as well, as a tensor of its own.
-        backend: ``copy_engine`` (fused), ``ldst_reserved`` (fused, some of the kernel's programs move the shards) or
-            ``serial`` (a collective, then torch's product); by default fused, and serial where that is impossible or
-            slower, which `last_plan` and the log say.
+        backend: ``copy_engine`` (fused), ``ldst_reserved`` or ``tma_reserved`` (fused, some of the kernel's programs move
+            the shards) or ``serial`` (a collective, then torch's product); by default fused, and serial where that is
+            impossible or slower, which `last_plan` and the log say.
         plan: the plan template that moves the shards: ``all_gather_1d``, which pulls or pushes as the backend does it
             better, ``all_gather_1d_push``, ...
         split: chunks a shard is cut into.
-        comm_sms: programs that move the shards, with ``ldst_reserved``; 0: an eighth of the multiprocessors.
+        comm_sms: programs that move the shards, with a backend that reserves some; 0: an eighth of the multiprocessors.
         save_gathered: keep the gathered x for the gradients of the weights; else it is gathered again in the backward.
         accumulate_main_grad: add the gradient of each weight to its parameter's ``main_grad`` in place, in that one's
             precision (fp32), while ``grad`` stays None; or the tensors to add to, in the shapes of the weights.
@@ -89,6 +94,12 @@ def ag_gemm(
     biases = [bias] * len(weights) if bias is None or isinstance(bias, torch.Tensor) else list(bias)
     if isinstance(bias, torch.Tensor) and not isinstance(w, torch.Tensor):
         raise UsageError(f"one bias for {len(weights)} weights", help="pass a list: a bias, or None, for each weight")
+    outs = None if out is None else [out] if isinstance(out, torch.Tensor) else list(out)
+    options = (len(weights), gather_dim, gather_size, backend, plan, split, comm_sms, return_gathered)
+    asked = find("ag_gemm", group, (x, *weights, *biases), outs, options, apart=False)
+    if asked is not None and (again := asked.again()) is not None:
+        ys = again[0] if isinstance(w, torch.Tensor) else again[: len(weights)]
+        return (ys, again[-1]) if return_gathered else ys
     check_arguments(x, weights, biases)
     tensors = [x, *weights, *biases]
     recording = recorded(group, tensors, out)
@@ -103,11 +114,11 @@ def ag_gemm(
             x, weights, present, biased, gather_dim, gather_size, name, backend, plan, split, comm_sms, keep, sums
         )
     else:
-        outs = None if out is None else [out] if isinstance(out, torch.Tensor) else list(out)
         group = None if no_group(group) else resolve_group(group)
 
         def call(x: torch.Tensor, weights: Any, biases: Any) -> list[torch.Tensor]:
-            return run(x, weights, biases, gather_dim, gather_size, group, outs, backend, plan, split, comm_sms, keep)
+            options = (gather_dim, gather_size, group, outs, backend, plan, split, comm_sms, keep)
+            return run(x, weights, biases, *options, asked)
 
         if recording:
             half = Half(gather_dim, gather_size, group, backend, plan, split, comm_sms)
@@ -153,8 +164,17 @@ def run(
     split: int,
     comm_sms: int,
     return_gathered: bool,
+    asked: Asked | None = None,
 ) -> list[torch.Tensor]:
-    """One call with its arguments as lists; results in the order of the weights, then the gathered x if wanted."""
+    """One call with its arguments as lists; results in the order of the weights, then the gathered x if wanted.
+
+    ``asked``: the call, if it was looked up already.
+    """
+    if asked is None:
+        options = (len(weights), gather_dim, gather_size, backend, plan, split, comm_sms, return_gathered)
+        asked = find("ag_gemm", group, (x, *weights, *biases), outs, options, apart=False)
+        if asked is not None and (again := asked.again()) is not None:
+            return again
     world, rank = _ranks(group)
     view = gather_view(x, gather_dim, gather_size, world, rank)
     dim = gather_dim % x.dim()
@@ -162,11 +182,11 @@ def run(
     ys = _results(x, shapes, outs)
     if 0 in (view.batch, view.rows, view.depth):
         return _nothing_to_move(x, view, ys, biases, return_gathered)
-    choice = _choose(x, view, group, check_backend(backend, MOVING))
-    if comm_sms and choice.backend != "ldst_reserved":
-        raise UsageError(
-            f"{choice.backend} takes no programs of the kernel", help='backend="ldst_reserved", or comm_sms=0'
-        )
+    columns = world * sum(w.shape[1] for w in weights)
+    problem = Problem("ag_gemm", view.batch * view.rows, columns, view.depth, x.dtype, plan, split, comm_sms)
+    choice = _choose(x, view, group, check_backend(backend, MOVING), problem)
+    comm_sms = choice.programs or comm_sms
+    check_programs(choice.backend, comm_sms)
     if choice.backend == "serial":
         whole = gather(group, x, view.whole, dim)
         rows = whole.view(-1, view.depth)
@@ -175,9 +195,7 @@ def run(
                 torch.mm(rows, w, out=y.view(len(rows), w.shape[1]))
             else:  # added before the result is rounded
                 torch.addmm(b, rows, w, out=y.view(len(rows), w.shape[1]))
-        said = LastPlan(
-            "ag_gemm", "serial", "collective", 0, world, rank, view.whole, str(x.dtype), why_serial=choice.why_serial
-        )
+        said = serial_plan("ag_gemm", "gather", choice, world, rank, view.whole, x.dtype)
         remember(said, warn=choice.forced)
         return [*ys, whole] if return_gathered else ys
 
@@ -194,20 +212,28 @@ def run(
     kernel, grid, arguments = product_arguments(products[first], shard, view, runtime)
     compiled = compiled_kernel(kernel, view.along, plan, split, choice.backend, comm_sms)
 
-    def behind(instance: Instance) -> None:
-        gathered = instance.buffer.view(view.batch, view.rows, view.depth)
-        for i, product in enumerate(products):
-            if i != first:
-                launch_product(product, gathered, view, runtime)
-        if whole is not None:
-            copy_whole(gathered, whole, runtime)
+    others = products[:first] + products[first + 1 :]
 
-    for product in products[:first] + products[first + 1 :]:
+    def further(instance: Instance) -> list[KernelLaunch]:
+        gathered = instance.buffer.view(view.batch, view.rows, view.depth)
+        found = [product_launch(product, gathered, view, runtime) for product in others if product.columns]
+        return found if whole is None else [*found, copy_launch(gathered, whole)]
+
+    def behind(instance: Instance) -> None:
+        for each in further(instance):
+            runtime.launch(each.kernel, each.grid, (), each.arguments, runtime.main_stream())
+
+    for product in others:
         warm_product(product, view, runtime)
-    more: Callable[[Instance], None] | None = behind if len(products) > 1 or whole is not None else None
-    said = compiled.launch(grid, (), arguments, group=group, backend=choice.backend, behind=more)
-    remember(replace(said, operator="ag_gemm"), warn=choice.forced)
-    return [*ys, whole] if whole is not None else ys
+    results = ys if whole is None else [*ys, whole]
+    repeat = asked.repeat(results, further) if asked is not None else None
+    more: Callable[[Instance], None] | None = behind if others or whole is not None else None
+    said = compiled.launch(grid, (), arguments, group=group, backend=choice.backend, behind=more, repeat=repeat)
+    said = replace(said, operator="ag_gemm", considered=choice.considered)
+    remember(said, warn=choice.forced)
+    if asked is not None:
+        asked.keep(results, said, forced=choice.forced)
+    return results
 
 
 def compiled_kernel(
@@ -231,19 +257,21 @@ def _ranks(group: Any) -> tuple[int, int]:
     return group.size(), group.rank()
 
 
-def _choose(x: torch.Tensor, view: GatherView, group: Any, asked: str | None) -> Choice:
-    reason = ""
+def _choose(x: torch.Tensor, view: GatherView, group: Any, asked: str | None, problem: Problem) -> Choice:
+    reason, moved_bytes = "", math.prod(view.whole) * x.element_size()
     if x.dtype not in FUSED_DTYPES:
         reason = f"no kernel for {x.dtype}"
     elif not view.possible:
         reason = "uneven shards of a dimension with others on both sides"
-    if reason and asked not in (None, "serial"):
+    if reason and asked not in (None, SERIAL, AUTO):
         raise UsageError(f"{asked} is impossible here: {reason}", help='leave backend out, or backend="serial"')
     if reason and not hasattr(group, "overlap_runtime"):
-        return Choice("serial", "asked for" if asked else reason, forced=asked is None)
+        return Choice(SERIAL, "asked for" if asked == SERIAL else reason, forced=asked != SERIAL)
     if reason:
         raise UsageError(f"a simulated group has no collectives, and the fused kernel takes no {reason}")
-    return choose(group, x, math.prod(view.whole) * x.element_size(), asked)
+    if asked == AUTO:
+        return choose_auto(group, x, problem, moved_bytes)
+    return choose(group, x, moved_bytes, asked)
 
 
 def _results(

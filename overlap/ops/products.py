@@ -11,6 +11,7 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from overlap.runtime.protocol import Runtime
+from overlap.runtime.repeat import KernelLaunch
 
 from .blocks import choose_blocks
 from .kernels import ag_gemm_any, ag_gemm_tma, copy_flat
@@ -120,18 +121,23 @@ def descriptor(base: torch.Tensor, shape: list[int], strides: list[int], block: 
     return made
 
 
-def launch_product(product: Product, gathered: torch.Tensor, view: GatherView, runtime: Runtime) -> None:
-    """Enqueues a product on the gathered tensor [batch, rows, D], which is dense, on the main stream."""
-    if not product.columns:
-        return
+def product_launch(product: Product, gathered: torch.Tensor, view: GatherView, runtime: Runtime) -> KernelLaunch:
+    """A product on the gathered tensor [batch, rows, D], which is dense."""
     kernel, grid, arguments = product_arguments(product, gathered, view, runtime)
-    runtime.launch(kernel, (*grid, 1, 1), (), arguments, runtime.main_stream())
+    return KernelLaunch(kernel, (*grid, 1, 1), arguments, frozenset(("a_desc", "a_ptr")))
 
 
-def copy_whole(gathered: torch.Tensor, whole: torch.Tensor, runtime: Runtime) -> None:
-    """Enqueues a copy of the gathered tensor, dense, into ``whole`` on the main stream."""
+def launch_product(product: Product, gathered: torch.Tensor, view: GatherView, runtime: Runtime) -> None:
+    """Enqueues a product on the gathered tensor on the main stream."""
+    if product.columns:
+        launch = product_launch(product, gathered, view, runtime)
+        runtime.launch(launch.kernel, launch.grid, (), launch.arguments, runtime.main_stream())
+
+
+def copy_launch(gathered: torch.Tensor, whole: torch.Tensor) -> KernelLaunch:
+    """A copy of the gathered tensor, dense, into ``whole``."""
     grid, arguments = _copy_arguments(gathered, whole)
-    runtime.launch(copy_flat, grid, (), arguments, runtime.main_stream())
+    return KernelLaunch(copy_flat, grid, arguments, frozenset(("src_ptr",)))
 
 
 def _copy_arguments(gathered: torch.Tensor, whole: torch.Tensor) -> tuple[tuple[int, int, int], dict[str, Any]]:
@@ -145,7 +151,7 @@ _WARM: weakref.WeakKeyDictionary[Any, set[Any]] = weakref.WeakKeyDictionary()
 
 
 def warm_product(product: Product, view: GatherView, runtime: Runtime) -> None:
-    """Compiles what `launch_product` will launch: nothing may be compiled or loaded behind a kernel that spins."""
+    """Compiles what `product_launch` gives: nothing may be compiled or loaded behind a kernel that spins."""
     w, b, c = product.weight, product.bias, product.result
     aligned = (w.data_ptr() % 16, c.data_ptr() % 16, None if b is None else (b.dtype, b.data_ptr() % 16))
     key = (view, w.shape, w.stride(), w.dtype, aligned)
@@ -156,7 +162,7 @@ def warm_product(product: Product, view: GatherView, runtime: Runtime) -> None:
 
 
 def warm_copy(whole: torch.Tensor, runtime: Runtime) -> None:
-    """Compiles what `copy_whole` will launch."""
+    """Compiles what `copy_launch` gives."""
     if _first((whole.dtype, whole.numel()), runtime):
         grid, arguments = _copy_arguments(whole, whole)
         runtime.warm(copy_flat, grid, arguments)

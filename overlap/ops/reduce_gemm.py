@@ -12,19 +12,22 @@ Partial results are rounded and added as in `gemm_rs`; every rank adds in the or
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from overlap import settings
+from overlap.api.auto import Problem
 from overlap.api.collectives import all_reduce
 from overlap.api.fallback import STORING, check_backend
 from overlap.api.groups import group_by_name, no_group, resolve_group
 from overlap.interop import define, group_name, traced
 
 from .arguments import check_product, choose_way, dtype_reason, multiply, ranks, refuse_gradient, result, result_dtypes
-from .partials import launch_partial, out_by_tma
+from .partials import launch_partial, out_by_tma, storing_reason
 from .record import remember, serial_plan
+from .repeat import Asked, find
 from .views import whole_view
 
 ONE_SHOT, TWO_SHOT = "all_reduce_one_shot", "all_reduce_two_shot"
@@ -56,9 +59,9 @@ def gemm_ar(
         transport_dtype: of the partial results and, in two steps, the sums that travel; by default the result's.
         deterministic: the same bits in every run and on every rank. The fused kernels always add in one order; this
             makes serial do so.
-        backend: ``copy_engine`` (fused), ``ldst_inline`` (fused, tiles are stored where they go) or ``serial`` (torch's
-            product, then a collective); by default fused by copy engine, and serial where that is impossible or
-            slower, which `last_plan` and the log say.
+        backend: ``copy_engine`` (fused), ``ldst_inline`` or ``tma_inline`` (fused, tiles are stored where they go) or
+            ``serial`` (torch's product, then a collective); by default fused by copy engine, and serial where that is
+            impossible or slower, which `last_plan` and the log say.
         plan: the plan template; by default ``all_reduce_one_shot`` for results smaller than the setting
             ``one_shot_below_bytes``, else ``all_reduce_two_shot``.
         split: chunks that a transfer is cut into.
@@ -66,13 +69,17 @@ def gemm_ar(
     Raises:
         UsageError: as `gemm_rs`.
     """
+    options = (out_dtype, transport_dtype, deterministic, backend, plan, split)
+    asked = find("gemm_ar", group, (x, w, bias), None if out is None else (out,), options)
+    if asked is not None and (again := asked.again()) is not None:
+        return again[0]
     check_product(x, w, bias)
     if out is None and not no_group(group) and traced(group, [x, w, bias]):
         name = group_name(group)
         return _OPERATOR(x, w, bias, name, out_dtype, transport_dtype, deterministic, backend, plan, split)
     refuse_gradient("gemm_ar", [x, w, bias])
     group = None if no_group(group) else resolve_group(group)
-    return run(x, w, bias, group, out, out_dtype, transport_dtype, deterministic, backend, plan, split)
+    return run(x, w, bias, group, out, out_dtype, transport_dtype, deterministic, backend, plan, split, asked)
 
 
 def run(
@@ -87,8 +94,9 @@ def run(
     backend: str | None,
     plan: str | None,
     split: int,
+    asked: Asked | None = None,
 ) -> torch.Tensor:
-    """One call on a resolved group."""
+    """One call on a resolved group; ``asked``: as it was looked up."""
     world, rank = ranks(group)
     made, moved = result_dtypes(x, out, out_dtype, transport_dtype)
     view = whole_view(tuple(x.shape[:-1]), w.shape[1])
@@ -96,7 +104,11 @@ def run(
     if 0 in view.whole:
         return y
     moved_bytes = view.rows * view.columns * moved.itemsize
-    choice = choose_way(group, x, moved_bytes, check_backend(backend, STORING), [dtype_reason(x.dtype, made, moved)])
+    tma = out_by_tma(x.dtype, moved, view.batch, view.rows, view.columns)
+    reasons = (dtype_reason(x.dtype, made, moved), storing_reason(backend, tma))
+    sizes, lacking = (view.rows, view.columns, x.shape[-1] * world), partial(storing_reason, tma=tma)
+    problem = Problem("gemm_ar", *sizes, x.dtype, plan or default_plan(moved_bytes), split, lacking=lacking)
+    choice = choose_way(group, x, moved_bytes, check_backend(backend, STORING), reasons, problem)
     added = bias if rank == 0 else None
     if choice.backend == "serial":
         # Summed in place where that is possible.
@@ -105,13 +117,16 @@ def run(
         all_reduce(group, summand.view(view.whole), y, fixed_order=deterministic)
         said = serial_plan("gemm_ar", "all_reduce", choice, world, rank, view.whole, moved)
     else:
-        tma = out_by_tma(x.dtype, moved, view.batch, view.rows, view.columns)
         chosen = plan or default_plan(moved_bytes)
         how = {"along": "", "tma": tma, "moved": moved, "plan": chosen, "split": split}
+        how["repeat"] = asked.repeat([y]) if asked is not None else None
         said = launch_partial(
             view.left(x), w, added, view.shard(y), view.columns, group=group, backend=choice.backend, **how
         )
-    remember(replace(said, operator="gemm_ar", shape=view.whole), warn=choice.forced)
+    said = replace(said, operator="gemm_ar", shape=view.whole, considered=choice.considered)
+    remember(said, warn=choice.forced)
+    if asked is not None:
+        asked.keep([y], said, forced=choice.forced)
     return y
 
 

@@ -12,10 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from overlap.api.auto import Problem
 from overlap.api.collectives import reduce_scatter
 from overlap.api.fallback import STORING, check_backend
 from overlap.api.groups import group_by_name, no_group, resolve_group
@@ -26,8 +28,9 @@ from .autocast import without_autocast
 from .autograd import GemmRs, gemm_rs_backward, keep_for_gemm_rs, recorded
 from .grad_pair import Half
 from .grad_weights import Accumulate, MainGrad, main_grads_of
-from .partials import launch_partial, out_by_tma
+from .partials import launch_partial, out_by_tma, storing_reason
 from .record import remember, serial_plan
+from .repeat import Asked, find
 from .views import ResultView, scatter_view
 
 SPLIT = 2
@@ -61,9 +64,9 @@ def gemm_rs(
         out_dtype: of the result; by default ``out``'s, else x's.
         transport_dtype: of the partial results that travel; by default the result's.
         deterministic: the same bits in every run. The fused kernel always adds in one order; this makes serial do so.
-        backend: ``copy_engine`` (fused), ``ldst_inline`` (fused, tiles are stored where they go) or ``serial`` (torch's
-            product, then a collective); by default fused by copy engine, and serial where that is impossible or
-            slower, which `last_plan` and the log say.
+        backend: ``copy_engine`` (fused), ``ldst_inline`` or ``tma_inline`` (fused, tiles are stored where they go) or
+            ``serial`` (torch's product, then a collective); by default fused by copy engine, and serial where that is
+            impossible or slower, which `last_plan` and the log say.
         plan: the plan template that moves the partial results.
         split: chunks a piece is cut into. Two were faster than one by a tenth for pieces of 16 and 32 MB, level for another
             shape of 32 MB, and slower by 2 % for 8 MB (4 x H100, bench/results/ways).
@@ -74,6 +77,10 @@ def gemm_rs(
         UsageError: shapes, dtypes or devices that do not fit each other, a dimension that the result has not, a dtype
             that no transport carries, ``out`` that shares memory with an operand, or an unknown backend.
     """
+    options = (scatter_dim, out_dtype, transport_dtype, deterministic, backend, plan, split)
+    asked = find("gemm_rs", group, (x, w, bias), None if out is None else (out,), options)
+    if asked is not None and (again := asked.again()) is not None:
+        return again[0]
     check_product(x, w, bias)
     dim = check_dim(x, scatter_dim, "scatter_dim")
     recording = recorded(group, [x, w, bias], out)
@@ -85,7 +92,7 @@ def gemm_rs(
     group = None if no_group(group) else resolve_group(group)
 
     def call(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return run(x, w, bias, dim, group, out, out_dtype, transport_dtype, deterministic, backend, plan, split)
+        return run(x, w, bias, dim, group, out, out_dtype, transport_dtype, deterministic, backend, plan, split, asked)
 
     if not recording:
         return call(x, w, bias)
@@ -106,26 +113,40 @@ def run(
     backend: str | None,
     plan: str,
     split: int,
+    asked: Asked | None = None,
 ) -> torch.Tensor:
-    """One call on a resolved group."""
+    """One call on a resolved group; ``asked``: if it was looked up already."""
+    if asked is None:
+        options = (dim, out_dtype, transport_dtype, deterministic, backend, plan, split)
+        asked = find("gemm_rs", group, (x, w, bias), None if out is None else (out,), options)
+        if asked is not None and (again := asked.again()) is not None:
+            return again[0]
     world, rank = ranks(group)
     made, moved = result_dtypes(x, out, out_dtype, transport_dtype)
     view = scatter_view(tuple(x.shape[:-1]), w.shape[1], dim, world, rank)
     y = result(out, view.shape, made, (x, w, bias))
     if 0 in view.whole:
         return y
-    reasons = (dtype_reason(x.dtype, made, moved), uneven(view))
-    choice = choose_way(group, x, math.prod(view.whole) * moved.itemsize, check_backend(backend, STORING), reasons)
+    tma = out_by_tma(x.dtype, moved, view.batch, view.rows, view.columns)
+    reasons = (dtype_reason(x.dtype, made, moved), uneven(view), storing_reason(backend, tma))
+    sizes = (math.prod(view.whole[:-1]), view.whole[-1], x.shape[-1] * world)
+    problem = Problem("gemm_rs", *sizes, x.dtype, plan, split, lacking=partial(storing_reason, tma=tma))
+    moved_bytes = math.prod(view.whole) * moved.itemsize
+    choice = choose_way(group, x, moved_bytes, check_backend(backend, STORING), reasons, problem)
     added = bias if rank == 0 else None
     if choice.backend == "serial":
         summand = multiply(x.flatten(0, -2), w, added, moved).view(view.whole)
         reduce_scatter(group, summand, dim, y, fixed_order=deterministic)
         said = serial_plan("gemm_rs", "reduce_scatter", choice, world, rank, view.whole, moved)
     else:
-        part, tma = view.shard(y), out_by_tma(x.dtype, moved, view.batch, view.rows, view.columns)
-        how = {"along": view.along, "tma": tma, "moved": moved, "plan": plan, "split": split}
+        part = view.shard(y)
+        repeat = asked.repeat([y]) if asked is not None else None
+        how = {"along": view.along, "tma": tma, "moved": moved, "plan": plan, "split": split, "repeat": repeat}
         said = launch_partial(view.left(x), w, added, part, view.columns, group=group, backend=choice.backend, **how)
-    remember(replace(said, operator="gemm_rs", shape=view.whole), warn=choice.forced)
+    said = replace(said, operator="gemm_rs", shape=view.whole, considered=choice.considered)
+    remember(said, warn=choice.forced)
+    if asked is not None:
+        asked.keep([y], said, forced=choice.forced)
     return y
 
 

@@ -7,7 +7,6 @@ communicated output (made)      the partial in symmetric memory; the caller gets
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +21,7 @@ from .instance import Instance, first_call, instance_for, instances, order_of
 from .layout import dense_strides
 from .operator import Comm, Operator
 from .part import Given, Part
+from .places import over_base
 from .protocol import Runtime, runtime_of
 from .resolve import Bound
 from .shapes import check_sizes, global_shape, piece
@@ -151,7 +151,7 @@ class Call(HostCall):
                     continue
                 made = self.made[comm.tensor]
                 value = bound.arguments[comm.param]
-                bound.arguments[comm.param] = part.tensor if value is made else _on(value, part.tensor)
+                bound.arguments[comm.param] = part.tensor if value is made else over_base(value, part.tensor)
                 self.results[comm.tensor] = self._out(part, made)
                 if comm.adds:
                     given[comm.tensor] = made
@@ -220,7 +220,7 @@ class Call(HostCall):
                 f"out has shape {tuple(out.shape)}, strides {out.stride()}, {out.dtype}; the result has "
                 f"{tuple(target.shape)}, {target.stride()}, {target.dtype}"
             )
-        bound.arguments[param] = out if value is target else _on(value, out)
+        bound.arguments[param] = out if value is target else over_base(value, out)
 
     def _result(self, result: Any) -> Any:
         if self.made:
@@ -276,13 +276,6 @@ def _is_descriptor(value: Any) -> bool:
     return hasattr(value, "block_shape") and hasattr(value, "base")
 
 
-def _on(descriptor: Any, base: torch.Tensor) -> Any:
-    """The same tensor descriptor over other memory."""
-    made = copy.copy(descriptor)
-    made.base = base
-    return made
-
-
 def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.numel() > 0 and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
@@ -312,4 +305,4 @@ def _rebase(bound: Bound, old: torch.Tensor, new: torch.Tensor) -> None:
             continue
         start = new.storage_offset() + base.storage_offset() - old.storage_offset()
         moved = new.as_strided(base.shape, base.stride(), start)
-        bound.arguments[name] = moved if value is base else _on(value, moved)
+        bound.arguments[name] = moved if value is base else over_base(value, moved)

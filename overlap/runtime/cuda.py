@@ -10,26 +10,34 @@ behind a grid that fills the multiprocessors. Ranks meet through the group's sto
 from __future__ import annotations
 
 import atexit
+import socket
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from overlap import settings
+from overlap.backends.bitcode import link_options
 from overlap.errors import OverlapError, RuntimeContractError
 
+from .bound_launch import bound_launch
 from .copies import plan_copy
 from .deadline import Watch, spins_for
-from .kernels import bound_launch, compiled, require_room, resident_blocks
+from .driver import Calls, Event, Stream, chain, copy_call, hold_call
+from .kernels import compiled, require_room, resident_blocks
 from .meeting import Meetings
+from .places import Place
+from .protocol import NONE_LATER
 from .providers import Provider, choose_provider
+from .reach import far, nodes_by, nodes_of, refuse
+from .scratch import scratch
 
-_ORDER: dict[Any, torch.cuda.Event] = {}
+_ORDER: dict[Any, Event] = {}
 """By (device, key): the end of the last call outside captures."""
-_CAPTURED: dict[Any, tuple[int, torch.cuda.Event]] = {}
+_CAPTURED: dict[Any, tuple[int, Event]] = {}
 """By (device, key): the capture that holds the last call recorded in one, and that call's end."""
 
 
@@ -45,15 +53,40 @@ class CudaRuntime:
         self.sm_count: int = torch.cuda.get_device_properties(self.device).multi_processor_count
         self.meetings = Meetings(dist.distributed_c10d._get_process_group_store(group), self.rank, self.world)
         self._provider = provider
+        self._nodes: tuple[int, ...] | None = None
         self._allocations: dict[int, tuple[int, list[torch.Tensor | None]]] = {}
-        self._lanes: dict[int, tuple[torch.cuda.Stream, torch.cuda.Event, torch.cuda.Event]] = {}
+        self._lanes: dict[int, _Lane] = {}
+        self._streams: dict[int, Stream] = {}
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Collective at first use. Raises RuntimeContractError where ranks are told differently."""
+        if self._nodes is None:
+            ranks = settings.get("node_ranks")
+            told = self.agree("the nodes of ranks", (ranks, socket.gethostname()))
+            for rank, (theirs, _) in enumerate(told):
+                if theirs != ranks:
+                    raise RuntimeContractError(
+                        f"OVERLAP_NODE_RANKS is {ranks} on rank {self.rank}, {theirs} on rank {rank}",
+                        help="set it to the same on every rank",
+                    )
+            self._nodes = nodes_by([host for _, host in told]) if ranks is None else nodes_of(self.world, ranks)
+        return self._nodes
+
+    @property
+    def pes(self) -> tuple[int, ...]:
+        return tuple(self.provider.pes)
+
+    @property
+    def linked(self) -> dict[str, Any]:
+        return dict(link_options())
 
     @property
     def provider(self) -> Provider:
         """Where symmetric memory comes from; all ranks of a group choose the same."""
         if self._provider is None:
             try:
-                made = choose_provider(self.group, self.device)
+                made = choose_provider(self.group, self.device, network=len(set(self.nodes)) > 1)
             except OverlapError as error:
                 self.agree("a provider of symmetric memory", error)
                 raise
@@ -88,10 +121,11 @@ class CudaRuntime:
             )
             self.agree(what, failed)
             raise failed from None
-        peers = provider.map(local, self.agree(what, provider.history()))
+        near = [not far(self, rank) for rank in range(self.world)]
+        peers = provider.map(local, self.agree(what, provider.history()), near)
         mine = local[:numel].view(tuple(shape))
         key = local.untyped_storage().data_ptr()
-        others = [None if p == self.rank else peers[p][:numel].view(tuple(shape)) for p in range(self.world)]
+        others = [None if p == self.rank or q is None else q[:numel].view(tuple(shape)) for p, q in enumerate(peers)]
         self._allocations[key] = (local.storage_offset(), others)
         weakref.finalize(mine, self._forget, key, local.data_ptr()).atexit = False
         return mine
@@ -102,7 +136,7 @@ class CudaRuntime:
             self._provider.free(address)
 
     def peer(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
-        """Raises RuntimeContractError when ``tensor`` is not symmetric."""
+        """Raises RuntimeContractError when ``tensor`` is not symmetric, or ``rank`` is on another node."""
         if rank == self.rank:
             return tensor
         found = self._allocations.get(tensor.untyped_storage().data_ptr())
@@ -110,6 +144,8 @@ class CudaRuntime:
             raise RuntimeContractError(f"peer: a tensor of shape {tuple(tensor.shape)} is not symmetric memory")
         if not 0 <= rank < self.world:
             raise RuntimeContractError(f"peer: rank {rank} in a world of {self.world}")
+        if far(self, rank):
+            raise refuse(self, rank)
         start, others = found
         other = others[rank]
         assert other is not None
@@ -133,99 +169,66 @@ class CudaRuntime:
 
     # streams
 
-    def main_stream(self) -> torch.cuda.Stream:
-        return torch.cuda.current_stream(self._index)
+    def main_stream(self) -> Stream:
+        handle: int = torch._C._cuda_getCurrentRawStream(self._index)
+        found = self._streams.get(handle)
+        if found is None:
+            found = self._streams[handle] = Stream(handle)
+        return found
 
-    def fork(self, lane: int) -> torch.cuda.Stream:
-        if lane not in self._lanes:
-            # Ahead of the grid: what a lane launches is waited for.
-            side = torch.cuda.Stream(self.device, priority=-1)
-            self._lanes[lane] = (side, torch.cuda.Event(), torch.cuda.Event())
-        side, forked, _ = self._lanes[lane]
-        forked.record(self.main_stream())
-        side.wait_event(forked)
-        return side
+    def fork(self, lane: int) -> Stream:
+        found = self._lanes.get(lane)
+        if found is None:
+            found = self._lanes[lane] = _Lane(self.device)
+        found.forked.record(self.main_stream())
+        found.forked.hold(found.stream)
+        return found.stream
 
-    def join(self, stream: torch.cuda.Stream) -> None:
-        joined = next(end for side, _, end in self._lanes.values() if side is stream)
+    def join(self, stream: Stream) -> None:
+        joined = next(lane.joined for lane in self._lanes.values() if lane.stream is stream)
         joined.record(stream)
-        self.main_stream().wait_event(joined)
+        joined.hold(self.main_stream())
 
-    @contextmanager
-    def in_order(self, key: Any) -> Iterator[bool]:
-        main = self.main_stream()
-        capture = _capture_of(main)
-        event = self._last_call(key, capture)
-        if event is not None:
-            main.wait_event(event)
-        yield capture != 0
-        if event is None:
-            event = torch.cuda.Event()
-            if capture:
-                _CAPTURED[self.device, key] = (capture, event)
-            else:
-                _ORDER[self.device, key] = event
-        event.record(main)
+    def in_order(self, key: Any) -> AbstractContextManager[bool]:
+        return _InOrder(self, key)
 
-    def _last_call(self, key: Any, capture: int) -> torch.cuda.Event | None:
+    def _last_call(self, key: Any, capture: int) -> Event | None:
         """The end of the last call, inside this capture or (0) outside any: neither may wait for the other."""
         if not capture:
             return _ORDER.get((self.device, key))
         held, event = _CAPTURED.get((self.device, key), (0, None))
         return event if held == capture else None
 
-    def holder(self, word: torch.Tensor, value: int) -> Callable[[torch.cuda.Stream], None]:
+    def holder(self, word: torch.Tensor, value: int) -> Callable[[Stream], None]:
         """Raises RuntimeContractError when the driver refuses (at the first use)."""
-        from cuda.bindings import driver
+        what = f"rank {self.rank}: a stream that waits for a count of tiles"
+        return Calls([(hold_call(word.data_ptr(), value), what)])
 
-        address, success = driver.CUdeviceptr(word.data_ptr()), driver.CUresult.CUDA_SUCCESS
-        wait, when = driver.cuStreamWaitValue32, int(driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
-
-        def enqueue(stream: torch.cuda.Stream) -> None:
-            (error,) = wait(stream.cuda_stream, address, value, when)
-            if error != success:
-                raise RuntimeContractError(f"rank {self.rank}: a stream cannot wait for a count of tiles: {error}")
-
-        return enqueue
-
-    def copier(self, dst: torch.Tensor, src: torch.Tensor) -> Callable[[torch.cuda.Stream], None]:
+    def copier(self, dst: torch.Tensor, src: torch.Tensor) -> Callable[[Stream], None]:
         """Raises RuntimeContractError when shapes or dtypes differ."""
-        from cuda.bindings import driver
-
         if dst.shape != src.shape or dst.dtype != src.dtype:
             raise RuntimeContractError(f"copy of {tuple(src.shape)} {src.dtype} to {tuple(dst.shape)} {dst.dtype}")
-        success = driver.CUresult.CUDA_SUCCESS
-        linear, pitched = driver.cuMemcpyDtoDAsync, driver.cuMemcpy2DAsync
-        pieces: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
-        for piece in plan_copy(dst, src) if src.numel() else ():
-            if piece.rows == 1:
-                pieces.append((linear, (piece.dst, piece.src, piece.width)))
-            else:
-                request = driver.CUDA_MEMCPY2D()
-                request.srcMemoryType = request.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
-                request.srcDevice, request.dstDevice = piece.src, piece.dst
-                request.srcPitch, request.dstPitch = piece.src_pitch, piece.dst_pitch
-                request.WidthInBytes, request.Height = piece.width, piece.rows
-                pieces.append((pitched, (request,)))
+        what = f"rank {self.rank}: a peer copy of {tuple(dst.shape)}"
+        return Calls([(copy_call(piece), what) for piece in (plan_copy(dst, src) if src.numel() else ())])
 
-        def enqueue(stream: torch.cuda.Stream) -> None:
-            handle = stream.cuda_stream
-            for call, arguments in pieces:
-                (error,) = call(*arguments, handle)
-                if error != success:
-                    raise RuntimeContractError(f"rank {self.rank}: a peer copy of {tuple(dst.shape)} failed: {error}")
-
-        return enqueue
+    def chained(self, enqueues: Sequence[Callable[[Stream], None]]) -> Callable[[Stream], None]:
+        return chain(enqueues)
 
     # kernels
 
     def warm(
-        self, kernel: Any, grid: Any, kwargs: dict[str, Any], *, leave_room: bool = False, later: Sequence[str] = ()
+        self,
+        kernel: Any,
+        grid: Any,
+        kwargs: dict[str, Any],
+        *,
+        leave_room: bool = False,
+        later: Mapping[str, Place | None] = NONE_LATER,
     ) -> Callable[..., None]:
         made = compiled(kernel, grid, kwargs)
         if leave_room:
             require_room(made, grid, self.device)
-        return bound_launch(kernel, made, grid, {name: v for name, v in kwargs.items() if name not in later})
+        return bound_launch(kernel, made, grid, kwargs, later)
 
     def resident(self, kernel: Any, grid: Any, kwargs: dict[str, Any]) -> int:
         return self.sm_count * resident_blocks(compiled(kernel, grid, kwargs))
@@ -233,11 +236,12 @@ class CudaRuntime:
     def launch(
         self, kernel: Any, grid: tuple[int, int, int], args: tuple[Any, ...], kwargs: dict[str, Any], stream: Any
     ) -> None:
-        if stream == self.main_stream():
-            kernel[grid](*args, **kwargs)
-        else:
-            with torch.cuda.stream(stream):
+        with scratch():
+            if stream.cuda_stream == self.main_stream().cuda_stream:
                 kernel[grid](*args, **kwargs)
+            else:
+                with torch.cuda.stream(torch.cuda.ExternalStream(stream.cuda_stream, self.device)):
+                    kernel[grid](*args, **kwargs)
 
     def watch(self, state: torch.Tensor) -> Callable[[], Any]:
         return Watch(state, spins_for(settings.get("deadline_s"), self.device))
@@ -250,7 +254,46 @@ class CudaRuntime:
             self._provider.close()
 
 
-def _capture_of(stream: torch.cuda.Stream) -> int:
+class _Lane:
+    """A side stream, and the events between it and the caller's."""
+
+    def __init__(self, device: torch.device) -> None:
+        # Ahead of the grid: what a lane launches is waited for.
+        self._made = torch.cuda.Stream(device, priority=-1)
+        self.stream = Stream(self._made.cuda_stream)
+        self.forked, self.joined = Event(), Event()
+
+
+class _InOrder:
+    """A call behind the last one under its key (`CudaRuntime.in_order`)."""
+
+    def __init__(self, runtime: CudaRuntime, key: Any) -> None:
+        self._runtime = runtime
+        self._key = key
+
+    def __enter__(self) -> bool:
+        runtime = self._runtime
+        self._main = runtime.main_stream()
+        self._capture = _capture_of(self._main)
+        self._event = runtime._last_call(self._key, self._capture)
+        if self._event is not None:
+            self._event.hold(self._main)
+        return self._capture != 0
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            return
+        event = self._event
+        if event is None:
+            event, place = Event(), (self._runtime.device, self._key)
+            if self._capture:
+                _CAPTURED[place] = (self._capture, event)
+            else:
+                _ORDER[place] = event
+        event.record(self._main)
+
+
+def _capture_of(stream: Stream) -> int:
     """The id of the capture that a stream takes part in, 0 for none."""
     if not torch.cuda.is_current_stream_capturing():
         return 0
@@ -260,6 +303,12 @@ def _capture_of(stream: torch.cuda.Stream) -> int:
 
 
 _RUNTIMES: dict[int, CudaRuntime] = {}
+
+
+def known_runtime(group: Any) -> CudaRuntime | None:
+    """The runtime of a process group that has one already."""
+    found = _RUNTIMES.get(id(group))
+    return found if found is not None and found.group is group else None
 
 
 def runtime_for_group(group: Any) -> CudaRuntime:
@@ -296,7 +345,7 @@ def _leave() -> None:
 
     logging.getLogger("nvshmem").setLevel(logging.CRITICAL + 1)
     for runtime in _RUNTIMES.values():
-        for name in ("overlap_workspaces", "overlap_instances", "overlap_symmetric"):
+        for name in ("overlap_calls", "overlap_workspaces", "overlap_instances", "overlap_symmetric"):
             getattr(runtime, name, {}).clear()
         runtime._allocations.clear()
     _RUNTIMES.clear()

@@ -15,11 +15,12 @@ from overlap.chunkplan.order import happens_before
 from overlap.chunkplan.plan import CommPlan, OpId
 from overlap.chunkplan.verify import verify_contributions, verify_plan
 from overlap.errors import PlanError, RuntimeContractError, ScheduleError, UnsupportedError
+from overlap.schedule.interleave import levels, moves_ahead
 from overlap.schedule.machine import Machine, machine_for
 from overlap.schedule.model import AxisTiles, Counter, RankSchedule, TensorRead, TensorWrite
 from overlap.schedule.pushes import pushes
 from overlap.schedule.runs import schedule_rank
-from overlap.schedule.steps import launch_steps
+from overlap.schedule.steps import Kernel, launch_steps
 from overlap.schedule.table import to_words
 from overlap.schedule.verify_steps import verify_steps
 
@@ -29,8 +30,8 @@ from .meeting import first_difference
 from .operator import Operator
 from .part import Given, Part
 from .protocol import Runtime
-from .resolve import Bound
 from .reach import check_reach, through_network
+from .resolve import Bound
 from .slots import Slots, slots_of
 from .workspace import Memory, counters_of, need_of, plan_for, workspace_of
 
@@ -58,15 +59,17 @@ class Instance(BoundPlan):
 
     parts: dict[str, Part]
     """By the tensor's name, in the order of the operator's ``comms``."""
+    known_as: Any
+    """Its key among the runtime's instances."""
 
     def __init__(self, operator: Operator, runtime: Runtime, given: Sequence[Given]) -> None:
         self.operator = operator
         plan = plan_for(operator, runtime.world, [g.shape for g in given])
         verify_plan(plan)
+        check_reach(plan, runtime, operator.carriers.backend_of)
         self.ordered = operator.carriers.ordered(plan)
         self.stored, self.moved = operator.carried(plan)
         """The operations of all ranks that kernels store, as far as tiles make what they send, and that they move."""
-        check_reach(plan, runtime, operator.carriers.backend_of)
         for comm in operator.comms:
             if comm.reduces:
                 verify_contributions(plan, comm.tensor)
@@ -101,6 +104,11 @@ class Instance(BoundPlan):
     def _tables_made(self) -> list[Any]:
         return [*super()._tables_made(), self._tables]
 
+    def by_network(self, op_id: OpId) -> bool:
+        """Whether NVSHMEM carries an operation of this rank: its backend does, and does not reach the other rank by pointer."""
+        carrier = self.operator.carriers.backend_of(self.plan.op(op_id))
+        return carrier.far and through_network(self.runtime, self._other(op_id))
+
     @property
     def title(self) -> str:
         return f"`{self.operator.name}` on {self.shape}"
@@ -115,6 +123,17 @@ class Instance(BoundPlan):
         """Of this rank's counters, those that count the parts of moves begin here: one for each operation of its list."""
         produced = [part.comm.tensor for part in self.parts.values() if part.made]
         return counters_of(self.plan, self.runtime.rank, produced, self.stored)
+
+    def moves_ahead(self, schedule: RankSchedule) -> tuple[int, ...]:
+        """By run, how many moves a program makes its parts of before it waits; () where others make them, or nobody."""
+        if not (self.operator.moves and self.operator.mover.inline):
+            return ()
+        moves = next((step.moves for step in self.steps if isinstance(step, Kernel)), ())
+        return moves_ahead(schedule, moves, self._levels)
+
+    @cached_property
+    def _levels(self) -> dict[OpId, int]:
+        return levels(happens_before(self.plan))
 
     @property
     def buffer(self) -> torch.Tensor:
@@ -141,8 +160,9 @@ class Instance(BoundPlan):
             if self.operator.stores:
                 writes = [w for w in self._writes if w.tensor == self.made.comm.tensor]
                 pushed = pushes(schedule, self.plan, writes, self.made.window, self.stored)
-                slots = self.workspace.table(slot_words(self, pushed), bits=64)
-            words = self.workspace.table(to_words(schedule, self.memory.room.flags, pushed))
+                slots = slots_of(self, pushed)
+            ahead = self.moves_ahead(schedule)
+            words = self.workspace.table(to_words(schedule, self.memory.room.flags, pushed, ahead))
             counters = {op: counter for counter in schedule.counters for op in counter.ops}
             found = LaunchTable(schedule, words, sum(run.tiles for run in schedule.runs), counters, slots)
             self._tables[key] = found
@@ -277,10 +297,18 @@ def instance_for(operator: Operator, runtime: Runtime, given: tuple[Given, ...])
             shown = own.order if comm.produced else next((t[i] for t, _ in told if t[i] is not None), None)
             settled.append(own._replace(order=shown))
         instance = cache[key] = Instance(operator, runtime, settled)
+        instance.known_as = key
     else:
-        cache[key] = cache.pop(key)
+        called_last(instance)
         instance.refresh()
     return instance
+
+
+def called_last(instance: Instance) -> None:
+    """Puts an instance at the end of the runtime's, where the one called last stands."""
+    cache = instances(instance.runtime)
+    if next(reversed(cache.values())) is not instance:
+        cache[instance.known_as] = cache.pop(instance.known_as)
 
 
 def instances(runtime: Runtime) -> dict[Any, Any]:

@@ -26,6 +26,7 @@ from .layout import dense_strides
 from .operator import Comm, Operator
 from .part import Given
 from .protocol import Runtime
+from .repeat import Repeat
 from .resolve import Bound, parameters_of, python_function
 from .shapes import GLOBAL, launch_shape, piece
 
@@ -53,6 +54,7 @@ class KernelCall(HostCall):
         grid, args, kwargs: the launch as its caller wrote it.
         behind: called with the instance to enqueue more work on the gathered buffer (see `launch.launch`).
         transport: dtype in which the kernel makes communicated outputs, and in which they travel; by default the results'.
+        repeat: asks that the launch be made ready for other tensors.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class KernelCall(HostCall):
         kwargs: dict[str, Any],
         behind: Callable[[Instance], None] | None = None,
         transport: torch.dtype | None = None,
+        repeat: Repeat | None = None,
     ) -> None:
         super().__init__(operator, {})
         self.runtime = runtime
@@ -71,6 +74,7 @@ class KernelCall(HostCall):
         self.kwargs = dict(kwargs)
         self.behind = behind
         self.transport = transport
+        self.repeat = repeat
         self.shards: dict[str, torch.Tensor] = {}
         names = parameters(operator)
         if len(args) > len(names):
@@ -169,7 +173,7 @@ class KernelCall(HostCall):
         comms = self.operator.comms
         given = {c.tensor: self.shards[c.tensor] for c in comms if not c.produced or c.adds}
         results = {c.tensor: self.shards[c.tensor] for c in comms if c.produced}
-        launch.launch(self.operator, instance, given, bound, grid, results, more)
+        launch.launch(self.operator, instance, given, bound, grid, results, more, self.repeat)
 
 
 @lru_cache(maxsize=256)

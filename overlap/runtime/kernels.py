@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 
 from overlap.errors import UnsupportedError
 
+from .modules import introduce
 from .occupancy import Block, Multiprocessor, room_beside
 
 _WAIT = Block(threads=32, registers=64, shared=0)
@@ -33,26 +33,9 @@ def compiled(kernel: Any, grid: Any, kwargs: dict[str, Any]) -> Any:
     if hasattr(made, "result"):
         made = made.result()
     made._init_handles()
+    if "extern_libs" in kwargs:
+        introduce(made)
     return made
-
-
-def bound_launch(kernel: Any, made: Any, grid: tuple[int, int, int], kwargs: dict[str, Any]) -> Callable[..., None]:
-    """A launch of the compiled kernel ``made`` that skips Triton's argument analysis (`Runtime.warm`).
-
-    Args:
-        kwargs: arguments by name; those left out are given in every launch. Launch options are part of ``made``.
-    """
-    places = {name: i for i, name in enumerate(kernel.arg_names)}
-    bound = [kwargs.get(name) for name in kernel.arg_names]
-    run = made[grid]
-
-    def enqueue(stream: Any, **replaced: Any) -> None:
-        values = list(bound)
-        for name, value in replaced.items():
-            values[places[name]] = value
-        run(*values, stream=stream.cuda_stream)
-
-    return enqueue
 
 
 def require_room(made: Any, grid: tuple[int, int, int], device: torch.device) -> None:

@@ -11,7 +11,6 @@ instance; a call binds what its arguments bring and enqueues. Nothing here knows
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -20,48 +19,26 @@ import torch
 from overlap.schedule import steps as st
 from overlap.schedule.moves import Move
 
+from .acts import Act, Ends, InFlight, carry_out, make_acts
 from .bound_plan import BoundPlan
-from .entry import move_kernel
+from .entry import MOVE_KERNELS
 from .instance import Instance, LaunchTable
 from .moves import Grid, Reserved, reserved
 from .opening import Opening, layout_key
 from .operator import Operator
-from .prepared import lane_step, sum_step
+from .places import Carried, numbered
+from .prepared import layout_of
 from .ranges import range_arguments
+from .repeat import KernelLaunch, Repeat
 from .resolve import Bound
+from .slots import store_arguments
 from .variant import variant_of
 
-from .slots import store_arguments
 STEP_FILTER: Callable[[int, tuple[st.Step, ...]], tuple[st.Step, ...]] | None = None
 """Tests put a function here that drops a step; the simulator must then find the race."""
 
-IN_FLIGHT = "overlap"
-"""One launch is in flight on a device at a time: two that spin side by side could each hold what the other needs."""
-
 MOVE_WARPS = 8
 Nothing: Mapping[str, torch.Tensor] = {}
-
-
-@dataclass
-class _Launch:
-    """What one call brings, and the lanes it has forked."""
-
-    main: Any
-    kernel: Callable[[], None] | None
-    given: Mapping[str, torch.Tensor]
-    results: Mapping[str, torch.Tensor]
-    behind: Callable[[], None] | None = None
-    lanes: dict[int, Any] = field(default_factory=dict)
-    open_lanes: set[int] = field(default_factory=set)
-
-    def read_buffers(self) -> None:
-        """Enqueues the caller's further work, once."""
-        behind, self.behind = self.behind, None
-        if behind is not None:
-            behind()
-
-
-Act = Callable[[_Launch], None]
 
 
 def launch(
@@ -72,6 +49,7 @@ def launch(
     grid: tuple[int, int, int],
     results: Mapping[str, torch.Tensor] = Nothing,
     behind: Callable[[], None] | None = None,
+    repeat: Repeat | None = None,
 ) -> None:
     """Enqueues one launch of ``operator`` on this rank: entry, copies, flags, kernel, sums, credits, join.
 
@@ -82,6 +60,7 @@ def launch(
         results: by communicated output, this rank's piece, to be written.
         behind: enqueues more work that reads the gathered buffer, on the main stream behind the kernel and all
             copies, and ahead of the credits that let peers overwrite it.
+        repeat: asks that the launch be made ready for other tensors, where it can be.
 
     Raises:
         RuntimeContractError: the grid does not enumerate the kernel's tiles.
@@ -91,54 +70,70 @@ def launch(
     runtime = instance.runtime
     table = instance.table(bound)
     ours = {operator.ours[0]: table.words, operator.ours[1]: instance.state, **range_arguments(instance, bound)}
-    if operator.stores:
-        ours[operator.stores] = table.slots
-    kernel, options, place = bound.kernel, bound.options, operator.moves
+    if table.slots is not None:
+        ours |= store_arguments(operator, table.slots, bound.arguments, table.tiles)
+    linked = runtime.linked if operator.moves and operator.mover.far else {}
+    kernel, options, place = bound.kernel, {**bound.options, **linked}, operator.moves
     if operator.moves:
         # What is moved is known once the kernel is compiled; until then a table like any other stands for it.
         ours[place] = instance.state
     arguments = {**bound.arguments, **ours, **options}
     if operator.moves and not table.tiles:
         # The user's kernel has nothing to do, and no descriptors of what is empty are made for it.
-        kernel, options, place, grid = move_kernel, {"num_warps": MOVE_WARPS}, "moves", (0, 1, 1)
+        kernel = MOVE_KERNELS[operator.mover.writer]
+        options, place, grid = {"num_warps": MOVE_WARPS, **linked}, "moves", (0, 1, 1)
         arguments = {"moves": instance.state, "state": instance.state, **options}
-    steps, opening = _opened(instance, given)
+    carried, ends = _brought(given, results)
+    steps = _steps(instance)
+    acts = partial(_acts, instance, table, steps)
     variant = variant_of(kernel, arguments)
     moves = next((step.moves for step in steps if isinstance(step, st.Kernel)), ())
     key = (variant.key, kernel, grid)
 
     def warm() -> None:
-        _warm(instance, opening, results)
+        acts(ends)
         if operator.moves:
-            _reserved(instance, key, moves, arguments)
+            _reserved(instance, key, moves, arguments, table.tiles)
         elif table.tiles:
             _ready_kernel(instance, key, arguments, arguments.keys() - options.keys())
 
     _meet(instance, (table, variant.key, *_layouts(results)), warm)
     if operator.moves:
-        beside = _reserved(instance, key, moves, arguments)
+        beside = _reserved(instance, key, moves, arguments, table.tiles)
         arguments[place], grid = beside.words, beside.grid
         key = (variant.key, kernel, grid)
-    main = runtime.main_stream()
-    if variant.exact and (table.tiles or moves):
-        passed = {name: value for name, value in arguments.items() if name not in options}
-        enqueue = partial(_ready_kernel(instance, key, arguments, passed), main, **passed)
+    passed = {name: value for name, value in arguments.items() if name not in options}
+    runs = bool(table.tiles or moves)
+    repeatable = repeat is not None and (behind is None or repeat.further is not None) and STEP_FILTER is None
+    if repeat is not None and repeatable and (variant.exact or not runs):
+        kept = (
+            frozenset(ours) | {comm.param for comm in operator.comms} if kernel is bound.kernel else frozenset(passed)
+        )
+        ready = repeat.prepare(instance, ends, acts, KernelLaunch(kernel, grid, arguments, kept) if runs else None)
+        if ready is not None:
+            ready.enqueue(repeat.carried)
+            return
+    if variant.exact and runs:
+        enqueue = partial(_ready_kernel(instance, key, arguments, passed), **passed)
     else:
-        enqueue = partial(runtime.launch, kernel, grid, (), arguments, main)
-    _carry_out(instance, table, opening, steps, _Launch(main, enqueue, given, results, behind))
+
+        def enqueue(stream: Any, _: Carried) -> None:
+            runtime.launch(kernel, grid, (), arguments, stream)
+
+    carry_out(instance, acts(ends), InFlight(runtime.main_stream(), enqueue, carried, behind))
 
 
 Key = tuple[Any, Any, Grid]
 """Of a launch of the user's kernel: its variant, the kernel, the grid."""
 
 
-def _reserved(instance: Instance, key: Key, moves: Sequence[Move], arguments: dict[str, Any]) -> Reserved:
+def _reserved(instance: Instance, key: Key, moves: Sequence[Move], arguments: dict[str, Any], tiles: int) -> Reserved:
     """The launch beside programs that make ``moves``, made once for what it is without them."""
-    place = ("reserved", key, moves if STEP_FILTER is not None else None)
+    place = ("reserved", key, tiles, moves if STEP_FILTER is not None else None)
     made: Reserved | None = instance.prepared.get(place)
     if made is None:
         _, kernel, grid = key
-        made = instance.prepared[place] = reserved(instance, moves, kernel, grid, arguments)
+        made = instance.prepared[place] = reserved(instance, moves, kernel, grid, arguments, tiles)
     return made
 
 
@@ -153,7 +148,7 @@ def _ready_kernel(
     if found is None:
         _, kernel, grid = key
         awaits = any(isinstance(step, st.Await) for step in instance.steps)
-        found = instance.runtime.warm(kernel, grid, arguments, leave_room=awaits, later=tuple(parameters))
+        found = instance.runtime.warm(kernel, grid, arguments, leave_room=awaits, later=dict.fromkeys(parameters))
         instance.prepared[key] = found
     return found
 
@@ -167,19 +162,32 @@ def launch_transfer(
         given: what is staged, by the names that the instance's parts know it by.
         results: by tensor, what this rank ends with, to be written.
     """
-    steps, opening = _opened(instance, given)
-    _meet(instance, (opening, *_layouts(results)), partial(_warm, instance, opening, results))
-    _carry_out(instance, None, opening, steps, _Launch(instance.runtime.main_stream(), None, given, results))
+    carried, ends = _brought(given, results)
+    acts = partial(_acts, instance, None, _steps(instance), ends)
+    _meet(instance, (layout_key(given), *_layouts(results)), acts)
+    carry_out(instance, acts(), InFlight(instance.runtime.main_stream(), None, carried))
 
 
-def _opened(instance: BoundPlan, given: Mapping[str, torch.Tensor]) -> tuple[tuple[st.Step, ...], Opening]:
-    """The steps of a launch, and its entry."""
-    steps = instance.steps if STEP_FILTER is None else STEP_FILTER(instance.runtime.rank, instance.steps)
-    return steps, _opening(instance, given, next((s for s in steps if isinstance(s, st.Entry)), instance.entry))
+def _brought(given: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]) -> tuple[Carried, Ends]:
+    """What a call carries: what it gives, then its results, as they are."""
+    tensors = (*given.values(), *results.values())
+    places = numbered(tensors)
+    ends = Ends(
+        given, dict(zip(given, places, strict=False)), results, dict(zip(results, places[len(given) :], strict=True))
+    )
+    return Carried(tensors), ends
 
 
-def _meet(instance: BoundPlan, variant: Any, warm: Callable[[], None]) -> None:
-    """Compiles what this variant of a launch runs, once; with the other ranks where it is the first of all."""
+def _steps(instance: BoundPlan) -> tuple[st.Step, ...]:
+    """The steps of a launch."""
+    return instance.steps if STEP_FILTER is None else STEP_FILTER(instance.runtime.rank, instance.steps)
+
+
+def _meet(instance: BoundPlan, variant: Any, warm: Callable[[], Any]) -> None:
+    """Compiles what this variant of a launch runs, once; with the other ranks where it is the first of all.
+
+    Nothing may be compiled or loaded while a kernel spins.
+    """
     if variant not in instance.warmed:
         instance.warmed.add(variant)
         if instance.met:
@@ -187,100 +195,20 @@ def _meet(instance: BoundPlan, variant: Any, warm: Callable[[], None]) -> None:
     instance.meet(warm)
 
 
-def _carry_out(
-    instance: BoundPlan, table: LaunchTable | None, opening: Opening, steps: Sequence[st.Step], now: _Launch
-) -> None:
-    runtime = instance.runtime
-    with runtime.in_order(IN_FLIGHT) as capturing:
-        if capturing:
-            instance.memory.captured = True
-        acts = _acts(instance, table, opening, steps)
-        try:
-            for act in acts:
-                act(now)
-            now.read_buffers()
-        except BaseException as error:
-            instance.workspace.poison(error)
-            for lane in sorted(now.open_lanes):
-                runtime.join(now.lanes[lane])
-            raise
-
-
-def _acts(instance: BoundPlan, table: LaunchTable | None, opening: Opening, steps: Sequence[st.Step]) -> list[Act]:
-    """The steps as functions of a call, made once for a table and a layout of what is given."""
-    key = ("acts", table, opening)
-    found: list[Act] | None = instance.prepared.get(key) if STEP_FILTER is None else None
+def _acts(instance: BoundPlan, table: LaunchTable | None, steps: Sequence[st.Step], ends: Ends) -> Sequence[Act]:
+    """The steps as functions of a call, made once for a table and what acts depend on of a call's ends."""
+    opening = _opening(instance, ends.given, next((s for s in steps if isinstance(s, st.Entry)), instance.entry))
+    key = ("acts", table, opening, ends.key())
+    found: Sequence[Act] | None = instance.prepared.get(key) if STEP_FILTER is None else None
     if found is None:
-        found = [act for step in steps if (act := _act(instance, table, opening, step)) is not None]
+        found = make_acts(instance, table, opening, steps, ends)
         if STEP_FILTER is None:
             instance.prepared[key] = found
     return found
 
 
-def _act(instance: BoundPlan, table: LaunchTable | None, opening: Opening, step: st.Step) -> Act | None:
-    runtime = instance.runtime
-    match step:
-        case st.Entry():
-            return lambda now: opening.enqueue(now.main, now.given)
-        case st.Fork(lane):
-
-            def fork(now: _Launch) -> None:
-                now.lanes[lane] = runtime.fork(lane)
-                now.open_lanes.add(lane)
-
-            return fork
-        case st.Kernel():
-            return _kernel if table is not None and (table.tiles or step.moves) else None
-        case st.Sum():
-            return lambda now: _sum(instance, step, now)
-        case st.Join(lane):
-
-            def join(now: _Launch) -> None:
-                now.open_lanes.discard(lane)
-                runtime.join(now.lanes[lane])
-
-            return join
-        case st.Credit(_, None):
-            credit = lane_step(instance, table, step)
-            assert credit is not None
-
-            def on_main(now: _Launch) -> None:
-                now.read_buffers()
-                credit(now.main)
-
-            return on_main
-        case _:
-            assert step.lane is not None
-            enqueue, on = lane_step(instance, table, step), step.lane
-            return None if enqueue is None else lambda now: enqueue(now.lanes[on])
-
-
-def _kernel(now: _Launch) -> None:
-    assert now.kernel is not None
-    now.kernel()
-
-
-def _sum(instance: BoundPlan, step: st.Sum, now: _Launch) -> None:
-    # A sum that a later operation sends on writes no result, but the kernel takes an address.
-    out = now.results[step.tensor] if any(p.out for p in step.pieces) else instance.parts[step.tensor].data
-    enqueue = sum_step(instance, step, out)
-    if enqueue is not None:
-        enqueue(now.main, out=out)
-
-
 def _layouts(results: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
-    return tuple((name, out.dtype, out.stride(), out.data_ptr() % 16) for name, out in results.items())
-
-
-def _warm(instance: BoundPlan, opening: Opening, results: Mapping[str, torch.Tensor]) -> None:
-    """Compiles and loads every small kernel of a launch: nothing may be loaded while a kernel spins."""
-    opening.warm()
-    for step in instance.steps:
-        if isinstance(step, st.Await):
-            lane_step(instance, None, step)
-        elif isinstance(step, st.Sum):
-            out = results[step.tensor] if any(p.out for p in step.pieces) else instance.parts[step.tensor].data
-            sum_step(instance, step, out)
+    return tuple((name, *layout_of(out)) for name, out in results.items())
 
 
 def _opening(instance: BoundPlan, given: Mapping[str, torch.Tensor], step: st.Entry) -> Opening:

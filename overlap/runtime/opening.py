@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +12,9 @@ from overlap.schedule.table import counter_base
 
 from .bound_plan import BoundPlan
 from .entry import entry_kernel
+from .places import Place, within
 from .plan_tensor import Staged
+from .prepared import Enqueue
 from .stage import Staging, as_words, filling, staging
 
 ENTRY_BLOCK = 4096
@@ -28,12 +30,6 @@ class _Stage(NamedTuple):
     to: torch.Tensor
     zero: torch.Tensor | None = None
 
-    def source(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        if self.name is None:
-            assert self.zero is not None
-            return self.zero
-        return as_words(given[self.name][self.part], self.copy.dtype)
-
 
 class Opening:
     """All launches of one entry step, for one layout of what is given.
@@ -48,57 +44,73 @@ class Opening:
         self._step = step
         staged = (_stage(instance, one, given) for part in instance.parts.values() for one in part.staged(given))
         self._stages = [stage for stage in staged if stage.copy.dims]
-        self._first = [self._bound(i, given) for i in range(max(1, len(self._stages)))]
-        self._launches: list[Callable[..., None]] = []
+        self._grids = [self._grid(stage) for stage in self._stages or (None,)]
+        self._bound: dict[tuple[Place | None, ...], list[Enqueue]] = {}
 
-    def _bound(self, number: int, given: Mapping[str, torch.Tensor]) -> tuple[tuple[int, int, int], dict[str, Any]]:
+    def _grid(self, stage: _Stage | None) -> tuple[int, int, int]:
+        words = stage.copy.words if stage else 0
+        return max(1, min(self._runtime.sm_count, -(-words // ENTRY_BLOCK))), 1, 1
+
+    def _arguments(self, number: int, src: torch.Tensor) -> dict[str, Any]:
         instance, runtime, step = self._instance, self._runtime, self._step
         stage = self._stages[number] if self._stages else None
         last = number >= len(self._stages) - 1
-        words = stage.copy.words if stage else 0
-        grid = (max(1, min(runtime.sm_count, -(-words // ENTRY_BLOCK))), 1, 1)
         nothing = instance.state
         room = instance.memory.room
         copy = stage.copy if stage else staging(nothing[:0], nothing[:0])
-        arguments: dict[str, Any] = {
-            "src": stage.source(given) if stage else nothing,
+        several = len(set(runtime.nodes)) > 1
+        return {
+            "src": src,
             "dst": as_words(stage.to, copy.dtype) if stage else nothing,
             "state": instance.state,
             "peers": instance.peers,
             "rank": runtime.rank,
             "world": runtime.world,
-            "programs": grid[0],
+            "programs": self._grids[number][0],
             "instance": instance.number,
             "first_counter": counter_base(runtime.world, room.flags),
             "counters": instance.need.counters,
             **copy.arguments(),
             "DIMS": copy.dims,
-            "WIDE": words > 2**30,
+            "WIDE": copy.words > 2**30,
             "WAIT_DONE": step.wait_done and number == 0,
             "PUBLISH": last,
             "READY": step.ready and last,
             "COUNTERS": step.counters and last,
             "BLOCK": ENTRY_BLOCK,
+            "FAR": several,
+            **(runtime.linked if several and step.ready and last else {}),
             "num_warps": ENTRY_WARPS,
         }
-        return grid, arguments
 
-    def warm(self) -> list[Callable[..., None]]:
-        """Compiles and binds them, once; keeps nothing alive that the caller gave."""
-        if not self._launches:
-            self._launches = [
-                self._runtime.warm(entry_kernel, grid, arguments, later=("src",)) for grid, arguments in self._first
-            ]
-            self._first = []
-        return self._launches
+    def launches(self, given: Mapping[str, torch.Tensor], places: Mapping[str, Place]) -> list[Enqueue]:
+        """The launches, each called with the main stream and what a call carries; bound once for given tensors at ``places``.
 
-    def enqueue(self, stream: Any, given: Mapping[str, torch.Tensor]) -> None:
-        """The launches, on the main stream. ``given`` has the layout that this was made for."""
-        launches = self.warm()
-        if not self._stages:
-            launches[0](stream, src=self._instance.state)
-        for launch, stage in zip(launches, self._stages, strict=False):
-            launch(stream, src=stage.source(given))
+        Args:
+            given: tensors of the layout that this was made for; none of them is kept.
+        """
+        sources = [self._source(stage, given, places) for stage in self._stages]
+        key = tuple(place for _, place in sources)
+        found = self._bound.get(key)
+        if found is None:
+            found = self._bound[key] = []
+            for number, (src, place) in enumerate(sources or [(self._instance.state, None)]):
+                arguments, grid = self._arguments(number, src), self._grids[number]
+                later = {} if place is None else {"src": place}
+                found.append(self._runtime.warm(entry_kernel, grid, arguments, later=later))
+        return found
+
+    @staticmethod
+    def _source(
+        stage: _Stage, given: Mapping[str, torch.Tensor], places: Mapping[str, Place]
+    ) -> tuple[torch.Tensor, Place | None]:
+        """What a stage copies, and its place in a call; None where it is always the same."""
+        if stage.name is None:
+            assert stage.zero is not None
+            return stage.zero, None
+        tensor = given[stage.name]
+        part = tensor[stage.part]
+        return as_words(part, stage.copy.dtype), within(places[stage.name], tensor, part, stage.copy.dtype)
 
 
 def layout_key(given: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,8 +12,12 @@ from overlap.schedule import steps as st
 from overlap.schedule.table import S_EPOCH, SLOT_WORDS, counter_base, done_base, flag_base
 
 from .bound_plan import BoundPlan
-from .entry import wait_kernel
+from .entry import carry_kernel, credit_kernel, wait_kernel
+from .far_moves import lane_words
 from .instance import LaunchTable
+from .places import Place
+from .protocol import Runtime
+from .reach import far
 from .reduce import sum_kernel
 from .sums import addition, check_pieces, sum_table
 
@@ -21,9 +25,12 @@ SUM_WARPS = 8
 SUM_PROGRAMS = 2
 """Programs of the sum kernel a multiprocessor, at most: enough to read at full speed, and room for others beside it."""
 AT_A_TIME = 8
+CARRY_WARPS = 4
+CARRY_PROGRAMS = 8
+"""Programs that carry an operation between nodes, at most: few enough to find room beside a kernel's."""
 
-Enqueue = Callable[[Any], None]
-"""Enqueues one prepared step on a stream."""
+Enqueue = Callable[..., None]
+"""Enqueues one prepared step on a stream; what a call carries (`places.Carried`) comes second where the step reads it."""
 
 LaneStep = st.Await | st.Hold | st.Copy | st.Raise
 
@@ -49,20 +56,40 @@ def lane_step(instance: BoundPlan, table: LaunchTable | None, step: LaneStep | s
     return made
 
 
-def sum_step(instance: BoundPlan, step: st.Sum, out: torch.Tensor) -> Callable[..., None] | None:
-    """A sum made ready: ``enqueue(stream, out=result)`` for results of the layout of ``out``. None: nothing to add.
+class SumLaunch(NamedTuple):
+    """A sum kernel's grid and arguments, for results of one layout; ``out`` is bound to where a call has its own."""
+
+    grid: tuple[int, int, int]
+    arguments: dict[str, Any]
+    results: bool
+
+    def bound(self, runtime: Runtime, out: torch.Tensor, place: Place) -> Enqueue:
+        """The launch, called with a stream and what a call carries; ``out``: a result of the layout, which is not kept."""
+        later = {"out": place} if self.results else {}
+        return runtime.warm(
+            sum_kernel, self.grid, {**self.arguments, "out": out} if later else self.arguments, later=later
+        )
+
+
+def sum_step(instance: BoundPlan, step: st.Sum, out: torch.Tensor) -> SumLaunch | None:
+    """A sum made ready, once for results of the layout of ``out``. None: nothing to add.
 
     Raises:
         UnsupportedError: a reduction or dtype that is not carried out.
     """
-    key = (step, out.dtype, out.stride(), out.data_ptr() % 16)
+    key = (step, *layout_of(out))
     if key not in instance.prepared:
         instance.prepared[key] = _sum(instance, step, out)
-    made: Callable[..., None] | None = instance.prepared[key]
+    made: SumLaunch | None = instance.prepared[key]
     return made
 
 
-def _sum(instance: BoundPlan, step: st.Sum, out: torch.Tensor) -> Callable[..., None] | None:
+def layout_of(out: torch.Tensor) -> tuple[Any, ...]:
+    """What the launches that write a result depend on."""
+    return out.dtype, out.stride(), out.data_ptr() % 16
+
+
+def _sum(instance: BoundPlan, step: st.Sum, out: torch.Tensor) -> SumLaunch | None:
     runtime, part = instance.runtime, instance.parts[step.tensor]
     pieces = [piece for piece in step.pieces if not piece.chunk.box.empty]
     if not pieces:
@@ -76,7 +103,8 @@ def _sum(instance: BoundPlan, step: st.Sum, out: torch.Tensor) -> Callable[..., 
     programs = max(1, min(SUM_PROGRAMS * runtime.sm_count, table.blocks))
     arguments = {
         "data": part.data,
-        "out": out,
+        # A sum that a later operation sends on writes no result, but the kernel takes an address.
+        "out": part.data,
         "table": instance.workspace.table(table.values, bits=64),
         "state": instance.state,
         "pieces": table.pieces,
@@ -89,7 +117,7 @@ def _sum(instance: BoundPlan, step: st.Sum, out: torch.Tensor) -> Callable[..., 
         "BLOCK": table.block,
         "num_warps": SUM_WARPS,
     }
-    return runtime.warm(sum_kernel, (programs, 1, 1), arguments, later=("out",))
+    return SumLaunch((programs, 1, 1), arguments, any(piece.out for piece in step.pieces))
 
 
 def _hold(instance: BoundPlan, table: LaunchTable, op_id: OpId) -> Enqueue | None:
@@ -119,19 +147,37 @@ def flag_word(instance: BoundPlan, op_id: OpId, rank: int) -> torch.Tensor:
 def _copy(instance: BoundPlan, op_id: OpId) -> Enqueue:
     op = instance.plan.op(op_id)
     assert isinstance(op, P2P)
+    if instance.by_network(op_id):
+        return _carry(instance, op_id)
     src = instance.parts[op.src.tensor].source(op_id)
     dst = instance.parts[op.dst.tensor].destination(op_id)
     return instance.runtime.copier(dst, src)
 
 
-def _raise(instance: BoundPlan, op_id: OpId) -> Enqueue:
+def _carry(instance: BoundPlan, op_id: OpId) -> Enqueue:
+    """An operation through NVSHMEM, by a kernel that raises its flag too."""
+    words, parts = lane_words(instance, op_id)
+    arguments = {"words": instance.workspace.table(words, bits=64), "state": instance.state, "num_warps": CARRY_WARPS}
+    grid = (max(1, min(CARRY_PROGRAMS, parts)), 1, 1)
+    return instance.runtime.warm(carry_kernel, grid, {**arguments, **instance.runtime.linked})
+
+
+def _raise(instance: BoundPlan, op_id: OpId) -> Enqueue | None:
     op = instance.plan.op(op_id)
     assert isinstance(op, P2P)
+    if instance.by_network(op_id):
+        return None
     epoch = _word(instance.runtime.peer(instance.state, op.src_rank), S_EPOCH)
     return instance.runtime.copier(flag_word(instance, op_id, op.dst_rank), epoch)
 
 
 def _credit(instance: BoundPlan, peer: int) -> Enqueue:
     runtime = instance.runtime
+    if far(runtime, peer):
+        place = (done_base(runtime.world) + runtime.rank) * SLOT_WORDS
+        words = instance.workspace.table([instance.memory.addresses[peer], place], bits=64)
+        return runtime.warm(
+            credit_kernel, (1, 1, 1), {"state": instance.state, "words": words, "num_warps": 1, **runtime.linked}
+        )
     done = _word(runtime.peer(instance.state, peer), done_base(runtime.world) + runtime.rank)
     return runtime.copier(done, _word(instance.state, S_EPOCH))

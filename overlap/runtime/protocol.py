@@ -13,9 +13,14 @@ one contract suite (tests) runs on both. Tensors are `torch.Tensor`s in both wor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
+
+from .places import Place
+
+NONE_LATER: Mapping[str, Place | None] = MappingProxyType({})
 
 
 @runtime_checkable
@@ -28,12 +33,21 @@ class Runtime(Protocol):
     """Multiprocessors of this rank's device."""
     device: Any
     """The `torch.device` that ordinary tensors of this rank live on."""
+    nodes: tuple[int, ...]
+    """The node of every rank; pointers reach the ranks of one's own (`overlap.runtime.reach`)."""
+    pes: tuple[int, ...]
+    """NVSHMEM's number of every rank; empty where symmetric memory is not NVSHMEM's."""
+    linked: dict[str, Any]
+    """Launch options of kernels that call NVSHMEM."""
 
     def symmetric(self, shape: Sequence[int], dtype: Any, *, zero: bool = False) -> Any:
         """Collective: the same contiguous tensor on every rank, reachable by peers; ``zero``: cleared before any can reach it."""
 
     def peer(self, tensor: Any, rank: int) -> Any:
-        """The same-shaped view of ``rank``'s copy of a symmetric tensor (or view of one); rank itself gives ``tensor``."""
+        """The same-shaped view of ``rank``'s copy of a symmetric tensor (or view of one); rank itself gives ``tensor``.
+
+        RuntimeContractError where no pointer reaches ``rank``.
+        """
 
     def table(self, values: Sequence[int], *, bits: int = 32, into: Any = None) -> Any:
         """Uploads integers into an ordinary device tensor of int32 or int64, before any launch that reads it.
@@ -79,14 +93,24 @@ class Runtime(Protocol):
         ``dst`` and ``src`` are views of one shape and dtype.
         """
 
+    def chained(self, enqueues: Sequence[Callable[[Any], None]]) -> Callable[[Any], None]:
+        """What `copier`, `holder` and `warm` made, as one: called with a stream, it enqueues them one behind the other."""
+
     def warm(
-        self, kernel: Any, grid: Any, kwargs: dict[str, Any], *, leave_room: bool = False, later: Sequence[str] = ()
+        self,
+        kernel: Any,
+        grid: Any,
+        kwargs: dict[str, Any],
+        *,
+        leave_room: bool = False,
+        later: Mapping[str, Place | None] = NONE_LATER,
     ) -> Callable[..., None]:
         """Compiles and loads what `launch` would run, without running it.
 
         With ``leave_room`` a kernel of one warp must be able to become resident beside the grid, else UnsupportedError.
-        Returns ``enqueue(stream, **replaced)``, a launch with its arguments bound. What replaces an argument has its
-        dtype and its alignment to 16 bytes. Arguments named in ``later`` are replaced in every launch and not kept alive.
+        Returns ``enqueue(stream, carried, **replaced)``, a launch with its arguments bound. Those named in ``later`` are not
+        kept: each launch finds them in what its call carries (`places`), or where no place is said takes them by name. They
+        then have the dtype and the alignment to 16 bytes that ``kwargs`` shows; a descriptor changes its base alone.
         """
 
     def resident(self, kernel: Any, grid: Any, kwargs: dict[str, Any]) -> int:

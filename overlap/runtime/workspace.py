@@ -33,6 +33,7 @@ from overlap.schedule.table import state_words
 from .faults import FaultRecord, deadline_error
 from .part import part_layout
 from .protocol import Runtime, runtime_of
+from .reach import far
 from .symmetric import check_symmetric, release_symmetric
 
 if TYPE_CHECKING:
@@ -99,7 +100,10 @@ class Memory:
         )
         words = state_words(runtime.world, need.flags, need.counters)
         self.state: torch.Tensor = runtime.symmetric([words], torch.int64, zero=True)
-        self.addresses = [runtime.peer(self.state, p).data_ptr() for p in range(runtime.world)]
+        self.addresses = [
+            ~runtime.pes[p] if far(runtime, p) else runtime.peer(self.state, p).data_ptr() for p in range(runtime.world)
+        ]
+        """Of every rank's state words; of a far rank's the complement of NVSHMEM's number, which no address is."""
         self.peers = runtime.table(self.addresses, bits=64)
         self.fault = runtime.watch(self.state)
         self.captured = False
@@ -337,7 +341,8 @@ def release(group: Any = None) -> None:
         workspace.kept.clear()
         workspace.instances.clear()
     workspaces(runtime).clear()
-    getattr(runtime, "overlap_instances", {}).clear()
+    for known in ("overlap_calls", "overlap_instances"):
+        getattr(runtime, known, {}).clear()
     release_symmetric(runtime)
     gc.collect()
     runtime.release()

@@ -6,12 +6,15 @@ Collective calls meet by their order, as on a real group; a rank that calls some
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from overlap.errors import RuntimeContractError
+from overlap.runtime.places import NOTHING, Carried, Place, over_base, without_base
+from overlap.runtime.protocol import NONE_LATER
+from overlap.runtime.reach import far, refuse
 from overlap.runtime.resolve import parameters_of, python_function
 
 from .clocks import Agent
@@ -81,6 +84,20 @@ class SimRuntime:
         return self._world.sms
 
     @property
+    def nodes(self) -> tuple[int, ...]:
+        return self._world.nodes
+
+    @property
+    def pes(self) -> tuple[int, ...]:
+        """Other numbers than the ranks', so that taking one for the other is found."""
+        return tuple(reversed(range(self.world)))
+
+    @property
+    def linked(self) -> dict[str, Any]:
+        """Nothing is linked: kernels find NVSHMEM's functions replaced."""
+        return {}
+
+    @property
     def device(self) -> torch.device:
         return torch.device("cpu")
 
@@ -98,7 +115,7 @@ class SimRuntime:
         return tensor
 
     def peer(self, tensor: Any, rank: int) -> Any:
-        """Raises RuntimeContractError when ``tensor`` is not symmetric."""
+        """Raises RuntimeContractError when ``tensor`` is not symmetric, or ``rank`` is on another node."""
         if rank == self.rank:
             return tensor
         buffer = self._world.memory.of(tensor)
@@ -106,6 +123,8 @@ class SimRuntime:
             raise RuntimeContractError(f"peer: a tensor of shape {tuple(tensor.shape)} is not symmetric memory")
         if not 0 <= rank < self.world:
             raise RuntimeContractError(f"peer: rank {rank} in a world of {self.world}")
+        if far(self, rank):
+            raise refuse(self, rank)
         flat = buffer.copies[rank].storage.view(torch.uint8).view(tensor.dtype)
         return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
@@ -226,19 +245,41 @@ class SimRuntime:
 
         return enqueue
 
+    def chained(self, enqueues: Sequence[Callable[[Stream], None]]) -> Callable[[Stream], None]:
+        made = tuple(enqueues)
+
+        def enqueue(stream: Stream) -> None:
+            for each in made:
+                each(stream)
+
+        return enqueue
+
     def warm(
-        self, kernel: Any, grid: Any, kwargs: dict[str, Any], *, leave_room: bool = False, later: Sequence[str] = ()
+        self,
+        kernel: Any,
+        grid: Any,
+        kwargs: dict[str, Any],
+        *,
+        leave_room: bool = False,
+        later: Mapping[str, Place | None] = NONE_LATER,
     ) -> Callable[..., None]:
         """Nothing is compiled here, and a kernel of one warp fits beside any grid."""
         kept = {name: value for name, value in kwargs.items() if name not in later}
+        places = {name: place for name, place in later.items() if place is not None}
+        descriptors = {
+            name: without_base(kwargs[name]) for name in places if not isinstance(kwargs[name], torch.Tensor)
+        }
         parameters = set(parameters_of(python_function(kernel)))
 
-        def enqueue(stream: Stream, **replaced: Any) -> None:
+        def enqueue(stream: Stream, carried: Carried = NOTHING, **replaced: Any) -> None:
             # As on a GPU, where launch options went into what was compiled.
             unknown = replaced.keys() - parameters
             if unknown:
                 raise KeyError(f"no parameter of the kernel: {', '.join(sorted(unknown))}")
-            self.launch(kernel, grid, (), {**kept, **replaced}, stream)
+            found = {name: place.view(carried) for name, place in places.items()}
+            for name, descriptor in descriptors.items():
+                found[name] = over_base(descriptor, found[name])
+            self.launch(kernel, grid, (), {**kept, **found, **replaced}, stream)
 
         return enqueue
 

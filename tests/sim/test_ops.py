@@ -220,8 +220,8 @@ def test_further_products_run_before_peers_may_overwrite_the_gathered_tensor(mon
     run(case, launches=3)
     original = launch_layer.launch
 
-    def late(operator, instance, given, bound, grid, results, behind=None):
-        original(operator, instance, given, bound, grid, results, None)
+    def late(operator, instance, given, bound, grid, results, behind=None, repeat=None):
+        original(operator, instance, given, bound, grid, results)
         if behind is not None:
             behind()
 

@@ -1,0 +1,226 @@
+"""Calls of the prebuilt operators that repeat an earlier one (`overlap.ops.repeat`), on real ranks.
+
+Every call here has operands of its own, somewhere else in memory, whose products every rank can make; results are poisoned.
+"""
+
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import overlap
+from overlap.errors import RuntimeContractError, UsageError
+from overlap.ops import a2a_gemm, ag_gemm, gemm_a2a, gemm_ar, gemm_rs
+from overlap.ops.repeat import Asked
+from overlap.runtime.bound_launch import _ByAddress, _ByTriton
+
+from .conftest import WORLD
+
+ROWS, DEPTH, COLUMNS = 512 * WORLD, 512 * WORLD, 256 * WORLD
+HOW = {"backend": "copy_engine"}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    """The same folder for every test, so that modules are made once; each rank has its own unless they share a disk."""
+    monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "modules"))
+
+
+@pytest.fixture
+def paths(monkeypatch):
+    """By what calls went: how many were repeated, how many kernels were launched by address and by Triton's launcher."""
+    counts = {"repeated": 0, "by address": 0, "by Triton": 0}
+    again, address, triton = Asked.again, _ByAddress.__call__, _ByTriton.__call__
+
+    def counted(self):
+        found = again(self)
+        counts["repeated"] += found is not None
+        return found
+
+    def by_address(self, *args, **kwargs):
+        counts["by address"] += 1
+        return address(self, *args, **kwargs)
+
+    def by_triton(self, *args, **kwargs):
+        counts["by Triton"] += 1
+        return triton(self, *args, **kwargs)
+
+    monkeypatch.setattr(Asked, "again", counted)
+    monkeypatch.setattr(_ByAddress, "__call__", by_address)
+    monkeypatch.setattr(_ByTriton, "__call__", by_triton)
+    return counts
+
+
+def random(*shape, seed, dtype=torch.bfloat16):
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(shape, device="cuda", generator=generator).mul_(shape[-1] ** -0.25).to(dtype)
+
+
+def every(make):
+    """What every rank has, in rank order."""
+    return [make(rank) for rank in range(WORLD)]
+
+
+def case(operator, seed, rank=None):
+    """Arguments of a rank's call, and what it is to give, in fp32."""
+    rank = dist.get_rank() if rank is None else rank
+    if operator is ag_gemm:
+        xs = every(lambda r: random(ROWS // WORLD, DEPTH, seed=1000 * seed + r))
+        w = random(DEPTH, COLUMNS, seed=1000 * seed + 100 + rank)
+        return (xs[rank], w), torch.cat(xs).float() @ w.float()
+    if operator in (gemm_rs, gemm_ar):
+        xs = every(lambda r: random(ROWS, DEPTH // WORLD, seed=1000 * seed + r))
+        ws = every(lambda r: random(DEPTH // WORLD, COLUMNS, seed=1000 * seed + 100 + r))
+        total = sum(x.float() @ w.float() for x, w in zip(xs, ws, strict=True))
+        return (xs[rank], ws[rank]), total.chunk(WORLD)[rank] if operator is gemm_rs else total
+    if operator is a2a_gemm:
+        xs = every(lambda r: random(ROWS, DEPTH // WORLD, seed=1000 * seed + r))
+        w = random(DEPTH, COLUMNS, seed=1000 * seed + 100 + rank)
+        return (xs[rank], w), torch.cat([x.chunk(WORLD)[rank] for x in xs], 1).float() @ w.float()
+    xs = every(lambda r: random(ROWS // WORLD, DEPTH, seed=1000 * seed + r))
+    ws = every(lambda r: random(DEPTH, COLUMNS, seed=1000 * seed + 100 + r))
+    return (xs[rank], ws[rank]), torch.cat(
+        [x.float() @ w.chunk(WORLD, 1)[rank].float() for x, w in zip(xs, ws, strict=True)]
+    )
+
+
+def off(y, wanted):
+    """How far a result is off, relative to the whole; NaN counts as far."""
+    error = float((y.float() - wanted).norm() / wanted.norm())
+    return error if error == error else float("inf")
+
+
+OPERATORS = [ag_gemm, gemm_rs, gemm_ar, a2a_gemm, gemm_a2a]
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda o: o.__name__)
+@pytest.mark.parametrize("given", [False, True], ids=["new results", "out"])
+def test_repeated_calls_find_their_own_operands(operator, given, paths):
+    """Results of several calls in flight are all right, whoever's memory they are in, on two streams in turn."""
+    cases = [case(operator, seed) for seed in range(6)]
+    outs = [torch.full_like(wanted, float("nan"), dtype=torch.bfloat16) for _, wanted in cases]
+    torch.cuda.synchronize()
+    other, found = torch.cuda.Stream(), []
+    for number, ((x, w), _) in enumerate(cases):
+        with torch.cuda.stream(other if number % 3 == 2 else torch.cuda.current_stream()):
+            found.append(operator(x, w, out=outs[number] if given else None, **HOW))
+    torch.cuda.synchronize()
+    wrong = {
+        n: off(y, wanted) for n, (y, (_, wanted)) in enumerate(zip(found, cases, strict=True)) if off(y, wanted) > 1e-2
+    }
+    assert not wrong, f"{operator.__name__}: calls {wrong}; {paths}"
+    assert paths["repeated"] >= 5 and paths["by address"] >= 10, f"the short way was not taken: {paths}"
+
+
+def test_a_slow_rank_is_waited_for_by_repeated_calls(paths):
+    """A rank whose host comes late, and one whose device does, in the middle of repeated calls."""
+    cases = [case(gemm_rs, seed) for seed in range(4)]
+    gathers = [case(ag_gemm, seed) for seed in range(4)]
+    torch.cuda.synchronize()
+    found = []
+    for number in range(4):
+        if dist.get_rank() == number % WORLD:
+            time.sleep(0.02)
+            torch.cuda._sleep(20_000_000)
+        found.append((gemm_rs(*cases[number][0], **HOW), ag_gemm(*gathers[number][0], **HOW)))
+    torch.cuda.synchronize()
+    for number, (y, z) in enumerate(found):
+        assert off(y, cases[number][1]) < 1e-2 and off(z, gathers[number][1]) < 1e-2, (number, paths)
+
+
+def test_several_weights_and_the_gathered_tensor(paths):
+    for seed in range(3):
+        (x, w), wanted = case(ag_gemm, seed)
+        small = random(DEPTH, 64, seed=7 + seed)
+        (y, z), whole = ag_gemm(x, [w, small], return_gathered=True, **HOW)
+        torch.cuda.synchronize()
+        assert off(y, wanted) < 1e-2 and off(z, whole.float() @ small.float()) < 1e-2, (seed, paths)
+        assert torch.equal(whole.chunk(WORLD)[dist.get_rank()], x), (seed, paths)
+    assert paths["repeated"] == 2, paths
+
+
+def test_a_training_step_takes_the_short_way(paths):
+    """Forward and backward under autograd; the gradients are those of the first step's data."""
+    for seed in range(3):
+        (x, w), _ = case(ag_gemm, seed)
+        x.requires_grad_(), w.requires_grad_()
+        y = ag_gemm(x, w, **HOW)
+        y.backward(torch.ones_like(y))
+        torch.cuda.synchronize()
+        xs = [random(ROWS // WORLD, DEPTH, seed=1000 * seed + r) for r in range(WORLD)]
+        wanted = torch.cat(xs).float().sum(0, keepdim=True).t().expand(DEPTH, COLUMNS)
+        assert off(w.grad, wanted) < 2e-2, (seed, off(w.grad, wanted), paths)
+    assert paths["repeated"] >= 2, paths
+
+
+def test_a_capture_of_a_repeated_call_replays_on_new_data(paths):
+    """The short way may be captured, and calls before, between and behind replays stay in order."""
+    (x, w), _ = case(gemm_rs, 0)
+    for _ in range(3):
+        gemm_rs(x, w, **HOW)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        y = gemm_rs(x, w, **HOW)
+    for seed in range(1, 5):
+        (fresh, _), _ = case(gemm_rs, seed)
+        x.copy_(fresh)
+        total = sum(
+            random(ROWS, DEPTH // WORLD, seed=1000 * seed + r).float()
+            @ random(DEPTH // WORLD, COLUMNS, seed=100 + r).float()
+            for r in range(WORLD)
+        )
+        y.fill_(float("nan"))
+        graph.replay()
+        eager = gemm_rs(x, w, **HOW)
+        torch.cuda.synchronize()
+        wanted = total.chunk(WORLD)[dist.get_rank()]
+        assert off(y, wanted) < 1e-2 and off(eager, wanted) < 1e-2, (seed, off(y, wanted), off(eager, wanted), paths)
+
+
+def test_memory_that_grows_between_repeated_calls(paths):
+    """A larger shape moves the workspace; the smaller one is bound to the new memory, and right before and after."""
+    (x, w), wanted = case(gemm_ar, 0)
+    for _ in range(3):
+        assert off(gemm_ar(x, w, **HOW), wanted) < 1e-2
+    large = random(4 * ROWS, DEPTH // WORLD, seed=dist.get_rank())
+    gemm_ar(large, w, **HOW)
+    before = paths["repeated"]
+    assert all(off(gemm_ar(x, w, **HOW), wanted) < 1e-2 for _ in range(3)), paths
+    assert paths["repeated"] == before + 2, paths
+    overlap.release()
+    assert off(gemm_ar(x, w, **HOW), wanted) < 1e-2, paths
+
+
+def test_a_repeated_call_from_a_thread_that_has_no_context_yet(paths):
+    (x, w), wanted = case(gemm_rs, 0)
+    gemm_rs(x, w, **HOW)
+    torch.cuda.synchronize()
+    found = []
+
+    def work():
+        torch.cuda.set_device(x.device)
+        found.append(gemm_rs(x, w, **HOW))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    torch.cuda.synchronize()
+    assert found and off(found[0], wanted) < 1e-2, (found, paths)
+
+
+def test_a_repeated_call_refuses_what_the_first_would(paths):
+    (x, w), wanted = case(gemm_rs, 0)
+    y = torch.empty_like(wanted, dtype=torch.bfloat16)
+    gemm_rs(x, w, out=y, **HOW)
+    with pytest.raises(UsageError, match="shares memory"):
+        gemm_rs(x, w, out=x.view(-1)[: y.numel()].view(y.shape), **HOW)
+    with pytest.raises(UsageError, match="cpu"):
+        gemm_rs(x, w.cpu(), out=y, **HOW)
+    with pytest.raises((UsageError, RuntimeContractError)):
+        gemm_rs(x[:, :-1], w, out=y, **HOW)
+    gemm_rs(x, w, out=y, **HOW)
+    torch.cuda.synchronize()
+    assert off(y, wanted) < 1e-2
