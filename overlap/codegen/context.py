@@ -173,6 +173,11 @@ class Context:
         return self.carriers.moving is not None
 
     @property
+    def interleaving(self) -> bool:
+        """Whether the programs that compute are those that move chunks, between their tiles."""
+        return self.moving and self.mover.inline
+
+    @property
     def mover(self) -> Backend:
         """The backend whose moves the kernel makes, where it makes any."""
         return backend(self.carriers.moving or self.realization.backend)

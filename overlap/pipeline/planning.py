@@ -14,6 +14,7 @@ from overlap.backends.carriers import Carriers
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.merge import merge_plans
 from overlap.chunkplan.named import named_backends
+from overlap.chunkplan.order import happens_before
 from overlap.chunkplan.pins import pins_of
 from overlap.chunkplan.plan import CommPlan, TensorSpec
 from overlap.chunkplan.region import Box
@@ -22,11 +23,12 @@ from overlap.chunkplan.window import kernel_window
 from overlap.codegen import PlanText
 from overlap.schedule.cut import cut_along
 from overlap.schedule.events import ItemSize
+from overlap.schedule.interleave import levels, verify_interleaved, waits_of
 from overlap.schedule.machine import machine_for
 from overlap.schedule.model import AxisTiles, RankSchedule, TensorRead, TensorWrite
 from overlap.schedule.pushes import pushes
 from overlap.schedule.runs import schedule_all
-from overlap.schedule.steps import launch_steps
+from overlap.schedule.steps import Kernel, launch_steps
 from overlap.schedule.verify import flatten_safe, verify_schedule
 from overlap.schedule.verify_steps import verify_steps
 
@@ -180,6 +182,11 @@ def plan_launch(
         pushes(schedule, plan, writes, windows[rank][produced[0]], stored)
     verify_steps(steps, plan, produced=produced)
     parts = plan_parts(program, ons, plan, sizes, block_of, ordered=ordered, machine=machine, itemsize=itemsize)
+    if carriers.moving is not None and find_backend(carriers.moving).inline:
+        level = levels(happens_before(plan))
+        moves = [next(step.moves for step in own if isinstance(step, Kernel)) for own in steps]
+        walked = [[schedules[rank], *parts[rank : rank + 1]] for rank in range(world)]
+        verify_interleaved(plan, moves, [waits_of(*given, level) for given in zip(walked, moves, strict=True)])
     return Planned(plan, reads, writes, windows, axes, schedules, flatten_safe(schedules, plan, writes), parts)
 
 

@@ -2,6 +2,9 @@
 
 bytes of a row       | head, to 16 | ...... words of 16 ...... | tail |
 source, destination  one place modulo 16, pitches too: as drawn; else words of 4 bytes, or single bytes
+
+By TMA the words of 16 are boxes where there are enough of them; of one row they are laid out as rows of a box's width, and
+what is left over is a row of words.
 """
 
 from __future__ import annotations
@@ -13,12 +16,28 @@ from dataclasses import dataclass, replace
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from overlap.backends.capabilities import Need, require
 from overlap.chunkplan.plan import P2P, OpId
 from overlap.errors import UnsupportedError
-from overlap.schedule.moves import HEADER_WORDS, MOVE_WORDS, PROGRAM_WORDS, Move, groups
+from overlap.schedule.far import SIGNAL_WORDS
+from overlap.schedule.interleave import pace
+from overlap.schedule.moves import (
+    BOX_WORDS,
+    BOXES,
+    HEADER_WORDS,
+    IN_ROW,
+    MOVE_WORDS,
+    PROGRAM_WORDS,
+    Group,
+    Move,
+    groups,
+)
 from overlap.schedule.table import SLOT_WORDS, counter_base
 
 from .copies import CopyPiece, plan_copy
+from .far_moves import pieces_of, signal_of
 from .prepared import flag_word
 from .resolve import python_function
 
@@ -32,26 +51,47 @@ PART = 8
 _OTHERS = ("triton.", "overlap.language.")
 MOST_WORDS = 2**29
 """Words of a piece: the kernel numbers their halves with 32 bits."""
+BOX_WIDTH = 4 * BOX_WORDS
+LEAST_WIDTH = BOX_WIDTH // 2
+"""Bytes of a row from which on TMA copies it: of narrower ones most of a box stands empty."""
+MOST_WIDTH = 2**31
+"""Bytes of a row: boxes count its elements with 32 bits."""
+LEAST_BYTES = 4096
+"""Bytes from which on a piece is worth the descriptors that TMA takes, a microsecond or two."""
 
 Grid = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class Reserved:
-    """A launch with moving programs: its one-dimensional grid, and the table that they and the others read."""
+    """A launch with moving programs: its grid, one-dimensional where they are added to it, and the table that all read."""
 
     grid: Grid
     words: Any
 
 
-def reserved(instance: Instance, moves: Sequence[Move], kernel: Any, grid: Grid, arguments: dict[str, Any]) -> Reserved:
-    """The launch of ``kernel`` that computes as on ``grid`` and makes ``moves``.
+def reserved(
+    instance: Instance, moves: Sequence[Move], kernel: Any, grid: Grid, arguments: dict[str, Any], tiles: int
+) -> Reserved:
+    """The launch of ``kernel`` that computes ``tiles`` as on ``grid`` and makes ``moves``.
+
+    Where the backend is inline the programs that compute make them, as many as are resident from the start; those of a rank
+    without tiles compute nothing.
 
     Raises:
-        UnsupportedError: more moving programs than can be resident beside one that computes, or a helper of the kernel
-            that reads program ids.
+        UnsupportedError: more moving programs than can be resident beside one that computes, a helper of the kernel that
+            reads program ids, or a device that is too old.
     """
     runtime, operator = instance.runtime, instance.operator
+    device = instance.state.device
+    if device.type == "cuda":
+        need = Need(f"`{operator.name}`", moves="input", capability=torch.cuda.get_device_capability(device))
+        require(operator.mover, need, where=operator.span(operator.source.kernel_line))
+    if tiles and operator.mover.inline:
+        programs = min(runtime.resident(kernel, grid, arguments), math.prod(grid))
+        often = pace(tiles, programs, len(moves)) if operator.persistent and not operator.ranges else 1
+        words = move_words(instance, [Group(tuple(moves), programs)], grid, often)
+        return Reserved(grid, instance.workspace.table(words, bits=64))
     helper = reads_program_id(python_function(kernel))
     if moves and helper is not None:
         raise UnsupportedError(
@@ -64,8 +104,8 @@ def reserved(instance: Instance, moves: Sequence[Move], kernel: Any, grid: Grid,
     programs = programs_for(operator, runtime.sm_count, capacity) if moves else 0
     if operator.persistent and grid[1:] == (1, 1):
         grid = (min(grid[0], capacity - programs), 1, 1)
-    words = instance.workspace.table(move_words(instance, moves, programs, grid), bits=64)
-    return Reserved((programs + math.prod(grid), 1, 1), words)
+    words = move_words(instance, groups(instance.plan, moves, programs), grid)
+    return Reserved((programs + math.prod(grid), 1, 1), instance.workspace.table(words, bits=64))
 
 
 def programs_for(operator: Operator, multiprocessors: int, capacity: int) -> int:
@@ -109,11 +149,20 @@ def reads_program_id(function: FunctionType, seen: frozenset[FunctionType] = fro
     return None
 
 
-def move_words(instance: Instance, moves: Sequence[Move], programs: int, grid: Grid) -> list[int]:
-    """The table as int64 words."""
-    made = groups(instance.plan, moves, programs)
+def move_words(instance: Instance, made: Sequence[Group], grid: Grid, often: int = 0) -> list[int]:
+    """The table as int64 words.
+
+    Args:
+        made: who makes what.
+        grid: of the programs that compute.
+        often: steps from one part of a program to the next, where the programs that compute make them.
+    """
+    moves = [move for group in made for move in group.moves]
+    programs = sum(group.programs for group in made)
     first_move = HEADER_WORDS + programs * PROGRAM_WORDS
-    first_await = first_move + len(moves) * MOVE_WORDS
+    signals = {move.op: signal for move in moves if (signal := signal_of(instance, move.op)) is not None}
+    first_signal = first_move + len(moves) * MOVE_WORDS
+    first_await = first_signal + len(signals) * SIGNAL_WORDS
     first_piece = first_await + sum(len(move.awaits) for move in moves)
     records: list[int] = []
     rows: list[int] = []
@@ -130,8 +179,12 @@ def move_words(instance: Instance, moves: Sequence[Move], programs: int, grid: G
             pieces += [word for found in _pieces(instance, move.op) for word in found]
             counter = (base + move.op[1]) * SLOT_WORDS
             rows += [awaited, first_await + len(awaits), piece, first_piece + len(pieces), counter]
-            rows.append(_landing(instance, move.op))
-    return [programs, *grid, *records, *rows, *awaits, *pieces]
+            if move.op in signals:
+                rows.append(-(first_signal + list(signals).index(move.op) * SIGNAL_WORDS))
+            else:
+                rows.append(_landing(instance, move.op))
+    signalled = [word for signal in signals.values() for word in signal]
+    return [programs, *grid, often, *records, *rows, *signalled, *awaits, *pieces]
 
 
 def _landing(instance: Instance, op_id: OpId) -> int:
@@ -143,33 +196,56 @@ def _landing(instance: Instance, op_id: OpId) -> int:
 
 def _pieces(instance: Instance, op_id: OpId) -> Iterator[tuple[int, ...]]:
     op = instance.plan.op(op_id)
+    if instance.by_network(op_id):
+        yield from pieces_of(instance, op_id)
+        return
     src = instance.parts[op.src.tensor].source(op_id)
     dst = instance.parts[op.dst.tensor].destination(op_id)
+    mover = instance.operator.mover
+    boxes = mover.reserved and mover.writer == "tma store"
     for piece in plan_copy(dst, src) if src.numel() else ():
-        yield from piece_words(piece)
+        yield from piece_words(piece, boxes=boxes)
 
 
-def piece_words(piece: CopyPiece) -> Iterator[tuple[int, ...]]:
-    """Records of a copy, each with the widest words that source and destination allow."""
+def piece_words(piece: CopyPiece, *, boxes: bool = False) -> Iterator[tuple[int, ...]]:
+    """Records of a copy, each with the widest words that source and destination allow; ``boxes``: by TMA what it can take."""
     pitches = (piece.src_pitch, piece.dst_pitch) if piece.rows > 1 else ()
     if (piece.src - piece.dst) % WIDE or any(pitch % WIDE for pitch in pitches):
-        parts = [(0, piece.width)]
+        parts = [(0, piece.width, False)]
     else:
         head = min(piece.width, -piece.src % WIDE)
         body = (piece.width - head) // WIDE * WIDE
-        parts = [(0, head), (head, body), (head + body, piece.width - head - body)]
-    for begin, width in parts:
+        parts = [(0, head, False), (head, body, boxes), (head + body, piece.width - head - body, False)]
+    for begin, width, wide in parts:
         if width:
-            yield from _limited(replace(piece, src=piece.src + begin, dst=piece.dst + begin, width=width))
+            part = replace(piece, src=piece.src + begin, dst=piece.dst + begin, width=width)
+            for laid in _rows_of_boxes(part) if wide else (part,):
+                yield from _limited(laid, boxes=wide)
 
 
-def _limited(piece: CopyPiece) -> Iterator[tuple[int, ...]]:
+def _rows_of_boxes(piece: CopyPiece) -> Iterator[CopyPiece]:
+    """One row as rows of a box's width, and what is left over; other pieces as they are."""
+    laid = piece.width // BOX_WIDTH * BOX_WIDTH
+    if piece.rows > 1 or laid < LEAST_BYTES:
+        yield piece
+        return
+    yield CopyPiece(piece.dst, piece.src, BOX_WIDTH, laid // BOX_WIDTH, BOX_WIDTH, BOX_WIDTH)
+    if piece.width > laid:
+        yield replace(piece, src=piece.src + laid, dst=piece.dst + laid, width=piece.width - laid)
+
+
+def _limited(piece: CopyPiece, *, boxes: bool) -> Iterator[tuple[int, ...]]:
     pitches = (piece.src_pitch, piece.dst_pitch) if piece.rows > 1 else (0, 0)
     word = next(w for w in (WIDE, 4, 1) if not any(n % w for n in (piece.src, piece.dst, piece.width, *pitches)))
     row = piece.width // word
     if row * piece.rows <= MOST_WORDS:
+        if boxes and LEAST_WIDTH <= piece.width <= MOST_WIDTH and piece.width * piece.rows >= LEAST_BYTES:
+            # Of a single row any pitch will do that is a row's.
+            steps = [(pitch or piece.width) // 4 for pitch in pitches]
+            yield BOXES, piece.src, piece.dst, piece.rows, piece.width // 4, *steps
+            return
         unit = word if word < WIDE else WIDE // 2
-        kind = 0 if word == WIDE and piece.rows == 1 else word
+        kind = IN_ROW if word == WIDE and piece.rows == 1 and not boxes else word
         yield kind, piece.src, piece.dst, row * piece.rows, row, pitches[0] // unit, pitches[1] // unit
         return
     if piece.rows > 1:
@@ -188,4 +264,4 @@ def _limited(piece: CopyPiece) -> Iterator[tuple[int, ...]]:
             replace(piece, src=piece.src + left, dst=piece.dst + left, width=piece.width - left),
         )
     for half in halves:
-        yield from _limited(half)
+        yield from _limited(half, boxes=boxes)

@@ -45,6 +45,6 @@ def range_arguments(instance: Instance, bound: Bound) -> dict[str, Any]:
             machine=instance.machine,
             itemsize=instance.itemsize,
         )
-        words = to_words(schedule, instance.memory.room.flags)
+        words = to_words(schedule, instance.memory.room.flags, moves=instance.moves_ahead(schedule))
         table = instance.prepared[key] = instance.workspace.table(words)
     return {operator.ours[2]: table}

@@ -90,6 +90,8 @@ class Lookahead:
         self._heads = heads
         self._namespace = namespace
         self._next: list[Any] = []
+        self._made: dict[str, Any] | None = None
+        self._taken: dict[str, Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         values = iter(self._values)
@@ -109,7 +111,18 @@ class Lookahead:
         if wanted and self._next:
             copied = dict(variables)
             copied[target] = self._next[0]
-            exec(self._heads[head], {**self._namespace, **copied})
+            self._made = {**self._namespace, **copied}
+            exec(self._heads[head], self._made)
+
+    def fresh(self) -> bool:
+        """Whether the head of the iteration that begins has not been run ahead; asked once an iteration."""
+        self._taken, self._made = self._made, None
+        return self._taken is None
+
+    def taken(self, name: str) -> Any:
+        """What the head that was run ahead made of a variable; None where it did not come to that."""
+        assert self._taken is not None
+        return self._taken.get(name)
 
 
 _END = object()

@@ -2,7 +2,8 @@
 
 Assignments become tensors as in Triton's compiler, ``and``/``or``/``not`` and chained comparisons work on blocks, and
 in loops that wait for flags the wait of the next iteration can be run ahead of this iteration's stores: that is the
-order in which flattened loops execute on GPUs.
+order in which flattened loops execute on GPUs. The wait is run again in its own iteration, on what it saw; a head that moves
+chunks is run once, and its iteration takes over the variables that it made.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ STORE_WORDS = frozenset(
         "scatter",
     }
 )
+
+MOVE_WORDS = frozenset({"move_some", "move_some_async"})
 
 
 def compile_function(fn: Callable[..., Any], lines: list[str], first_line: int) -> tuple[CodeType, list[CodeType]]:
@@ -86,6 +89,33 @@ def _helper(name: str, *args: ast.expr) -> ast.Call:
 
 def _thunk(body: ast.expr) -> ast.Lambda:
     return ast.Lambda(ast.arguments([], [], None, [], [], None, []), body)
+
+
+def _once(loop: str, head: list[ast.stmt]) -> ast.stmt:
+    """A loop's head, or what it made when it was run ahead."""
+    taken = [
+        ast.Assign([ast.Name(made, ast.Store())], _method(loop, "taken", ast.Constant(made)))
+        for made in _assigned(head)
+    ]
+    for statement in taken:
+        for inner in ast.walk(statement):
+            ast.copy_location(inner, head[0])
+    return ast.If(ast.copy_location(_method(loop, "fresh"), head[0]), head, [*taken, ast.Pass()])
+
+
+def _assigned(statements: list[ast.stmt]) -> list[str]:
+    """Names that statements assign, in order."""
+    names = (
+        inner.id
+        for statement in statements
+        for inner in ast.walk(statement)
+        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
+    )
+    return list(dict.fromkeys(names))
+
+
+def _method(of: str, name: str, *args: ast.expr) -> ast.Call:
+    return ast.Call(ast.Attribute(ast.Name(of, ast.Load()), name, ast.Load()), list(args), [])
 
 
 class _Rewriter(ast.NodeTransformer):
@@ -162,6 +192,9 @@ class _Rewriter(ast.NodeTransformer):
             ast.copy_location(inner, node.body[waits[-1]])
         self.heads.append(head)
         node.body.insert(later[0], ahead)
+        if any(_calls(statement, MOVE_WORDS) for statement in head):
+            own = node.body[: waits[-1] + 1]
+            node.body[: waits[-1] + 1] = [ast.copy_location(_once(name, own), own[0])]
         start = ast.copy_location(
             ast.Assign([ast.Name(name, ast.Store())], _helper("ol_sim_lookahead", node.iter)), node
         )

@@ -21,7 +21,7 @@ After::
             ...
 
 A tile loop steps by the number of computing programs, whatever it stepped by; where that was a parameter, everything else
-that the kernel computes from it follows. Kernels in whose launch nothing moves pass through.
+that the kernel computes from it follows. Kernels that move nothing, or that do so between their tiles, pass through.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ from ..locate import comment, find_function, replaced, statements
 
 NOTE = "Programs that move chunks come first in the launch; the others are counted from 0."
 _EPOCH = "epoch"
+_WORD = {"load/store": "move_chunks", "tma store": "move_chunks_async", "nvshmem put": "move_chunks_far"}
+"""By who writes, the word that moves."""
 
 
 def run(module: cst.Module, context: Context) -> cst.Module:
-    if not context.moving:
+    if not context.moving or context.interleaving:
         return module
     names = context.names
     kernel = find_function(module, context.program.kernel.name)
@@ -53,9 +55,10 @@ def run(module: cst.Module, context: Context) -> cst.Module:
     if not shift.ids:
         raise CodegenError(f"`{kernel.name.value}` reads no program id")
     ol, moves = names.language, names.local("moves")
+    writer = context.mover.writer
     lines = [
         f"if {ol}.moving({moves}):",
-        f"    {ol}.move_chunks({moves}, {names.local('state')}, {names.local(_EPOCH)})",
+        f"    {ol}.{_WORD[writer]}({moves}, {names.local('state')}, {names.local(_EPOCH)})",
         "    return",
     ]
     if shift.counts:

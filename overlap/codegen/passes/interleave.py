@@ -1,0 +1,121 @@
+"""Has the programs that compute move chunks as well, a part each, between their tiles.
+
+Before::
+
+        ol_epoch = ol.now(ol_state)
+        ...
+        for tile in tl.range(start, num_tiles, NUM_SMS):
+            ...
+            ol_seen = ol.wait_run(ol_table, ol_run, ol_state, ol_epoch)
+            ...
+
+After::
+
+        ol_epoch = ol.now(ol_state)
+        ol_step = 0
+        ...
+        for tile in tl.range(start, num_tiles, NUM_SMS):
+            ...
+            # This program's parts of moves: what is due, and all that must have begun before it waits.
+            ol_step = ol.move_some(ol_moves, ol_state, ol_epoch, ol_step, ol_table, ol_run)
+            ol_seen = ol.wait_run(ol_table, ol_run, ol_state, ol_epoch)
+            ...
+        # What is left of them.
+        ol.move_rest(ol_moves, ol_state, ol_epoch, ol_step)
+
+The same stands ahead of every wait, those between the parts of an in-tile loop too, and ahead of every ``return``. Kernels whose
+moves others make pass through.
+"""
+
+from __future__ import annotations
+
+import libcst as cst
+import libcst.matchers as m
+
+from overlap.errors import CodegenError
+
+from ..context import Context
+from ..locate import comment, find_function, replaced, statements
+from .dispatch import ASYNC_KINDS
+from .produce import asks_to_flatten
+
+SOME = "This program's parts of moves: what is due, and all that must have begun before it waits."
+REST = "What is left of them."
+
+
+def run(module: cst.Module, context: Context) -> cst.Module:
+    if not context.interleaving:
+        return module
+    kernel = find_function(module, context.program.kernel.name)
+    insert = _Insert(context, _asynchronous(kernel, context))
+    changed = kernel.visit(insert)
+    assert isinstance(changed, cst.FunctionDef) and isinstance(changed.body, cst.IndentedBlock)
+    if not insert.begun or not insert.waits:
+        raise CodegenError(f"`{kernel.name.value}` has no wait that moves could stand ahead of")
+    body = list(changed.body.body)
+    if not m.matches(body[-1], m.SimpleStatementLine(body=[m.ZeroOrMore(), m.Return()])):
+        body.append(insert.rest())
+    return replaced(module, kernel, changed.with_changes(body=changed.body.with_changes(body=body)))
+
+
+def _asynchronous(kernel: cst.FunctionDef, context: Context) -> bool:
+    """Whether the barrier behind a part must not be a plain one: in flattened loops, and with stores by TMA in flight."""
+    stores = (a for a in context.program.kernel.accesses if a.mode != "read" and a.kind in ASYNC_KINDS)
+    return any(stores) or any(asks_to_flatten(loop) for loop in m.findall(kernel, m.For()) if isinstance(loop, cst.For))
+
+
+class _Insert(cst.CSTTransformer):
+    """Puts `move_some` ahead of every wait, `move_rest` ahead of every return, and the first step behind the epoch."""
+
+    def __init__(self, context: Context, asynchronous: bool) -> None:
+        super().__init__()
+        self.waits = 0
+        self.begun = False
+        names = context.names
+        self._ol, self._suffix = names.language, "_async" if asynchronous else ""
+        self._step, self._epoch = names.local("step"), names.local("epoch")
+        self._given = ", ".join((names.local("moves"), names.local("state"), self._epoch, self._step))
+
+    def rest(self) -> cst.BaseStatement:
+        (made,) = statements(f"{self._ol}.move_rest{self._suffix}({self._given})\n")
+        return made.with_changes(leading_lines=[comment(REST)])
+
+    def leave_SimpleStatementSuite(
+        self, original_node: cst.SimpleStatementSuite, updated_node: cst.SimpleStatementSuite
+    ) -> cst.BaseSuite:
+        # if pid >= tiles: return
+        if not any(isinstance(small, cst.Return) for small in original_node.body):
+            return updated_node
+        line = cst.SimpleStatementLine(updated_node.body, trailing_whitespace=updated_node.trailing_whitespace)
+        return cst.IndentedBlock(self._ahead_of_return(line))
+
+    def leave_SimpleStatementLine(
+        self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
+    ) -> cst.BaseStatement | cst.FlattenSentinel[cst.BaseStatement]:
+        if any(isinstance(small, cst.Return) for small in original_node.body):
+            return cst.FlattenSentinel(self._ahead_of_return(updated_node))
+        if len(original_node.body) != 1 or not isinstance(original_node.body[0], cst.Assign):
+            return updated_node
+        target, value = original_node.body[0].targets[0].target, original_node.body[0].value
+        if isinstance(target, cst.Name) and target.value == self._epoch:
+            self.begun = True
+            (first,) = statements(f"{self._step} = 0\n")
+            return cst.FlattenSentinel([updated_node, first])
+        if not m.matches(value, m.Call(func=m.Attribute(value=m.Name(self._ol), attr=m.Name("wait_run")))):
+            return updated_node
+        assert isinstance(value, cst.Call)
+        self.waits += 1
+        table, run = (cst.Module([]).code_for_node(arg.value) for arg in value.args[:2])
+        (some,) = statements(f"{self._step} = {self._ol}.move_some{self._suffix}({self._given}, {table}, {run})\n")
+        return cst.FlattenSentinel([some.with_changes(leading_lines=[comment(SOME)]), updated_node])
+
+    def _ahead_of_return(self, line: cst.SimpleStatementLine) -> list[cst.BaseStatement]:
+        """The statements of a line that returns, with what is left before the return."""
+        before, last = line.body[:-1], line.body[-1]
+        rest = self.rest()
+        if not before:
+            ahead = rest.with_changes(leading_lines=[*line.leading_lines, comment(REST)])
+            return [ahead, line.with_changes(leading_lines=[])]
+        ends = [*before[:-1], before[-1].with_changes(semicolon=cst.MaybeSentinel.DEFAULT)]
+        first = line.with_changes(body=ends, trailing_whitespace=cst.TrailingWhitespace())
+        return [first, rest, line.with_changes(body=[last], leading_lines=[])]
