@@ -9,20 +9,25 @@ from overlap.annotate.source import SourceUnit
 from overlap.build import build_module
 from overlap.pipeline import Request, compile_source
 
+from .support import VERSION
+
 KERNELS = ("grouped_gemm", "gemm_2d")
+BY_TMA = {"persistent_gemm": "templates", "host_descriptors": "tests"}
+"""Kernels with descriptors of their own and of the host, and where they are."""
 
 
 @pytest.fixture(scope="module")
 def built(repo, tmp_path_factory):
-    """``built(kernel, dtype)``: the kernel, compiled for reduce-scatter by plain stores and built for sm_90."""
+    """``built(kernel, dtype, edits)``: the kernel, compiled for reduce-scatter by stores of its tiles and built for sm_90."""
     folder = tmp_path_factory.mktemp("pushing")
     made = {}
 
     def make(kernel: str, dtype: str, edits=()):
         key = (kernel, dtype, tuple(edits))
         if key not in made:
-            unit = SourceUnit.from_file(str(repo / "templates" / "kernels" / f"{kernel}.py"))
-            request = Request(unit, plan="reduce_scatter_1d", on="c[M]", backend="ldst_inline")
+            unit = SourceUnit.from_file(str(repo / BY_TMA.get(kernel, "templates") / "kernels" / f"{kernel}.py"))
+            backend = "tma_inline" if kernel in BY_TMA else "ldst_inline"
+            request = Request(unit, plan="reduce_scatter_1d", on="c[M]", backend=backend)
             text = compile_source(request).module.text
             for old, new in edits:
                 assert text.count(old) == 1, old
@@ -61,3 +66,43 @@ def test_tiles_leave_in_wide_stores_ahead_of_barrier_counter_and_flag(built, ker
     assert stores and len(counters) == 1 and len(flags) == 1
     assert max(stores) < counters[0] < flags[0]
     assert any(max(stores) < barrier < counters[0] for barrier in barriers)
+
+
+@pytest.mark.parametrize("kernel", BY_TMA)
+def test_nothing_of_an_original_with_descriptors_is_lost(built, kernel):
+    result = built(kernel, "fp16")
+    ours, theirs = result.facts, result.original
+    assert [str(f) for f in result.findings if f.severity != "note"] == []
+    assert [b for b in ours.buffers if b.depth > 1] == [b for b in theirs.buffers if b.depth > 1]
+    assert (ours.tma_loads, ours.tma_stores, ours.spill_bytes) == (theirs.tma_loads, theirs.tma_stores, 0)
+
+
+@pytest.mark.parametrize("kernel", BY_TMA)
+def test_tiles_have_landed_ahead_of_barrier_counter_and_flag(built, kernel):
+    """The first two of four coordinates are the place; no tile makes a descriptor."""
+    ptx = built(kernel, "fp16").artifact.assembly
+    counters, flags = instructions(ptx, r"atom\.global\.sys\.acq_rel\.add\.u64", r"atom\.global\.sys\.release\.exch")
+    stores, landed, made = instructions(
+        ptx,
+        r"cp\.async\.bulk\.tensor\.4d\.global\.shared::cta",
+        r"cp\.async\.bulk\.wait_group 0;\s*bar\.sync 0;",
+        r"tensormap\.cp_fenceproxy",
+    )
+    # A flattened loop has the tail twice.
+    assert len(counters) == len(flags) == len(landed) == len(stores) in (1, 2)
+    assert all(a < b < c < d for a, b, c, d in zip(stores, landed, counters, flags, strict=True))
+    assert len(made) == (3 if kernel == "persistent_gemm" else 0) and all(at < stores[0] for at in made)
+
+
+@pytest.mark.one_triton
+@pytest.mark.parametrize(
+    ("edits", "rule", "repaired"),
+    [
+        ([("ol.pushed_async(", "ol.pushed("), (", ol_slots, ol_ways)", ", ol_slots)")], "store-drained", (3, 8)),
+        ([("        ol.pushed_async(ol_table, ol_run, ol_state, ol_slots, ol_ways)\n", "")], "count-after-store", None),
+    ],
+)
+def test_broken_tails_are_found(built, edits, rule, repaired):
+    """Later Triton versions wait for the store themselves."""
+    found = {f.rule for f in built("persistent_gemm", "fp16", edits).findings if f.severity == "error"}
+    assert (rule in found) == (repaired is None or VERSION < repaired)
