@@ -39,6 +39,9 @@ SHAPES = ("512,4096,4096", "8192,8192,8192")
 BUSY_CYCLES = 400_000_000
 """Of `torch.cuda._sleep`: a fifth of a second or more, longer than the calls of a round take to enqueue."""
 WARM_CALLS = 20
+GRAPHS = "OVERLAP_LANE_GRAPHS"
+WAYS = (("ours", None, "0"), ("ours", None, "1"), ("serial", "serial", "0"))
+"""Contender, its backend (None: as the command line says), and the setting ``lane_graphs``."""
 
 
 def operands(op: str, m: int, n: int, k: int, world: int, make: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
@@ -133,7 +136,9 @@ def measure(options: argparse.Namespace) -> None:
         for m, n, k in options.shapes:
             made = operands(op, m, n, k, session.world, partial(torch.randn, device=session.device))
             x, w = (tensor.to(DTYPES[options.dtype]) for tensor in made)
-            for contender, backend in (("ours", options.backend), ("serial", "serial")):
+            for contender, backend, graphs in WAYS:
+                backend = backend or options.backend
+                os.environ[GRAPHS] = graphs
                 call = caller(op, x, w, None, backend)
                 for _ in range(WARM_CALLS):
                     call()
@@ -143,10 +148,11 @@ def measure(options: argparse.Namespace) -> None:
                 }
                 worst = dict(zip(found, session.largest(list(found.values())), strict=True))
                 shown = ", ".join(f"{1e6 * seconds:.1f} us {state}" for state, seconds in worst.items())
-                session.say(f"  {op:10} {m:6} {n:6} {k:6}  {session.world} ranks  {contender:7} {shown}")
+                lanes = " lanes in graphs," if graphs == "1" else ""
+                session.say(f"  {op:10} {m:6} {n:6} {k:6}  {session.world} ranks  {contender:7}{lanes} {shown}")
                 for state, seconds in worst.items():
                     sizes = {"M": m, "N": n, "K": k, "world": session.world, "dtype": options.dtype}
-                    how = {"gpu": state, "backend": backend}
+                    how = {"gpu": state, "backend": backend, "lane_graphs": graphs == "1"}
                     row = {"op": op, **sizes, "contender": contender, "ms": round(1e3 * seconds, 5)}
                     rows.append({**row, "device": session.name, "how": how})
             session.free()

@@ -61,6 +61,9 @@ class NullRuntime:
     def chained(self, enqueues: Sequence[Callable[[int], None]]) -> Callable[[int], None]:
         return _nothing
 
+    def settled(self, enqueue: Callable[[int], None]) -> Callable[[int], None]:
+        return enqueue
+
     def warm(self, kernel: Any, grid: Any, kwargs: dict[str, Any], **options: Any) -> Callable[..., None]:
         return _nothing
 

@@ -142,6 +142,12 @@ SETTINGS: dict[str, Setting] = {
             minimum=0,
         ),
         Setting(
+            "lane_graphs",
+            bool,
+            False,
+            "Copies and flags of launches that repeat an earlier one are enqueued as a CUDA graph of the library's own.",
+        ),
+        Setting(
             "log_level",
             str,
             "warning",
@@ -182,6 +188,22 @@ def get(name: str, keyword: Any = None) -> Any:
         raise UsageError(
             f"{setting.variable}={text!r} is not allowed", help=f"{setting.variable} is {setting.allowed}"
         ) from None
+
+
+_VARIABLES = tuple(setting.variable for setting in SETTINGS.values())
+_KEYS = tuple(map(os.fsencode, _VARIABLES))
+
+
+def texts() -> tuple[Any, ...]:
+    """What the environment says of every setting, unparsed: equal to what it gave before if nothing has changed.
+
+    For calls of a few microseconds: `os.environ` takes one alone to say that it has not got something, its dictionary
+    says so at once.
+    """
+    words = getattr(os.environ, "_data", None)
+    if words is None or os.name != "posix":
+        return tuple(map(os.environ.get, _VARIABLES))
+    return tuple(map(words.get, _KEYS))
 
 
 def table() -> str:

@@ -1,7 +1,7 @@
 """Calls of the prebuilt operators that are like an earlier one but for where their tensors lie.
 
-What a call depends on is its key: shapes, strides, dtypes, devices and alignment of its tensors, its other arguments, and the
-settings that may choose how it runs. The first call under a key goes the long way and leaves a launch made ready
+What a call depends on is its key: shapes, strides, dtypes, devices and alignment of its tensors, its other arguments, and all
+settings. The first call under a key goes the long way and leaves a launch made ready
 (`overlap.runtime.repeat`); later ones enqueue that. Keys stand with the group's runtime, so they end with it.
 
 Nobody is passed over: what tracers, modes, subclasses or autograd watch goes the long way, which tells them.
@@ -9,7 +9,6 @@ Nobody is passed over: what tracers, modes, subclasses or autograd watch goes th
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from overlap import settings
 from overlap.api import LastPlan
 from overlap.api.groups import resolve_group
 from overlap.errors import OverlapError
@@ -26,15 +26,12 @@ from overlap.runtime.instance import Instance
 from overlap.runtime.kernel_call import calling_line
 from overlap.runtime.places import Carried
 from overlap.runtime.repeat import KernelLaunch, ReadyLaunch, Repeat
-from overlap.settings import SETTINGS
 
 from .record import remember
 
 KEPT = 1024
 """Calls kept for a group; the oldest go first."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_CHOOSING = tuple(SETTINGS[name].variable for name in ("serial_below_bytes", "one_shot_below_bytes"))
-"""Variables that may choose another way for the same call; they are read at every call."""
 
 
 class Known:
@@ -186,7 +183,7 @@ def find(
     if runtime is None:
         return None
     grad = torch.is_grad_enabled()
-    key: list[Any] = [operator, options, *map(os.environ.get, _CHOOSING)]
+    key: list[Any] = [operator, options, settings.texts()]
     present: list[torch.Tensor] = []
     addresses: list[int] = []
     given = () if outs is None else outs

@@ -21,6 +21,7 @@ from .instance import LaunchTable
 from .opening import Opening
 from .places import Carried, Place
 from .prepared import Enqueue, lane_step, layout_of, sum_step
+from .protocol import Runtime
 
 IN_FLIGHT = "overlap"
 """One launch is in flight on a device at a time: two that spin side by side could each hold what the other needs."""
@@ -30,10 +31,10 @@ class InFlight:
     """One call on its way through the acts.
 
     ``main``: the caller's stream; ``kernel``: enqueues the user's kernel; ``carried``: what the steps' places are places in;
-    ``behind``: enqueues the caller's further work.
+    ``behind``: enqueues the caller's further work; ``captured``: whether the call goes into a graph.
     """
 
-    __slots__ = ("behind", "carried", "kernel", "lanes", "main", "open_lanes")
+    __slots__ = ("behind", "captured", "carried", "kernel", "lanes", "main", "open_lanes")
 
     def __init__(
         self,
@@ -46,6 +47,7 @@ class InFlight:
         self.kernel = kernel
         self.carried = carried
         self.behind = behind
+        self.captured = False
         self.lanes: dict[int, Any] = {}
         self.open_lanes: set[int] = set()
 
@@ -90,7 +92,7 @@ def carry_out(instance: BoundPlan, acts: Iterable[Act], now: InFlight) -> None:
     runtime = instance.runtime
     with runtime.in_order(IN_FLIGHT) as capturing:
         if capturing:
-            instance.memory.captured = True
+            instance.memory.captured = now.captured = True
         try:
             for act in acts:
                 act(now)
@@ -114,17 +116,31 @@ def make_acts(
         made = [lane_step(instance, table, step) for step in group]  # type: ignore[arg-type]
         enqueues = [enqueue for enqueue in made if enqueue is not None]
         if enqueues:
-            acts.append(_on_lane(lane, instance.runtime.chained(enqueues)))
+            acts.append(OnLane(lane, instance.runtime.chained(enqueues)))
     return acts
+
+
+class OnLane:
+    """Steps on one lane, none of which reads what a call brings."""
+
+    __slots__ = ("_enqueue", "_lane", "_often")
+
+    def __init__(self, lane: int, enqueue: Enqueue) -> None:
+        self._lane = lane
+        self._enqueue = self._often = enqueue
+
+    def __call__(self, now: InFlight) -> None:
+        enqueue = self._enqueue if now.captured else self._often
+        enqueue(now.lanes[self._lane])
+
+    def settle(self, runtime: Runtime) -> None:
+        """Makes them ready for many launches."""
+        self._often = runtime.settled(self._enqueue)
 
 
 def _lane(step: st.Step) -> int | None:
     """The lane that a step is enqueued on; None for one of the main stream, or between streams."""
     return None if isinstance(step, (st.Fork, st.Join)) else getattr(step, "lane", None)
-
-
-def _on_lane(lane: int, enqueue: Enqueue) -> Act:
-    return lambda now: enqueue(now.lanes[lane])
 
 
 def _act(instance: BoundPlan, table: LaunchTable | None, opening: Opening, step: st.Step, ends: Ends) -> Iterable[Act]:

@@ -26,7 +26,7 @@ from overlap.errors import OverlapError, RuntimeContractError
 from .bound_launch import bound_launch
 from .copies import plan_copy
 from .deadline import Watch, spins_for
-from .driver import Calls, Event, Stream, chain, copy_call, hold_call
+from .driver import Calls, Event, Graph, Stream, chain, copy_call, hold_call, length
 from .kernels import compiled, require_room, resident_blocks
 from .meeting import Meetings
 from .places import Place
@@ -35,6 +35,8 @@ from .providers import Provider, choose_provider
 from .reach import far, nodes_by, nodes_of, refuse
 from .scratch import scratch
 
+GRAPH_FROM = 4
+"""Calls of the driver from which on a lane that is launched often becomes a graph."""
 _ORDER: dict[Any, Event] = {}
 """By (device, key): the end of the last call outside captures."""
 _CAPTURED: dict[Any, tuple[int, Event]] = {}
@@ -57,6 +59,7 @@ class CudaRuntime:
         self._allocations: dict[int, tuple[int, list[torch.Tensor | None]]] = {}
         self._lanes: dict[int, _Lane] = {}
         self._streams: dict[int, Stream] = {}
+        self._recorder: _Lane | None = None
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -213,6 +216,17 @@ class CudaRuntime:
 
     def chained(self, enqueues: Sequence[Callable[[Stream], None]]) -> Callable[[Stream], None]:
         return chain(enqueues)
+
+    def settled(self, enqueue: Callable[[Stream], None]) -> Callable[[Stream], None]:
+        """As a graph, where that is less work for the host and the caller's stream is not captured now."""
+        if length(enqueue) < GRAPH_FROM or not settings.get("lane_graphs") or _capture_of(self.main_stream()):
+            return enqueue
+        if self._recorder is None:
+            self._recorder = _Lane(self.device)
+        try:
+            return Graph(enqueue, self._recorder.stream)
+        except (RuntimeContractError, RuntimeError):
+            return enqueue  # a driver that records no such work
 
     # kernels
 

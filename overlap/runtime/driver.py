@@ -19,6 +19,8 @@ from .copies import CopyPiece
 _DISABLE_TIMING = 2
 _WAIT_GEQ = 0
 _DEVICE_MEMORY = 2
+_RELAXED = 2
+"""A capture that forbids nobody else's calls."""
 
 Call = tuple[Callable[..., int], tuple[Any, ...]]
 """A function and its arguments but the last, which is a stream's handle. It gives 0, or what went wrong."""
@@ -141,14 +143,60 @@ def chain(enqueues: Sequence[Callable[[Stream], None]]) -> Callable[[Stream], No
             merged[-1] = Calls((*last.calls, *enqueue.calls))
         else:
             merged.append(enqueue)
-    if len(merged) == 1:
-        return merged[0]
+    return merged[0] if len(merged) == 1 else _Chain(merged)
 
-    def one_by_one(stream: Stream) -> None:
-        for enqueue in merged:
+
+class _Chain:
+    """Functions of a stream, called one behind the other."""
+
+    def __init__(self, parts: Sequence[Callable[[Stream], None]]) -> None:
+        self.parts = tuple(parts)
+
+    def __call__(self, stream: Stream) -> None:
+        for enqueue in self.parts:
             enqueue(stream)
 
-    return one_by_one
+
+class Graph:
+    """Work of one stream in a graph: launched by one call of the driver, however much there is.
+
+    Args:
+        enqueue: enqueues the work.
+        stream: a stream that nobody else uses; what is recorded has its priority.
+
+    Raises:
+        RuntimeContractError: the driver cannot record it.
+    """
+
+    def __init__(self, enqueue: Callable[[Stream], None], stream: Stream) -> None:
+        cuda = libcuda()
+        graph, made = ctypes.c_void_p(), ctypes.c_void_p()
+        check(cuda.cuStreamBeginCapture_v2(stream.argument, _RELAXED), "recording a lane")
+        try:
+            enqueue(stream)
+        finally:
+            ended = cuda.cuStreamEndCapture(stream.argument, ctypes.byref(graph))
+        check(ended, "a recorded lane")
+        try:
+            check(cuda.cuGraphInstantiateWithFlags(ctypes.byref(made), graph, ctypes.c_ulonglong(0)), "a lane's graph")
+        finally:
+            cuda.cuGraphDestroy(graph)
+        self._argument, self._launch = made, cuda.cuGraphLaunch
+        weakref.finalize(self, cuda.cuGraphExecDestroy, made).atexit = False
+        check(cuda.cuGraphUpload(made, stream.argument), "a lane's graph on its device")
+
+    def __call__(self, stream: Stream) -> None:
+        """Enqueues all of it. Of two launches the second waits for the first, on whatever streams."""
+        error = self._launch(self._argument, stream.argument)
+        if error:
+            check(error, "launching a lane's graph")
+
+
+def length(enqueue: Callable[[Stream], None]) -> int:
+    """How many calls of the driver `chain` made one of."""
+    if isinstance(enqueue, Calls):
+        return len(enqueue.calls)
+    return sum(map(length, enqueue.parts)) if isinstance(enqueue, _Chain) else 1
 
 
 def check(error: int, what: str) -> None:

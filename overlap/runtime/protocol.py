@@ -96,6 +96,9 @@ class Runtime(Protocol):
     def chained(self, enqueues: Sequence[Callable[[Any], None]]) -> Callable[[Any], None]:
         """What `copier`, `holder` and `warm` made, as one: called with a stream, it enqueues them one behind the other."""
 
+    def settled(self, enqueue: Callable[[Any], None]) -> Callable[[Any], None]:
+        """What `chained` made, for streams that no graph captures and for many launches, of which one is in flight at a time."""
+
     def warm(
         self,
         kernel: Any,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .acts import Act, Ends, InFlight, carry_out
+from .acts import Act, Ends, InFlight, OnLane, carry_out
 from .instance import Instance, called_last
 from .places import Carried, Place, place_of
 from .prepared import Enqueue
@@ -105,6 +105,7 @@ class ReadyLaunch:
         self._further = further
         self._memory = instance.memory
         self._acts = acts
+        self._settled = False
         self._kernel = kernel
         # It lives as long as what else is ready for this memory does; whoever uses it holds it weakly.
         instance.prepared[self] = self
@@ -122,7 +123,16 @@ class ReadyLaunch:
         """
         self.instance.workspace.check()
         called_last(self.instance)
+        if not self._settled:
+            self._settle()
         self.enqueue(carried)
+
+    def _settle(self) -> None:
+        """At the first repetition, and before it enqueues anything, since what is made may take the device's memory."""
+        self._settled = True
+        for act in self._acts:
+            if isinstance(act, OnLane):
+                act.settle(self.instance.runtime)
 
     def enqueue(self, carried: Carried) -> None:
         """The launch of a call that has looked its instance up."""

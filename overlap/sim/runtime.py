@@ -254,6 +254,9 @@ class SimRuntime:
 
         return enqueue
 
+    def settled(self, enqueue: Callable[[Stream], None]) -> Callable[[Stream], None]:
+        return enqueue
+
     def warm(
         self,
         kernel: Any,

@@ -15,6 +15,7 @@ from overlap.errors import RuntimeContractError, UsageError
 from overlap.ops import a2a_gemm, ag_gemm, gemm_a2a, gemm_ar, gemm_rs
 from overlap.ops.repeat import Asked
 from overlap.runtime.bound_launch import _ByAddress, _ByTriton
+from overlap.runtime.driver import Graph
 
 from .conftest import WORLD
 
@@ -28,11 +29,18 @@ def cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "modules"))
 
 
+@pytest.fixture(autouse=True, params=[False, True], ids=["lanes by calls", "lanes in graphs"])
+def graphs(request, monkeypatch):
+    monkeypatch.setenv("OVERLAP_LANE_GRAPHS", str(int(request.param)))
+    return request.param
+
+
 @pytest.fixture
 def paths(monkeypatch):
-    """By what calls went: how many were repeated, how many kernels were launched by address and by Triton's launcher."""
-    counts = {"repeated": 0, "by address": 0, "by Triton": 0}
-    again, address, triton = Asked.again, _ByAddress.__call__, _ByTriton.__call__
+    """By what calls went: how many were repeated, how many kernels were launched by address and by Triton's launcher, how
+    many lanes by graph."""
+    counts = {"repeated": 0, "by address": 0, "by Triton": 0, "by graph": 0}
+    again, address, triton, graph = Asked.again, _ByAddress.__call__, _ByTriton.__call__, Graph.__call__
 
     def counted(self):
         found = again(self)
@@ -47,7 +55,12 @@ def paths(monkeypatch):
         counts["by Triton"] += 1
         return triton(self, *args, **kwargs)
 
+    def by_graph(self, stream):
+        counts["by graph"] += 1
+        return graph(self, stream)
+
     monkeypatch.setattr(Asked, "again", counted)
+    monkeypatch.setattr(Graph, "__call__", by_graph)
     monkeypatch.setattr(_ByAddress, "__call__", by_address)
     monkeypatch.setattr(_ByTriton, "__call__", by_triton)
     return counts
@@ -97,7 +110,7 @@ OPERATORS = [ag_gemm, gemm_rs, gemm_ar, a2a_gemm, gemm_a2a]
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda o: o.__name__)
 @pytest.mark.parametrize("given", [False, True], ids=["new results", "out"])
-def test_repeated_calls_find_their_own_operands(operator, given, paths):
+def test_repeated_calls_find_their_own_operands(operator, given, paths, graphs):
     """Results of several calls in flight are all right, whoever's memory they are in, on two streams in turn."""
     cases = [case(operator, seed) for seed in range(6)]
     outs = [torch.full_like(wanted, float("nan"), dtype=torch.bfloat16) for _, wanted in cases]
@@ -112,6 +125,8 @@ def test_repeated_calls_find_their_own_operands(operator, given, paths):
     }
     assert not wrong, f"{operator.__name__}: calls {wrong}; {paths}"
     assert paths["repeated"] >= 5 and paths["by address"] >= 10, f"the short way was not taken: {paths}"
+    if operator is gemm_rs and WORLD > 1:
+        assert (paths["by graph"] >= 5) == graphs, paths
 
 
 def test_a_slow_rank_is_waited_for_by_repeated_calls(paths):

@@ -110,3 +110,19 @@ def test_every_setting_is_read_somewhere(repo):
     sources = [path.read_text() for path in (repo / "overlap").rglob("*.py") if path.name != "settings.py"]
     read = {name for text in sources for name in re.findall(r"""settings\.get\(\s*["'](\w+)["']""", text)}
     assert read == set(settings.SETTINGS) - {setting.name for setting in SAMPLES}
+
+
+def test_texts_change_with_every_setting_and_with_nothing_else(monkeypatch):
+    for setting in settings.SETTINGS.values():
+        monkeypatch.delenv(setting.variable, raising=False)
+    nothing = settings.texts()
+    monkeypatch.setenv("OVERLAP_NO_SETTING", "1")
+    assert settings.texts() == nothing
+    seen = {nothing}
+    for setting in settings.SETTINGS.values():
+        for text in ("1", "2"):
+            monkeypatch.setenv(setting.variable, text)
+            seen.add(settings.texts())
+        monkeypatch.delenv(setting.variable)
+        assert settings.texts() == nothing
+    assert len(seen) == 1 + 2 * len(settings.SETTINGS)

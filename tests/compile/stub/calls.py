@@ -1,6 +1,6 @@
 """What `overlap.runtime.driver` calls, as the stub of the driver understood it; and that what it refuses raises.
 
-    LD_LIBRARY_PATH=<folder of the stub> python calls.py
+LD_LIBRARY_PATH=<folder of the stub> python calls.py
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import ctypes
 
 from overlap.errors import RuntimeContractError
 from overlap.runtime.copies import CopyPiece
-from overlap.runtime.driver import Calls, Event, Stream, chain, copy_call, hold_call, libcuda
+from overlap.runtime.driver import Calls, Event, Graph, Stream, chain, copy_call, hold_call, length, libcuda
 
 HIGH = 1 << 46
 """Addresses have more than 32 bits."""
@@ -18,13 +18,19 @@ EXPECTED = (
     "rows 2 400000000030 +8589934600 2 400000000040 +48, 7 x 32 at 0 0 0 0, (nil) (nil) (nil) (nil) on 0x700000000000;"
     "hold 400000000050 4294967295 0 on 0x700000000000;"
     "event 2;record 0x1234567890ab on (nil);behind 0x1234567890ab 0 on 0x700000000000;destroy 0x1234567890ab;"
+    "record 0x700000000000 2;hold 400000000050 4294967295 0 on 0x700000000000;recorded 0x700000000000;"
+    "make 0xabcdef012345 0;drop 0xabcdef012345;upload 0x5432fedcba10 on 0x700000000000;"
+    "launch 0x5432fedcba10 on (nil);drop made 0x5432fedcba10;"
 )
 
 
 def main() -> None:
     told = (ctypes.c_char * (1 << 16)).in_dll(libcuda(), "stub_told")
     main_stream, side = Stream(0), Stream(0x7 << 44)
-    linear, pitched = CopyPiece(HIGH + 16, HIGH + 32, 8 << 30), CopyPiece(HIGH + 48, HIGH + 64, 32, 7, (8 << 30) + 8, 48)
+    linear, pitched = (
+        CopyPiece(HIGH + 16, HIGH + 32, 8 << 30),
+        CopyPiece(HIGH + 48, HIGH + 64, 32, 7, (8 << 30) + 8, 48),
+    )
     enqueues = [
         Calls([(copy_call(linear), "a copy"), (copy_call(pitched), "rows")]),
         Calls([(hold_call(HIGH + 80, 2**32 - 1), "a count")]),
@@ -36,13 +42,28 @@ def main() -> None:
     event.record(main_stream)
     event.hold(side)
     del event
+    assert length(one) == 3 and length(chain([one, print])) == 4
+    graph = Graph(enqueues[1], side)
+    graph(main_stream)
+    del graph
     assert told.value.decode() == EXPECTED, f"\n{told.value.decode()}\n{EXPECTED}"
-    refused = Calls([(hold_call(HIGH, 1), "a count"), (copy_call(CopyPiece(HIGH, HIGH, 13)), "rank 3: a copy of (13,)")])
+    refused = Calls(
+        [(hold_call(HIGH, 1), "a count"), (copy_call(CopyPiece(HIGH, HIGH, 13)), "rank 3: a copy of (13,)")]
+    )
+    told.value = b""
+    try:
+        Graph(refused, side)
+    except RuntimeContractError:
+        assert "recorded 0x700000000000;" in told.value.decode(), "the stream is left recording"
+    else:
+        raise AssertionError("a graph of what the driver refuses")
     between: list[Stream] = []
     try:
         chain([enqueues[1], between.append, refused])(side)
     except RuntimeContractError as error:
-        assert error.message == "rank 3: a copy of (13,): the CUDA driver answers CUDA_ERROR_INVALID_VALUE", error.message
+        assert error.message == "rank 3: a copy of (13,): the CUDA driver answers CUDA_ERROR_INVALID_VALUE", (
+            error.message
+        )
     else:
         raise AssertionError("a call that the driver refused went by")
     assert between == [side]

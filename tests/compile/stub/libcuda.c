@@ -60,6 +60,19 @@ CUresult cuEventRecord(CUevent event, CUstream stream) { return TELL("record %p 
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
   return TELL("behind %p %u on %p;", (void *)event, flags, (void *)stream);
 }
+
+CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode) { return TELL("record %p %d;", (void *)stream, mode); }
+CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph) {
+  return *graph = (CUgraph)0xabcdef012345, TELL("recorded %p;", (void *)stream);
+}
+CUresult cuGraphInstantiateWithFlags(CUgraphExec *made, CUgraph graph, unsigned long long flags) {
+  return *made = (CUgraphExec)0x5432fedcba10, TELL("make %p %llu;", (void *)graph, flags);
+}
+CUresult cuGraphDestroy(CUgraph graph) { return TELL("drop %p;", (void *)graph); }
+CUresult cuGraphUpload(CUgraphExec made, CUstream stream) { return TELL("upload %p on %p;", (void *)made, (void *)stream); }
+CUresult cuGraphLaunch(CUgraphExec made, CUstream stream) { return TELL("launch %p on %p;", (void *)made, (void *)stream); }
+CUresult cuGraphExecDestroy(CUgraphExec made) { return TELL("drop made %p;", (void *)made); }
+
 CUresult cuEventDestroy(CUevent event) { return TELL("destroy %p;", (void *)event); }
 CUresult cuGetErrorName(CUresult error, const char **name) { return *name = "CUDA_ERROR_INVALID_VALUE", CUDA_SUCCESS; }
 
