@@ -22,7 +22,6 @@ NVSHMEM = Backend(
     reduce=False,
     comm_sms=True,
     writer="nvshmem put",
-    moves=("input",),
     reserved=True,
     far=True,
 )

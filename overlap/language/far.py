@@ -44,6 +44,11 @@ _FAR_FLAG: tl.constexpr = tl.constexpr(_far.F_FLAG)
 _FAR_PE: tl.constexpr = tl.constexpr(_far.F_PE)
 _GET: tl.constexpr = tl.constexpr(_far.GET)
 _PART: tl.constexpr = tl.constexpr(_far.PART_BYTES)
+_LANE: tl.constexpr = tl.constexpr(_far.LANE_WORDS)
+_LANE_COUNTER: tl.constexpr = tl.constexpr(_far.L_COUNTER)
+_LANE_END: tl.constexpr = tl.constexpr(_far.L_END)
+_LANE_FLAG: tl.constexpr = tl.constexpr(_far.L_FLAG)
+_LANE_PE: tl.constexpr = tl.constexpr(_far.L_PE)
 
 
 @triton.jit
@@ -92,6 +97,34 @@ def _make_part(moves, move, number, programs, state, epoch):
             raise_far(state, tl.load(far + _FAR_FLAG), epoch, tl.load(far + _FAR_PE).to(tl.int32))
         else:
             tl.atomic_xchg(flag.to(tl.pointer_type(tl.int64)), epoch, sem="release", scope="sys")
+
+
+@triton.jit
+def carry_chunk(words, state, epoch):
+    """One operation, by all programs of a launch: its parts, quiet, count; the last one in raises the flag.
+
+    The count of the launch is in the table, and the last one in makes it zero again.
+    """
+    programs = tl.num_programs(0)
+    turn = tl.program_id(0)
+    piece = tl.full((), _LANE, tl.int64)
+    end = tl.load(words + _LANE_END)
+    while piece < end:
+        _carry(words + piece, tl.load(words + piece + _KIND), turn, programs)
+        piece += _PIECE_WORDS
+        turn = (turn + 1) % programs
+    quiet()
+    tl.debug_barrier()
+    counted = tl.atomic_add(words + _LANE_COUNTER, 1, sem="acq_rel", scope="sys")
+    if counted == programs - 1:
+        tl.atomic_xchg(words + _LANE_COUNTER, 0, sem="relaxed", scope="gpu")
+        flag = tl.load(words + _LANE_FLAG)
+        pe = tl.load(words + _LANE_PE).to(tl.int32)
+        if pe < 0:
+            tl.atomic_xchg(flag.to(tl.pointer_type(tl.int64)), epoch, sem="release", scope="sys")
+        else:
+            raise_far(state, flag, epoch, pe)
+            quiet()
 
 
 @triton.jit

@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from overlap import settings
-from overlap.chunkplan.plan import CommPlan, OpId
+from overlap.chunkplan.plan import P2P, CommPlan, OpId
 from overlap.schedule.steps import Entry, Step
 from overlap.schedule.sync import assign_slots
 
 from .plan_tensor import PlanTensor
 from .protocol import Runtime
+from .reach import far
 from .workspace import Memory, Need, Workspace
 
 
@@ -101,6 +102,16 @@ class BoundPlan(ABC):
         self._meetings += 1
         self.runtime.agree(self._compiled(), None, seconds=settings.get("compile_deadline_s"))
         self.met = True
+
+    def by_network(self, op_id: OpId) -> bool:
+        """Whether NVSHMEM carries an operation of this rank: one between nodes."""
+        return far(self.runtime, self._other(op_id))
+
+    def _other(self, op_id: OpId) -> int:
+        """The other rank of an operation of this one."""
+        op = self.plan.op(op_id)
+        assert isinstance(op, P2P)
+        return op.dst_rank if op.src_rank == self.runtime.rank else op.src_rank
 
     @contextmanager
     def opening(self) -> Iterator[None]:

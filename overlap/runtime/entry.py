@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 
 import overlap.language as ol
+from overlap.language.far import carry_chunk
+from overlap.language.nvshmem import quiet, raise_far
 from overlap.schedule import table as _layout
 
 from . import faults as _faults
@@ -62,12 +64,14 @@ def entry_kernel(
     READY: tl.constexpr,
     COUNTERS: tl.constexpr,
     BLOCK: tl.constexpr,
+    FAR: tl.constexpr = False,
 ):
     """Opens launch n on this rank.
 
     ``src``/``dst``: the shard and its place in the symmetric tensor, extents ``n*``, strides ``s*``/``d*`` in words, of
     which the last ``DIMS`` count (0: nothing to stage); ``WIDE``: more words than 32 bits index;
-    ``state``: this rank's int64 state words; ``peers``: int64 addresses of every rank's state words;
+    ``state``: this rank's int64 state words; ``peers``: int64 addresses of every rank's state words, with ``FAR`` or the
+    complement of NVSHMEM's number of a rank that no pointer reaches;
     ``instance``: the number that a fault record names this launch by; ``first_counter``, ``counters``: slot of the first
     counter of tiles, and their number, which are reset with ``COUNTERS``; without ``PUBLISH`` it only waits and stages.
     """
@@ -125,11 +129,34 @@ def entry_kernel(
             if READY:
                 for p in range(world):
                     if p != rank:
-                        peer = tl.load(peers + p).to(tl.pointer_type(tl.int64))
-                        ol.raise_flag(peer + (_READY + rank) * _SLOT_WORDS, last + 1)
+                        peer = tl.load(peers + p)
+                        slot = (_READY + rank) * _SLOT_WORDS
+                        if FAR:
+                            raise_word(state, peer, slot, last + 1)
+                        else:
+                            ol.raise_flag(peer.to(tl.pointer_type(tl.int64)) + slot, last + 1)
+                if FAR:
+                    # They have landed when the kernel ends, so that no later launch's is overtaken.
+                    quiet()
                 for p in range(world):
                     if p != rank:
                         ol.poll(state + (_READY + p) * _SLOT_WORDS, last + 1, state)
+
+
+@triton.jit
+def raise_word(state, peer, slot, value):
+    """Raises word ``slot`` of a rank's state: through NVSHMEM where ``peer`` is the complement of its number, else an address."""
+    if peer < 0:
+        raise_far(state, (state + slot).to(tl.int64), value, (-1 - peer).to(tl.int32))
+    else:
+        ol.raise_flag(peer.to(tl.pointer_type(tl.int64)) + slot, value)
+
+
+@triton.jit
+def credit_kernel(state, words):
+    """Tells a rank this rank's epoch; ``words``: its entry in the table of peers, and which of its state words."""
+    raise_word(state, tl.load(words), tl.load(words + 1), ol.now(state))
+    quiet()
 
 
 @triton.jit
@@ -142,3 +169,25 @@ def wait_kernel(flag, state):
 def move_kernel(moves, state):
     """Programs that move chunks (`overlap.language.move_chunks`) where a rank has no tile, so that no user's kernel runs."""
     ol.move_chunks(moves, state, ol.now(state))
+
+
+@triton.jit
+def box_move_kernel(moves, state):
+    """As `move_kernel`, by TMA."""
+    ol.move_chunks_async(moves, state, ol.now(state))
+
+
+@triton.jit
+def far_move_kernel(moves, state):
+    """As `move_kernel`, to ranks that no pointer reaches too."""
+    ol.move_chunks_far(moves, state, ol.now(state))
+
+
+@triton.jit
+def carry_kernel(words, state):
+    """An operation between nodes, in the place of a copy and its flag (`overlap.language.far.carry_chunk`)."""
+    carry_chunk(words, state, ol.now(state))
+
+
+MOVE_KERNELS = {"load/store": move_kernel, "tma store": box_move_kernel, "nvshmem put": far_move_kernel}
+"""By who writes."""

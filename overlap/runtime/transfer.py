@@ -18,6 +18,7 @@ import torch
 
 from overlap.backends.carriers import check_copied
 from overlap.backends.copy_engine import COPY_ENGINE
+from overlap.backends.nvshmem import NVSHMEM
 from overlap.chunkplan.order import HappensBefore
 from overlap.chunkplan.plan import CommPlan, OpId
 from overlap.chunkplan.region import bounding
@@ -102,7 +103,8 @@ class Transfer(BoundPlan):
             check_copied(plan, "copy_engine")
         self.given = plan
         plan, values = carried(plan, lenient=lenient)
-        check_reach(plan, runtime, lambda op: COPY_ENGINE)
+        between = len(set(runtime.nodes)) > 1
+        check_reach(plan, runtime, lambda op: NVSHMEM if between else COPY_ENGINE)
         sums = [transfer_sums(plan, rank, values) for rank in range(runtime.world)]
         names = [spec.name for spec in plan.tensors]
         parts: dict[str, TransferTensor] = {}

@@ -66,9 +66,14 @@ class PlanPlaces:
                     stream: Stream,
                     copy: Callable[[Stream], None] = copy,
                     touch: Callable[[Stream], None] = touch,
+                    raises: bool = transfer.by_network(step.op),
                 ) -> None:
+                    # A kernel that raises its flag itself stands for what came before it.
+                    if raises:
+                        stream.enqueue(touch, host)
                     copy(stream)
-                    stream.enqueue(touch, host)
+                    if not raises:
+                        stream.enqueue(touch, host)
 
                 transfer.prepared[step] = enqueue
 
