@@ -47,8 +47,8 @@ def compile(
         on: the communicated tensor, a kernel parameter whose ``_ptr`` or ``_desc`` may be dropped, and its axis: ``a[M]``
             gathers an input, ``c[M]`` reduce-scatters a result, ``c[]`` all-reduces it, ``a[K:M]`` exchanges. Or several.
         world: pins the kernel to groups of this size.
-        backend: ``copy_engine``, ``ldst_inline`` (results), ``ldst_reserved`` (inputs) or ``serial``; by default fused, and
-            serial where that is impossible or slower.
+        backend: what moves chunks (docs/backends.md says which can), ``serial``, or ``auto``, what is predicted to take
+            least; by default fused by copy engine, and serial where that is impossible or slower.
         realization: a `Realization` to start from.
         path: makes the plan of a collective, which ``plan`` names then (``all_gather``): by a ``template``, or made for the
             links (``synth``). It takes ``world``.

@@ -32,11 +32,17 @@ KNOWN = names()
 
 @dataclass(frozen=True)
 class Choice:
-    """The backend of a call. ``forced``: nothing else would have been possible here."""
+    """The backend of a call. ``forced``: nothing else would have been possible here.
+
+    Of one that ``auto`` made also ``programs``, that move chunks (0: the backend's own number), and what was ``considered``,
+    the fastest first and then why others cannot.
+    """
 
     backend: str
     why_serial: str = ""
     forced: bool = False
+    programs: int = 0
+    considered: tuple[str, ...] = ()
 
 
 def check_backend(name: str | None, known: tuple[str, ...] = BACKENDS) -> str | None:

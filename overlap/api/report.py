@@ -24,11 +24,12 @@ VERBS = {
 class LastPlan:
     """What the last call did.
 
-    ``backend``: ``copy_engine`` or ``serial``; ``plan``: the plan's name; ``chunks``: transfers that arrive at this
+    ``backend``: what moved chunks, or ``serial``; ``plan``: the plan's name; ``chunks``: transfers that arrive at this
     rank; ``shape``, ``dtype``: the communicated tensor's, global and as it travels; ``kind``: what happens to it
     (`VERBS`), several joined by ``+``; ``predicted_ms``: the transfers alone, by the event model;
     ``exposed_ms``: communication that computation did not hide, where it was measured; ``why_serial``: the reason,
-    empty where a fused kernel ran.
+    empty where a fused kernel ran; ``considered``: where ``auto`` chose, what each backend was predicted to take, the fastest
+    first, and why others cannot.
     """
 
     operator: str
@@ -43,6 +44,7 @@ class LastPlan:
     exposed_ms: float | None = None
     why_serial: str = ""
     kind: str = "gather"
+    considered: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape))

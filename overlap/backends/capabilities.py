@@ -18,12 +18,15 @@ from .registry import backends
 SERIAL = "serial"
 """Not a backend of kernels: a collective of torch.distributed, then the kernel as it was."""
 
+AUTO = "auto"
+"""Not a backend either: the one of those that can which is predicted to take least."""
+
 HEADINGS = ("backend", "moves", "push", "pull", "reduce", "strided", "far", "multiprocessors", "Triton", "device")
 
 
 def names(*moves: str) -> tuple[str, ...]:
-    """Backends that can move all of ``moves`` (``input``, ``result``), and serial, which can everything."""
-    return (*(b.name for b in backends.values() if set(moves) <= set(b.moves)), SERIAL)
+    """What may be asked for to move all of ``moves`` (``input``, ``result``): backends that can, serial and auto."""
+    return (*(b.name for b in backends.values() if set(moves) <= set(b.moves)), SERIAL, AUTO)
 
 
 def rows() -> list[tuple[str, ...]]:

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from overlap.api.auto import Problem, choose_auto
 from overlap.api.fallback import Choice, choose
+from overlap.backends.capabilities import AUTO
 from overlap.backends.registry import backends
 from overlap.errors import UsageError
 
@@ -133,7 +135,14 @@ def refuse_gradient(operator: str, operands: Sequence[torch.Tensor | None]) -> N
         raise UsageError(f"{operator} has no gradient", help="call it under torch.no_grad(), or on detached tensors")
 
 
-def choose_way(group: Any, x: torch.Tensor, moved_bytes: int, asked: str | None, reasons: Sequence[str]) -> Choice:
+def choose_way(
+    group: Any,
+    x: torch.Tensor,
+    moved_bytes: int,
+    asked: str | None,
+    reasons: Sequence[str],
+    problem: Problem,
+) -> Choice:
     """Fused or serial.
 
     Args:
@@ -141,14 +150,17 @@ def choose_way(group: Any, x: torch.Tensor, moved_bytes: int, asked: str | None,
         moved_bytes: bytes of the communicated tensor, global.
         asked: the backend the caller asked for.
         reasons: why no fused kernel can serve the call; empty ones do not count.
+        problem: what ``auto`` chooses for.
 
     Raises:
         UsageError: what was asked for is impossible.
     """
     reason = next(filter(None, reasons), "")
+    if not reason and asked == AUTO:
+        return choose_auto(group, x, problem, moved_bytes)
     if not reason or asked == "serial":
         return choose(group, x, moved_bytes, asked)
-    if asked is not None:
+    if asked not in (None, AUTO):
         raise UsageError(f"{asked} is impossible here: {reason}", help='leave backend out, or backend="serial"')
     if hasattr(group, "overlap_runtime"):
         raise UsageError(f"a simulated group has no collectives, and no fused kernel takes this: {reason}")

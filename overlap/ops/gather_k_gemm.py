@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from overlap.api.auto import Problem
 from overlap.api.fallback import MOVING, check_backend
 from overlap.api.groups import group_by_name, no_group, resolve_group
 from overlap.api.serial import gather
@@ -103,7 +104,10 @@ def run(
     if 0 in whole or not columns:
         return y.copy_(bias.expand(y.shape)) if bias is not None else y.zero_()
     moved_bytes = math.prod(whole) * x.element_size()
-    choice = choose_way(group, x, moved_bytes, check_backend(backend, MOVING), [dtype_reason(x.dtype, made)])
+    problem = Problem("ag_gemm_k", math.prod(lead), columns * world, depth, x.dtype, plan, split, comm_sms)
+    reasons = [dtype_reason(x.dtype, made)]
+    choice = choose_way(group, x, moved_bytes, check_backend(backend, MOVING), reasons, problem)
+    comm_sms = choice.programs or comm_sms
     check_programs(choice.backend, comm_sms)
     if choice.backend == "serial":
         gathered = gather(group, x, whole, x.dim() - 1).view(-1, depth)
@@ -116,7 +120,8 @@ def run(
         kernel, grid, arguments = product_arguments(product, held, view, runtime_of(group))
         compiled = compiled_kernel(kernel, "K", plan, split, choice.backend, comm_sms)
         said = compiled.launch(grid, (), arguments, group=group, backend=choice.backend)
-    remember(replace(said, operator="ag_gemm_k", shape=whole), warn=choice.forced)
+    said = replace(said, operator="ag_gemm_k", shape=whole, considered=choice.considered)
+    remember(said, warn=choice.forced)
     return y
 
 

@@ -18,7 +18,8 @@ def last_plan(operator: str = "ag_gemm") -> LastPlan | None:
 
 def remember(said: LastPlan, *, warn: bool = False) -> None:
     """Keeps what a call did, and logs it where it is news; ``warn`` where a fallback was forced."""
-    if _LAST.get(said.operator) != said:
+    last = _LAST.get(said.operator)
+    if last is not said and last != said:
         _LAST[said.operator] = said
         announce(said, warn=warn)
 
@@ -32,5 +33,15 @@ def serial_plan(
         shape, dtype: of the communicated tensor, global.
     """
     return LastPlan(
-        operator, "serial", "collective", 0, world, rank, shape, str(dtype), why_serial=choice.why_serial, kind=kind
+        operator,
+        "serial",
+        "collective",
+        0,
+        world,
+        rank,
+        shape,
+        str(dtype),
+        why_serial=choice.why_serial,
+        kind=kind,
+        considered=choice.considered,
     )

@@ -11,7 +11,7 @@ import torch
 from overlap.api import CompiledKernel
 from overlap.api.fallback import MOVING, STORING, check_backend
 from overlap.api.memory import reserve_operator
-from overlap.backends.capabilities import SERIAL
+from overlap.backends.capabilities import AUTO, SERIAL
 from overlap.errors import UsageError
 
 from .arguments import check_programs
@@ -89,6 +89,10 @@ def reserve(
     form = FORMS[operator]
     made = form.tma is gemm_out_tma
     check_backend(backend, STORING if made else MOVING)
+    if backend == AUTO:
+        raise UsageError(
+            "auto chooses call by call, and each backend has memory of its own", help='backend="copy_engine"'
+        )
     tma = gemm_out_stored if backend == "ldst_inline" else form.tma
     check_programs(backend, comm_sms)
     moved_by = "copy_engine" if backend == SERIAL else backend

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, lru_cache
+from typing import Literal
 
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.library import find_template
@@ -25,7 +26,8 @@ from .machine import Machine
 from .operators import TENSOR, Operator, Sizes, check_plan, operator_of, tensor_of
 from .prediction import REACH, Prediction
 from .timeline import Timeline
-from .work import Gemm, TileRun, Work, best_blocks, itemsize_of, work_per_chunk
+from .ways import in_parts
+from .work import Gemm, Work, best_blocks, itemsize_of, work_per_chunk
 
 
 def predict(
@@ -117,7 +119,7 @@ def _case(
     machine.rate(dtype)
     if plan is None:
         levels = machine.between is not None and world > machine.node > 1 and world % machine.node == 0
-        plan = _plan(operator, world, tensor_of(operator, sizes).shape, split, machine.node if levels else 0)
+        plan = operator_plan(operator, world, tensor_of(operator, sizes).shape, split, machine.node if levels else 0)
     else:
         check_plan(operator, plan, world, sizes)
     return _Case(operator, dict(sizes), machine, dtype, plan, links)
@@ -185,7 +187,7 @@ class _Case:
         gemm = self.gemm(sizes)
         seconds = gemm.tile_seconds(self.machine)
         if self.op.inside:
-            return _in_parts(self.plan, gemm.tiles, seconds, self.machine.units)
+            return in_parts(self.plan, gemm.tiles, seconds, self.machine.units)
         return work_per_chunk(self.plan, gemm.tiles, seconds, produced=(TENSOR,) if self.op.produced else ())
 
     def ends(self, sizes: Sizes) -> Ends:
@@ -199,11 +201,18 @@ class _Case:
         return self.gemm(sizes).seconds(self.machine) >= self.bytes_alone(sizes)
 
 
-@lru_cache(maxsize=8)
-def _plan(op: Operator, world: int, shape: tuple[int, ...], split: int, node: int) -> CommPlan:
-    """The plan of the operator's tensor ``x``; ``node``: ranks of a node where there are two levels, else 0."""
+@lru_cache(maxsize=16)
+def operator_plan(
+    op: Operator, world: int, shape: tuple[int, ...], split: int, node: int = 0, pushed: bool = False
+) -> CommPlan:
+    """The plan of the operator's tensor ``x``.
+
+    Args:
+        node: ranks of a node where there are two levels, else 0.
+        pushed: whoever has a chunk sends it, also where it is read; what tiles make always goes so.
+    """
     mesh = Mesh((world // node, node), ("node", "gpu")) if node else None
-    direction = "push" if op.produced else "pull"
+    direction: Literal["pull", "push"] = "push" if op.produced or pushed else "pull"
 
     def build(name: str) -> CommPlan:
         path, text = find_template(name)
@@ -246,22 +255,6 @@ def _rates_into(links: Links) -> list[float]:
         wire = link.name if link.name in links.switched else source
         found[target][wire] = max(link.bytes_per_s, found[target].get(wire, 0.0))
     return [sum(rates.values()) for rates in found]
-
-
-def _in_parts(plan: CommPlan, tiles: int, seconds: float, units: int) -> tuple[Work, ...]:
-    """Tiles that wait inside their loop: the first wave goes through the chunks as they land, all others find them there."""
-    chunks = work_per_chunk(plan, 1 << 20, seconds)
-    first = min(tiles, units)
-    works = []
-    for work in chunks:
-        runs = [
-            TileRun(first, seconds * run.tiles / (1 << 20), run.waits, (), run.label, run.chunk, run.op, run.source)
-            for run in work.runs
-        ]
-        if tiles > first:
-            runs.append(TileRun(tiles - first, seconds, tuple(dict.fromkeys(w for run in runs for w in run.waits))))
-        works.append(Work(tuple(runs), as_arrived=True))
-    return tuple(works)
 
 
 def _least(holds: Callable[[Sizes], bool], sizes: Sizes, axis: str, here: bool) -> int | None:

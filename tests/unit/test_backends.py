@@ -55,9 +55,9 @@ def test_backends_that_no_operation_may_name(repo, capsys, monkeypatch, tmp_path
 
 def test_a_plan_without_a_kernel_goes_by_one_backend(repo):
     text = (repo / "templates/plans/all_gather_1d.yaml").read_text()
-    named = text.replace("    from: peer\n", "    from: peer\n    backend: {}\n")
+    named = text.replace("    from: peer\n", "    from: peer\n    backend: NAME\n")
     for name, told in (("ldst_reserved", "without a kernel all go by copy_engine"), ("none", "unknown backend 'none'")):
-        plan = build_plan(named.format(name), world=2, tensor=TensorSpec("a", (4, 4)), dim=0, path="plan.yaml")
+        plan = build_plan(named.replace("NAME", name), world=2, tensor=TensorSpec("a", (4, 4)), dim=0, path="plan.yaml")
         with pytest.raises(UsageError, match=told) as caught:
             check_copied(plan, "copy_engine")
         assert caught.value.where is not None and caught.value.where.path == "plan.yaml"

@@ -33,20 +33,25 @@ def test_ranks_that_do_not(told, said):
     assert said in compare(told)
 
 
-def test_plain_stores_carry_results_and_no_inputs():
-    assert check_backend("ldst_inline", STORING) == "ldst_inline"
-    with pytest.raises(UsageError, match="ldst_inline stores what a kernel makes") as caught:
-        check_backend("ldst_inline")
-    assert caught.value.help == "backends: copy_engine, serial"
+def test_stores_by_tma_carry_results_and_no_inputs():
+    assert check_backend("tma_inline", STORING) == "tma_inline"
+    with pytest.raises(UsageError, match="tma_inline stores what a kernel makes") as caught:
+        check_backend("tma_inline", MOVING)
+    assert caught.value.help == f"backends: {', '.join(MOVING)}"
 
 
 def test_reserved_programs_carry_gathers_alone():
     assert check_backend("ldst_reserved", MOVING) == "ldst_reserved"
     with pytest.raises(UsageError, match="ldst_reserved moves what a kernel reads, .* is a result") as caught:
         check_backend("ldst_reserved", STORING)
-    assert caught.value.help == "backends: copy_engine, ldst_inline, serial"
+    assert caught.value.help == f"backends: {', '.join(STORING)}"
     with pytest.raises(UsageError, match="ldst_reserved does not serve this operator"):
         check_backend("ldst_reserved")
+
+
+def test_a_backend_may_be_left_to_choose():
+    for known in (STORING, MOVING):
+        assert check_backend("auto", known) == "auto" and {"copy_engine", "serial"} < set(known)
 
 
 def test_small_tensors_go_serially(fake_group, reachable, monkeypatch):

@@ -1,0 +1,55 @@
+"""The ways that ``auto`` chooses among: every backend that can, as the event model sees it, and serial."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from overlap.schedule.ways import Candidate, Way
+
+from .base import Backend
+from .capabilities import SERIAL, Need
+from .carriers import form_of
+from .registry import backends
+
+SERIAL_WAY = Way(SERIAL, "serial")
+
+
+def way_of(found: Backend, produced: bool, programs: int = 0) -> Way:
+    """A backend as a way to move what a kernel makes (``produced``), or reads.
+
+    Args:
+        programs: of the launch that move chunks, where it takes any; 0: open.
+    """
+    form = form_of(found, produced)
+    counted = programs if found.comm_sms else 0
+    pushed, tma = found.default_direction == "push", found.writer == "tma store"
+    if form == "moves":
+        return Way(found.name, "shared" if found.inline else "moves", counted, pushed, tma)
+    return Way(found.name, form, 0, pushed, tma)
+
+
+def able_ways(
+    need: Need, *, programs: int = 0, serial: bool = True, lacking: Callable[[str], str] = lambda name: ""
+) -> tuple[tuple[Way, ...], tuple[Candidate, ...]]:
+    """The ways that can serve a need, and the others as candidates refused, with why.
+
+    Args:
+        programs: that the caller wants to move chunks; backends that take none are no candidates then. 0: any number.
+        serial: whether there is a library that carries out collectives.
+        lacking: why a backend, by its name, cannot serve the call; nothing where it can.
+    """
+    able, refused = [], []
+    for found in backends.values():
+        why = need.lacking(found) or lacking(found.name)
+        if not why and found.far and not need.far:
+            why = "pointers reach every peer here"
+        if not why and programs and not found.comm_sms:
+            why = f"it takes no programs, and {programs} are wanted"
+        way = way_of(found, need.moves == "result", programs)
+        if why:
+            refused.append(Candidate(way, refused=why))
+        else:
+            able.append(way)
+    if serial:
+        able.append(SERIAL_WAY)
+    return tuple(able), tuple(refused)

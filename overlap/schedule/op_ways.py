@@ -1,0 +1,96 @@
+"""What the ways to carry out a prebuilt operator would take: `ways` for a product and its own plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from overlap.chunkplan.build import build_plan
+from overlap.chunkplan.library import find_template
+from overlap.chunkplan.plan import CommPlan
+
+from .machine import Machine
+from .operators import TENSOR, Operator, Sizes, operator_of, tensor_of
+from .predict import operator_plan
+from .ways import Candidate, Task, Way, predicted, programs_tried, way_seconds
+from .work import best_blocks, itemsize_of
+
+
+def operator_task(op: Operator, world: int, sizes: Sizes, machine: Machine, dtype: str) -> Task:
+    """The product of one rank, in the tiles that the model likes best, and what is communicated of it."""
+    own = {**sizes, op.divided: -(-sizes[op.divided] // world)}
+    gemm = best_blocks(own["M"], own["N"], own["K"], machine, dtype)
+    itemsize = itemsize_of(dtype)
+    whole = float(itemsize * sizes[op.moved[0]] * sizes[op.moved[1]])
+    return Task(
+        tiles=gemm.tiles,
+        flops=2.0 * gemm.block_m * gemm.block_n * gemm.k,
+        moved=float(itemsize * (gemm.m * gemm.k + gemm.k * gemm.n + gemm.m * gemm.n)),
+        dtype=dtype,
+        kinds={TENSOR: (op.kind, whole / world if op.kind == "all_to_all" else whole)},
+        produced=(TENSOR,) if op.produced else (),
+        inside=op.inside,
+    )
+
+
+def operator_candidates(
+    op: str,
+    ways: Iterable[Way],
+    *,
+    world: int,
+    sizes: Sizes,
+    machine: Machine,
+    dtype: str = "bf16",
+    split: int = 1,
+    plan: str | None = None,
+) -> tuple[Candidate, ...]:
+    """What each of ``ways`` takes; one by moving programs whose number is open is there once for every number tried.
+
+    Args:
+        op, sizes, dtype, split: as for `predict`.
+        plan: the template that moves the tensor; None: the operator's own.
+
+    Raises:
+        UsageError: an unknown operator, or sizes that are not M, N and K.
+        PlanError: no such plan, or the machine has not that many ranks.
+    """
+    operator = operator_of(op, sizes)
+    machine.check_world(world)
+    itemsize = itemsize_of(dtype)
+    found = []
+    for way in counted(ways, machine, produced=operator.produced):
+
+        def seconds(way: Way = way) -> float:
+            task = operator_task(operator, world, sizes, machine, dtype)
+            made = _plan(operator, world, sizes, split, plan, way.pushed)
+            return way_seconds(way, task, made, machine, itemsize=itemsize)
+
+        found.append(predicted(way, seconds))
+    return tuple(found)
+
+
+def counted(ways: Iterable[Way], machine: Machine, *, produced: bool) -> list[Way]:
+    """The ways, those by moving programs once for every number of programs that is tried."""
+    found: list[Way] = []
+    for way in ways:
+        direction = "push" if produced or way.pushed else "pull"
+        counts = programs_tried(machine, direction, tma=way.tma) if way.form == "moves" and not way.programs else ()
+        found += [replace(way, programs=count) for count in counts] or [way]
+    return found
+
+
+def _plan(op: Operator, world: int, sizes: Sizes, split: int, plan: str | None, pushed: bool) -> CommPlan:
+    tensor = tensor_of(op, sizes)
+    if plan is None or plan == op.plan:
+        return operator_plan(op, world, tensor.shape, split, pushed=pushed)
+    path, text = find_template(plan)
+    return build_plan(
+        text,
+        world=world,
+        tensor=tensor,
+        dim=op.dim,
+        to_dim=op.to_dim,
+        split=split,
+        direction="push" if op.produced or pushed else "pull",
+        path=path,
+    )

@@ -1,0 +1,86 @@
+"""What ways of moving chunks are predicted to take: what is different about each, and the order that was measured."""
+
+from dataclasses import replace
+
+import pytest
+
+from overlap.backends import backend, backends
+from overlap.backends.capabilities import Need
+from overlap.backends.ways import SERIAL_WAY, able_ways, way_of
+from overlap.errors import PlanError
+from overlap.schedule.machine import load_machine
+from overlap.schedule.op_ways import operator_candidates
+from overlap.schedule.predict import predict
+from overlap.schedule.ways import Candidate, Way, best, programs_tried, rate_of_programs
+
+H100 = load_machine("h100-nvlink")
+BF16 = {"M": 8192, "N": 8192, "K": 28672}
+
+
+def seconds(op, ways, sizes=BF16, machine=H100, world=4, **options):
+    found = operator_candidates(op, ways, world=world, sizes=sizes, machine=machine, **options)
+    return {str(c.way): c.seconds for c in found}
+
+
+@pytest.mark.parametrize("op", ["ag_gemm", "ag_gemm_k", "gemm_rs", "gemm_ar", "a2a_gemm", "gemm_a2a"])
+@pytest.mark.parametrize("world", [1, 3, 4])
+def test_lanes_and_serial_are_what_predict_says(op, world):
+    sizes = {"M": 1000, "N": 520, "K": 344}
+    whole = predict(op, world=world, sizes=sizes, machine=H100, break_even=False)
+    found = seconds(op, [Way("copy_engine", "lanes"), SERIAL_WAY], sizes, world=world)
+    assert found["serial"] == pytest.approx(whole.serial)
+    assert found["copy_engine"] == pytest.approx(whole.fused if world > 1 else whole.gemm)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "copied", "stored"),
+    [(8192, 4096, 14336, 0.438, 0.515), (8192, 8192, 8192, 0.578, 0.733), (8192, 8192, 28672, 1.401, 1.511)],
+)
+def test_stores_lose_to_copies_as_measured(m, n, k, copied, stored):
+    """4 x H100, bench/results/ways: by how much, to a fifth."""
+    ways = [way_of(backend(name), True) for name in ("copy_engine", "ldst_inline")]
+    found = seconds("gemm_rs", ways, {"M": m, "N": n, "K": k}, split=2)
+    ratio = found["ldst_inline"] / found["copy_engine"]
+    assert ratio > 1 and ratio == pytest.approx(stored / copied, rel=0.2)
+
+
+def test_programs_that_move_take_units_and_copy_at_their_rate():
+    ways = [Way("few", "moves", 4), Way("more", "moves", 32), Way("all", "shared")]
+    found = seconds("ag_gemm", ways, {"M": 8192, "N": 1024, "K": 8192})
+    assert found["few with 4 programs"] > found["more with 32 programs"]  # 134 MB at 162 GB/s: the copies last
+    long = seconds("ag_gemm", ways, {"M": 8192, "N": 1 << 19, "K": 8192})
+    assert long["few with 4 programs"] < long["more with 32 programs"]  # the product lasts
+
+
+def test_the_rate_of_programs_is_what_was_measured_or_between():
+    machine = replace(H100, programs={"push": {4: 100e9, 8: 200e9, 16: 900e9}, "push_tma": {8: 50e9}})
+    rates = [rate_of_programs(machine, "push", n) for n in (2, 4, 6, 8, 16, 99)]
+    assert rates == [50e9, 100e9, 150e9, 200e9, 377e9, 377e9]
+    assert rate_of_programs(machine, "push", 8, tma=True) == 50e9
+    assert programs_tried(replace(machine, units=40), "push") == (4, 8)
+    with pytest.raises(PlanError, match="does not say how fast programs copy") as caught:
+        rate_of_programs(machine, "pull", 8)
+    assert "overlap calibrate" in caught.value.help
+
+
+def test_every_backend_is_able_or_refused_with_why():
+    for moves in ("input", "result"):
+        able, refused = able_ways(Need("x", "x", moves))
+        names = [way.name for way in able] + [c.way.name for c in refused]
+        assert sorted(names) == sorted([*backends, "serial"])
+        assert all(c.refused and c.seconds is None for c in refused)
+        assert [way.name for way in able if way.name != "serial"] == [
+            name for name, found in backends.items() if moves in found.moves and not found.far
+        ]
+    able, refused = able_ways(Need("x", "x", "input"), programs=8, serial=False, lacking=lambda n: "no" * (n[0] == "t"))
+    assert all(way.programs == 8 for way in able) and {way.name for way in able} <= {
+        b.name for b in backends.values() if b.comm_sms
+    }
+    assert {"copy_engine: it takes no programs, and 8 are wanted"} <= {str(c) for c in refused}
+
+
+def test_of_equals_the_first_is_taken():
+    ways = [Candidate(Way(n, "lanes"), s) for n, s in (("a", 1.02), ("b", 1.0), ("c", 1.1))]
+    assert best(ways).way.name == "a" and best(ways[1:]).way.name == "b" and best(ways[::-1]).way.name == "b"
+    with pytest.raises(PlanError, match="no way to carry this out can be predicted: a: too far"):
+        best([Candidate(Way("a", "lanes"), refused="too far")])
