@@ -113,13 +113,12 @@ def launch(
         if ready is not None:
             ready.enqueue(repeat.carried)
             return
-    if variant.exact and runs:
-        enqueue = partial(_ready_kernel(instance, key, arguments, passed), **passed)
-    else:
 
-        def enqueue(stream: Any, _: Carried) -> None:
-            runtime.launch(kernel, grid, (), arguments, stream)
+    def by_triton(stream: Any, _: Carried) -> None:
+        runtime.launch(kernel, grid, (), arguments, stream)
 
+    bound_by_name = variant.exact and runs
+    enqueue = partial(_ready_kernel(instance, key, arguments, passed), **passed) if bound_by_name else by_triton
     carry_out(instance, acts(ends), InFlight(runtime.main_stream(), enqueue, carried, behind))
 
 
