@@ -1,14 +1,17 @@
-"""The ways that ``auto`` chooses among: every backend that can, as the event model sees it, and serial."""
+"""Backends as the event model sees them: the ways that ``auto`` chooses among, and the machine of launches by one of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-from overlap.schedule.ways import Candidate, Way
+from overlap.chunkplan.plan import P2P, CommPlan
+from overlap.errors import PlanError
+from overlap.schedule.machine import Machine
+from overlap.schedule.ways import Candidate, Way, by_programs
 
 from .base import Backend
 from .capabilities import SERIAL, Need
-from .carriers import form_of
+from .carriers import Carriers, form_of
 from .registry import backends
 
 SERIAL_WAY = Way(SERIAL, "serial")
@@ -26,6 +29,26 @@ def way_of(found: Backend, produced: bool, programs: int = 0) -> Way:
     if form == "moves":
         return Way(found.name, "shared" if found.inline else "moves", counted, pushed, tma)
     return Way(found.name, form, 0, pushed, tma)
+
+
+def machine_of(
+    machine: Machine, plan: CommPlan, carriers: Carriers, produced: Collection[str], programs: int
+) -> Machine:
+    """The machine as launches of a kernel see it: where programs of theirs make every transfer, copies are as fast as those.
+
+    The machine itself where a lane makes one, and where it does not say how fast programs copy.
+
+    Args:
+        produced: tensors of the plan that the kernel makes.
+        programs: of the launch that move chunks; 0: the backend's own number.
+    """
+    transfers = {op_id for op_id, op in plan.items() if isinstance(op, P2P) and op.src_rank != op.dst_rank}
+    if carriers.moving is None or not transfers or not transfers <= carriers.moved(plan, produced):
+        return machine
+    try:
+        return by_programs(way_of(backends[carriers.moving], False, programs), plan, machine)
+    except PlanError:
+        return machine
 
 
 def able_ways(

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import click
 
+from overlap.backends.ways import machine_of
 from overlap.chunkplan.links import Links
 from overlap.chunkplan.mesh import Mesh
 from overlap.pipeline import Compilation, Planned, compile_source, default_sizes, explain, need_sizes, planned
+from overlap.pipeline.planning import carriers_of
 from overlap.pipeline.timing import tile_seconds, timeline_of
 from overlap.schedule.machine import Machine, machine_for
 from overlap.schedule.network import links_for
@@ -81,7 +83,11 @@ def command(
     made = planned(compilation, world=ranks, sizes=sizes, itemsize=itemsize_of(dtype))
     drawn = None
     if html or trace:
-        on_machine = machine_for(ranks, made.plan.mesh, compilation.realization.machine)
+        realization = compilation.realization
+        carriers = carriers_of(compilation.ons, compilation.plans, realization)
+        produced = [on.tensor for on in compilation.ons if on.produced]
+        on_machine = machine_for(ranks, made.plan.mesh, realization.machine)
+        on_machine = machine_of(on_machine, made.plan, carriers, produced, realization.comm_sms)
         table = None if links is None else links_for(ranks, file=links)
         drawn = _Drawn(compilation, made, on_machine, table, sizes, dtype, tile_us)
     for title, text in explain(compilation, world=ranks, sizes=sizes, rank=rank, made=made):

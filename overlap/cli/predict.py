@@ -7,17 +7,21 @@ from typing import Literal
 
 import click
 
+from overlap.backends.capabilities import Need, check_named, require
+from overlap.backends.registry import backends
+from overlap.backends.ways import way_of
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.memory import reduced_tensors
 from overlap.chunkplan.mesh import Mesh
 from overlap.chunkplan.plan import CommPlan
 from overlap.chunkplan.verify import verify_plan
-from overlap.errors import UsageError
+from overlap.errors import UnsupportedError, UsageError
 from overlap.schedule.machine import machine_for
 from overlap.schedule.network import links_for
 from overlap.schedule.operators import OPERATORS, TENSOR, operator_of
 from overlap.schedule.plan_times import plan_times
 from overlap.schedule.predict import predict
+from overlap.schedule.ways import LANES, Way
 from overlap.schedule.work import itemsize_of
 
 from .named import On, plan_source
@@ -41,6 +45,8 @@ PROVEN = 20_000
 @click.option("--counts", multiple=True, metavar="NAME=FILE", help="Of a plan alone, as for `overlap check`.")
 @click.option("--dtype", default="bf16", show_default=True, help="Element type: bf16, fp16, fp32, fp8.")
 @click.option("--split", type=click.IntRange(min=1), default=1, show_default=True, help="Chunks a shard is cut into.")
+@click.option("--backend", metavar="NAME", help="Of --op: what moves the chunks (default: the copy engine).")
+@click.option("--comm-sms", type=click.IntRange(min=0), default=0, help="Programs that move them, where it takes some.")
 @click.option("--break-even/--no-break-even", default=True, help="Look for the N and K from which on it pays.")
 def command(
     op: str | None,
@@ -55,6 +61,8 @@ def command(
     counts: tuple[str, ...],
     dtype: str,
     split: int,
+    backend: str | None,
+    comm_sms: int,
     break_even: bool,
 ) -> None:
     """Predict whether overlapping OP pays, where it breaks even, and what the ceiling is; or when a plan ends.
@@ -99,6 +107,8 @@ def command(
         return made
 
     if op is None:
+        if backend is not None or comm_sms:
+            raise UsageError("--backend and --comm-sms are of an operator", help="give --op as well, or leave them out")
         if plan is None:
             raise UsageError("nothing to predict", help="--op ag_gemm, or a plan alone: --plan all_gather_ring")
         alone = built(plan, shape, on, "pull")
@@ -110,13 +120,14 @@ def command(
     if on is not None or counts:
         raise UsageError(f"{'--on' if on else '--counts'} with --op", help="the operator says what moves; leave it out")
     operator = operator_of(op, shape)
+    way = _way(op, backend, comm_sms, produced=operator.produced)
     made = None
     if plan is not None or path is not None:
         axes = list(operator.moved)
         to = "" if operator.to_dim is None else axes[operator.to_dim]
         moved = On(TENSOR, "" if operator.kind == "all_reduce" else axes[operator.dim], to)
         sizes = {axis: shape[axis] for axis in axes}
-        made = built(plan or operator.kind, sizes, moved, "push" if operator.produced else "pull")
+        made = built(plan or operator.kind, sizes, moved, "push" if operator.produced or way.pushed else "pull")
     found = predict(
         op,
         world=ranks,
@@ -128,5 +139,30 @@ def command(
         mesh=mesh,
         plan=made,
         links=table,
+        way=way,
     )
     click.echo(str(found))
+
+
+def _way(op: str, backend: str | None, programs: int, *, produced: bool) -> Way:
+    """How an operator's chunks are moved.
+
+    Raises:
+        UsageError: no such backend, or one that takes no programs.
+        UnsupportedError: one that does not move what this operator communicates, or stores tiles as they are made.
+    """
+    if backend is None and not programs:
+        return LANES
+    check_named(backend, backends, Need(op))
+    found = backends[backend or "copy_engine"]
+    require(found, Need(op, moves="result" if produced else "input"))
+    if programs and not found.comm_sms:
+        takers = " or ".join(other.name for other in backends.values() if other.comm_sms)
+        raise UsageError(f"{found.name} takes no multiprocessors: --comm-sms must be 0", help=f"--backend {takers}")
+    way = way_of(found, produced, programs)
+    if way.form == "stores":
+        raise UnsupportedError(
+            f"{found.name} stores tiles where they go, and when each would be stored is not predicted",
+            help="--backend copy_engine",
+        )
+    return way

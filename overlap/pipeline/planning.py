@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from overlap.annotate.model import Axis, ProgramModel
 from overlap.annotate.on import OnSpec
 from overlap.backends import backend as find_backend
+from overlap.backends import backends
 from overlap.backends.base import Realization
 from overlap.backends.capabilities import Need, require
 from overlap.backends.carriers import Carriers
+from overlap.backends.ways import machine_of
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.merge import merge_plans
 from overlap.chunkplan.named import named_backends
@@ -21,6 +23,7 @@ from overlap.chunkplan.region import Box
 from overlap.chunkplan.verify import verify_contributions, verify_plan
 from overlap.chunkplan.window import kernel_window
 from overlap.codegen import PlanText
+from overlap.errors import UsageError
 from overlap.schedule.cut import cut_along
 from overlap.schedule.events import ItemSize
 from overlap.schedule.interleave import levels, verify_interleaved, waits_of
@@ -122,12 +125,18 @@ def check_backend(ons: Sequence[OnSpec], plans: Sequence[PlanText], realization:
 
     Raises:
         UnsupportedError: names the tensor and the backends that can, or two backends that do not go together.
+        UsageError: programs that nobody takes are to move chunks.
     """
     for on, plan in zip(ons, plans, strict=True):
         moves = "result" if on.produced else "input"
         if None in named_backends(plan.text, plan.path):
             require(find_backend(realization.backend), Need(str(on), on.tensor, moves))
-    return carriers_of(ons, plans, realization)
+    carriers = carriers_of(ons, plans, realization)
+    mover = find_backend(carriers.moving or realization.backend)
+    if realization.comm_sms and not mover.comm_sms:
+        takers = " or ".join(other.name for other in backends.values() if other.comm_sms)
+        raise UsageError(f"{mover.name} takes no multiprocessors: comm_sms must be 0", help=f"--backend {takers}")
+    return carriers
 
 
 def carriers_of(ons: Sequence[OnSpec], plans: Sequence[PlanText], realization: Realization) -> Carriers:
@@ -170,12 +179,13 @@ def plan_launch(
     reads, writes = tensor_reads(program, ons), tensor_writes(program, ons)
     carriers = carriers_of(ons, plans, realization)
     ordered = carriers.ordered(plan)
+    produced = tuple(on.tensor for on in ons if on.produced)
     machine = machine_for(world, plan.mesh, realization.machine)
+    machine = machine_of(machine, plan, carriers, produced, realization.comm_sms)
     schedules = schedule_all(
         plan, reads, axes, writes=writes, windows=windows, ordered=ordered, machine=machine, itemsize=itemsize
     )
     verify_schedule(schedules, plan, reads, axes, writes=writes, windows=windows, ordered=ordered)
-    produced = tuple(on.tensor for on in ons if on.produced)
     stored, moved = carriers.stored(plan, produced), carriers.moved(plan, produced)
     steps = [launch_steps(plan, rank, produced=produced, stores=stored, moves=moved) for rank in range(world)]
     for rank, schedule in enumerate(schedules) if carriers.storing else ():

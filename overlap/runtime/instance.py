@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from overlap.backends.ways import machine_of
 from overlap.chunkplan.order import happens_before
 from overlap.chunkplan.plan import CommPlan, OpId
 from overlap.chunkplan.verify import verify_contributions, verify_plan
@@ -202,7 +203,10 @@ class Instance(BoundPlan):
     @cached_property
     def machine(self) -> Machine:
         """Whose times decide in which order chunks are used; the same on every rank."""
-        return machine_for(self.runtime.world, self.plan.mesh, self.operator.realization.machine)
+        operator = self.operator
+        machine = machine_for(self.runtime.world, self.plan.mesh, operator.realization.machine)
+        produced = [comm.tensor for comm in operator.comms if comm.produced]
+        return machine_of(machine, self.plan, operator.carriers, produced, operator.realization.comm_sms)
 
     @property
     def itemsize(self) -> dict[str, float]:

@@ -26,7 +26,7 @@ from .machine import Machine
 from .operators import TENSOR, Operator, Sizes, check_plan, operator_of, tensor_of
 from .prediction import REACH, Prediction
 from .timeline import Timeline
-from .ways import in_parts
+from .ways import LANES, Way, by_programs, in_parts
 from .work import Gemm, Work, best_blocks, itemsize_of, work_per_chunk
 
 
@@ -42,6 +42,7 @@ def predict(
     mesh: Mesh | None = None,
     plan: CommPlan | None = None,
     links: Links | None = None,
+    way: Way = LANES,
 ) -> Prediction:
     """What an operator takes on a machine, serial and overlapped.
 
@@ -52,12 +53,14 @@ def predict(
         mesh: the grid that the ranks stand in, whose nodes the machine's are (`Machine.on_mesh`).
         plan: moves the operator's tensor (`operators.tensor_of`); by default the operator's own.
         links: instead of the machine's.
+        way: how the bytes are moved, by lanes beside the kernel or by programs of its own.
 
     Raises:
         UsageError: an unknown operator, or sizes that are not M, N and K.
-        PlanError: the machine has not that many ranks, no rate for the dtype, or a plan that does something else.
+        PlanError: the machine has not that many ranks, no rate for the dtype, does not say how fast programs copy, or a plan
+            that does something else.
     """
-    case = _case(op, world, sizes, machine, dtype, split, mesh, plan, links)
+    case = _case(op, world, sizes, machine, dtype, split, mesh, plan, links, way)
     ends = case.ends(sizes)
     gemm = case.alone(sizes)
     pays: dict[str, int | None] = {}
@@ -72,6 +75,7 @@ def predict(
         sizes=dict(sizes),
         machine=machine.name,
         plan=case.plan.name,
+        way=way,
         gemm=gemm,
         library=case.library(sizes),
         fused=ends.total,
@@ -93,11 +97,12 @@ def predicted_timeline(
     mesh: Mesh | None = None,
     plan: CommPlan | None = None,
     links: Links | None = None,
+    way: Way = LANES,
 ) -> Timeline:
     """The timeline behind `predict`; raises what it raises."""
-    case = _case(op, world, sizes, machine, dtype, split, mesh, plan, links)
+    case = _case(op, world, sizes, machine, dtype, split, mesh, plan, links, way)
     itemsize = case.itemsize * case.scale(sizes)
-    return simulate(case.plan, case.machine, case.work(sizes), itemsize=itemsize, links=links)
+    return simulate(case.plan, case.fused, case.work(sizes), itemsize=itemsize, links=links)
 
 
 def _case(
@@ -110,6 +115,7 @@ def _case(
     mesh: Mesh | None = None,
     plan: CommPlan | None = None,
     links: Links | None = None,
+    way: Way = LANES,
 ) -> _Case:
     operator = operator_of(op, sizes)
     if mesh is not None and mesh.world != world:
@@ -119,18 +125,23 @@ def _case(
     machine.rate(dtype)
     if plan is None:
         levels = machine.between is not None and world > machine.node > 1 and world % machine.node == 0
-        plan = operator_plan(operator, world, tensor_of(operator, sizes).shape, split, machine.node if levels else 0)
+        shape, node = tensor_of(operator, sizes).shape, machine.node if levels else 0
+        plan = operator_plan(operator, world, shape, split, node, pushed=way.pushed)
     else:
         check_plan(operator, plan, world, sizes)
-    return _Case(operator, dict(sizes), machine, dtype, plan, links)
+    return _Case(operator, dict(sizes), machine, dtype, plan, links, way)
 
 
 class _Case:
-    """One operator and plan on one machine. The plan is made for the given sizes; others scale its bytes."""
+    """One operator and plan on one machine. The plan is made for the given sizes; others scale its bytes.
+
+    ``fused``: the machine as it is for the overlapped launch.
+    """
 
     def __init__(
-        self, op: Operator, sizes: Sizes, machine: Machine, dtype: str, plan: CommPlan, links: Links | None
+        self, op: Operator, sizes: Sizes, machine: Machine, dtype: str, plan: CommPlan, links: Links | None, way: Way
     ) -> None:
+        self.fused = machine if way.form == "lanes" else by_programs(way, plan, machine)
         self.op, self.machine, self.dtype, self.plan, self.links = op, machine, dtype, plan, links
         self.world = plan.world
         self.itemsize = itemsize_of(dtype)
@@ -185,14 +196,14 @@ class _Case:
 
     def work(self, sizes: Sizes) -> tuple[Work, ...]:
         gemm = self.gemm(sizes)
-        seconds = gemm.tile_seconds(self.machine)
+        seconds = gemm.tile_seconds(self.fused)
         if self.op.inside:
-            return in_parts(self.plan, gemm.tiles, seconds, self.machine.units)
+            return in_parts(self.plan, gemm.tiles, seconds, self.fused.units)
         return work_per_chunk(self.plan, gemm.tiles, seconds, produced=(TENSOR,) if self.op.produced else ())
 
     def ends(self, sizes: Sizes) -> Ends:
         itemsize = self.itemsize * self.scale(sizes)
-        return simulate_ends(self.plan, self.machine, self.work(sizes), itemsize=itemsize, links=self.links)
+        return simulate_ends(self.plan, self.fused, self.work(sizes), itemsize=itemsize, links=self.links)
 
     def gains(self, sizes: Sizes) -> bool:
         return self.ends(sizes).total < self.alone(sizes) + self.library(sizes)

@@ -48,6 +48,9 @@ class Way:
         return f"{self.name} with {self.programs} programs" if self.programs else self.name
 
 
+LANES = Way("copy_engine", "lanes")
+
+
 @dataclass(frozen=True)
 class Task:
     """What one rank computes of a launch, as `work.Gemm` counts it, and what is communicated of it.
@@ -96,7 +99,7 @@ def way_seconds(way: Way, task: Task, plan: CommPlan, machine: Machine, *, items
     if way.form == "stores":
         return _stored(way, task, plan, machine, itemsize)
     if way.form != "lanes":
-        machine = _by_programs(way, plan, machine)
+        machine = by_programs(way, plan, machine)
     return simulate_ends(plan, machine, _work(task, plan, machine), itemsize=itemsize).total
 
 
@@ -131,8 +134,12 @@ def rate_of_programs(machine: Machine, direction: str, count: int, *, tma: bool 
     return min(rate, machine.inside.bytes_per_s)
 
 
-def _by_programs(way: Way, plan: CommPlan, machine: Machine) -> Machine:
-    """The machine whose links are as fast as programs are, without the units that these take."""
+def by_programs(way: Way, plan: CommPlan, machine: Machine) -> Machine:
+    """The machine whose links are as fast as programs are, without the units that these take.
+
+    Raises:
+        PlanError: the machine does not say how fast programs copy.
+    """
     units = machine.units
     count = units if way.form == "shared" else way.programs or max(1, units // SHARE)
     rate = min(rate_of_programs(machine, direction, count, tma=way.tma) for direction in _directions(plan))
@@ -232,3 +239,12 @@ def predicted(way: Way, seconds: Callable[[], float]) -> Candidate:
         return Candidate(way, seconds())
     except PlanError as error:
         return Candidate(way, refused=error.message)
+
+
+def listed(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """One candidate a backend, of several numbers of programs the best: the fastest first, then those refused."""
+    able = sorted((c for c in candidates if c.seconds is not None), key=lambda c: c.seconds or 0.0)
+    shown: dict[str, Candidate] = {}
+    for candidate in [*able, *(c for c in candidates if c.seconds is None)]:
+        shown.setdefault(candidate.way.name, candidate)
+    return tuple(shown.values())

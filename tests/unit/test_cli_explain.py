@@ -76,6 +76,17 @@ def test_the_time_of_a_tile_may_be_given(cli, tmp_path):
     assert "predicted for h100-nvlink with 1000 us a tile" in html.read_text()
 
 
+@pytest.mark.parametrize(("programs", "rate"), [(4, 130e9), (6, 185.5e9), (16, 279e9)])
+def test_programs_that_move_chunks_take_as_long_as_programs_do(cli, tmp_path, programs, rate):
+    """Not the copy engine's time: a push by TMA at the rate of so many programs, and units that do not compute."""
+    trace = tmp_path / "out.json"
+    how = ("--backend", "tma_reserved", "--set", f"comm_sms={programs}", "--tile-us", "100")
+    code, _, _ = cli("explain", KERNEL, *GATHER, "--world", "2", *SHAPE, *how, "--trace", str(trace))
+    slices = [e for e in json.loads(trace.read_text())["traceEvents"] if e["ph"] == "X"]
+    copies = [e["dur"] for e in slices if e["cat"] == "copy"]
+    assert code == 0 and copies == pytest.approx([2 + 500 * 264 * 2 / rate * 1e6] * 2, abs=0.01)
+
+
 @pytest.mark.parametrize(
     ("words", "message", "help_text"),
     [

@@ -71,12 +71,39 @@ def test_a_machine_file_of_ones_own(capsys, tmp_path: Path):
         (["--world", "4", "--shape", "M=8192,N=4"], "are M, N and K, not M, N", "M=8192,N=28672,K=8192"),
         (["--world", "4", "--shape", "M=0,N=4,K=4"], "M=0", "1 or more"),
         (["--world", "0"], "0 is not in the range", ""),
+        (["--world", "4", "--backend", "tma_reserve"], "unknown backend 'tma_reserve'", "did you mean 'tma_reserved'?"),
+        (["--world", "4", "--comm-sms", "4"], "copy_engine takes no multiprocessors", "ldst_reserved or tma_reserved"),
+        (["--world", "4", "--op", "gemm_rs", "--backend", "tma_reserved"], "is a result", "copy_engine"),
+        (["--world", "4", "--op", "gemm_rs", "--backend", "ldst_inline"], "is not predicted", "--backend copy_engine"),
+        (["--world", "4", "--backend", "tma_reserved", "--machine", "pcie"], "how fast programs copy", "calibrate"),
     ],
 )
 def test_mistakes_are_explained(args, message, help, capsys):
     code, out, err = run([*GEMM, *args], capsys)
     assert code == 2 and not out
     assert message in err and help in err and "Traceback" not in err
+
+
+def test_programs_of_the_kernel_copy_at_their_rate_and_do_not_compute(capsys):
+    """A short product waits for four programs, a long one misses 32 that do not compute."""
+
+    def overlapped(n: int, *args: str) -> float:
+        shape = ["--shape", f"M=8192,N={n},K=8192", "--world", "4", "--no-break-even"]
+        code, out, _ = run(["predict", "--op", "ag_gemm", *shape, *args], capsys)
+        lines = {line.split("  ")[1]: line for line in out.splitlines() if line.startswith("  ")}
+        assert code == 0 and lines["overlapped"].endswith("".join(f", {b} with {c} programs" for _, b, _, c in [args]))
+        return float(lines["overlapped"].split()[1])
+
+    few, more = (("--backend", "tma_reserved", "--comm-sms", count) for count in ("4", "32"))
+    assert overlapped(1024, *few) > 100.6e6 / 130e9 * 1e3 > overlapped(1024, *more)
+    assert overlapped(1 << 17, *few) < overlapped(1 << 17, *more)
+    assert overlapped(1024, "--backend", "ldst_reserved", "--comm-sms", "4") < overlapped(1024, *few)
+
+
+def test_a_plan_alone_has_no_backend(capsys):
+    args = ["predict", "--plan", "all_gather_1d", "--world", "4", "--shape", "M=8,K=8", "--backend", "tma_reserved"]
+    code, _, err = run(args, capsys)
+    assert code == 2 and "--backend and --comm-sms are of an operator" in err and "--op" in err
 
 
 def test_a_mesh_says_what_a_node_is(capsys):
