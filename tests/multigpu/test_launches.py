@@ -24,7 +24,7 @@ def test_every_template_way_shape_and_dtype(generated, group, name, way):
     check(group)
 
 
-@pytest.mark.parametrize("backend", ["copy_engine", "ldst_reserved", "tma_reserved"])
+@pytest.mark.parametrize("backend", ["copy_engine", "ldst_reserved", "ldst_inline", "tma_reserved"])
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_columns_are_strided_chunks(generated, group, name, backend):
     module = generated(template(name), "all_gather_1d", "b[N]", backend)
@@ -61,7 +61,9 @@ def test_launches_alternating_over_two_streams(generated, group, way):
     assert not torch.stack(results).any()
 
 
-@pytest.mark.parametrize("way", ["gather, pull", "gather, reserved", "scatter", "exchange before"])
+@pytest.mark.parametrize(
+    "way", ["gather, pull", "gather, reserved", "gather, between tiles", "scatter", "exchange before"]
+)
 def test_inputs_freed_and_reused_right_after_the_call(generated, group, way):
     on, module = WAYS[way][1], generated(template("grouped_gemm"), *WAYS[way])
     product = Product(group, 2048, 136, 512, torch.float16, on=on)
@@ -110,7 +112,15 @@ def test_shapes_that_differ_every_call_share_memory(generated, group, plan):
 
 @pytest.mark.parametrize(
     "way",
-    ["gather, pull", "gather, reserved", "scatter", "reduce, two shots", "exchange before", "exchange after"],
+    [
+        "gather, pull",
+        "gather, reserved",
+        "gather, between tiles",
+        "scatter",
+        "reduce, two shots",
+        "exchange before",
+        "exchange after",
+    ],
 )
 def test_growing_shapes_and_a_release_in_between(generated, group, way):
     on, module = WAYS[way][1], generated(template("grouped_gemm"), *WAYS[way])
@@ -121,7 +131,9 @@ def test_growing_shapes_and_a_release_in_between(generated, group, way):
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("way", ["gather, pull", "gather, reserved", "scatter", "reduce, one shot"])
+@pytest.mark.parametrize(
+    "way", ["gather, pull", "gather, reserved", "gather, between tiles", "scatter", "reduce, one shot"]
+)
 def test_two_sub_groups_of_a_2x2_mesh_at_once(generated, process_group, way):
     """Rows and columns of the mesh: a global rank used for a rank of the group would read another group's memory."""
     on, module = WAYS[way][1], generated(template("grouped_gemm"), *WAYS[way])

@@ -33,6 +33,11 @@ WAYS = {
     "gather, reserved, ring": ("all_gather_ring", "a[M]", "ldst_reserved"),
     "gather in the loop, reserved": ("all_gather_1d", "a[K]", "ldst_reserved"),
     "exchange before, reserved": ("all_to_all_1d", "a[K:M]", "ldst_reserved"),
+    "gather, between tiles": ("all_gather_1d", "a[M]", "ldst_inline"),
+    "gather, between tiles, pull": ("all_gather_1d_pull", "a[M]", "ldst_inline"),
+    "gather, between tiles, ring": ("all_gather_ring", "a[M]", "ldst_inline"),
+    "gather in the loop, between its parts": ("all_gather_1d", "a[K]", "ldst_inline"),
+    "exchange before, between tiles": ("all_to_all_1d", "a[K:M]", "ldst_inline"),
     "gather, by TMA": ("all_gather_1d", "a[M]", "tma_reserved"),
     "gather, by TMA, pull": ("all_gather_1d_pull", "a[M]", "tma_reserved"),
     "gather, by TMA, ring": ("all_gather_ring", "a[M]", "tma_reserved"),
@@ -46,7 +51,8 @@ BY_POINTERS = ("grouped_gemm", "gemm_2d")
 
 def takes(name: str, way: str) -> bool:
     """Whether a template can be compiled for a way."""
-    return name in BY_POINTERS or WAYS[way][2:] != ("ldst_inline",)
+    _, on, *backend = WAYS[way]
+    return name in BY_POINTERS or backend != ["ldst_inline"] or on[0] != "c"
 
 
 def template(name: str) -> str:
