@@ -21,7 +21,7 @@ from overlap.backends.ways import able_ways
 from overlap.runtime.protocol import Runtime, runtime_of
 from overlap.schedule.machine import Machine, machine_for
 from overlap.schedule.op_ways import operator_candidates
-from overlap.schedule.ways import Candidate, Way, best
+from overlap.schedule.ways import Candidate, Way, best, listed
 
 from .fallback import Choice, impossible
 
@@ -163,13 +163,10 @@ def _agreed(
 
 def choice_of(chosen: Candidate, candidates: Sequence[Candidate], machine: str) -> Choice:
     """The choice of a candidate: what it is predicted to take, what the others are, and why some are none."""
-    able = sorted((c for c in candidates if c.seconds is not None), key=lambda c: c.seconds or 0.0)
-    shown: dict[str, Candidate] = {}
-    for candidate in [*able, *(c for c in candidates if c.seconds is None)]:
-        shown.setdefault(candidate.way.name, candidate)  # of one backend the best number of programs
+    shown = listed(candidates)
     why = ""
     if chosen.way.name == SERIAL:
-        other = next((c for c in shown.values() if c.seconds is not None and c.way.name != SERIAL), None)
+        other = next((c for c in shown if c.seconds is not None and c.way.name != SERIAL), None)
         assert chosen.seconds is not None
         why = f"predicted {1e3 * chosen.seconds:.3f} ms on {machine}"
         why += f", {other}" if other else ", and nothing else is possible"
@@ -177,7 +174,7 @@ def choice_of(chosen: Candidate, candidates: Sequence[Candidate], machine: str) 
         chosen.way.name,
         why,
         programs=chosen.way.programs,
-        considered=tuple(f"{candidate}" for candidate in shown.values()),
+        considered=tuple(map(str, shown)),
     )
 
 

@@ -6,16 +6,19 @@ from pathlib import Path
 
 import click
 
+from overlap.backends.capabilities import AUTO
 from overlap.chunkplan.mesh import Mesh
 from overlap.errors import UsageError
 from overlap.pipeline import compile_source
+from overlap.pipeline.automatic import choose_backend
 
 from .options import SHAPE, compile_options, request_of
 
 
 @click.command("compile")
 @compile_options
-@click.option("--shape", type=SHAPE, help="With --path: the sizes that the plan is made for.")
+@click.option("--shape", type=SHAPE, help="With --path or --backend auto: the sizes that these are for.")
+@click.option("--dtype", default="bf16", show_default=True, help="With --backend auto: of the tensors.")
 @click.option(
     "-o",
     "output",
@@ -37,9 +40,10 @@ def command(
     links: str | None,
     machine: str | None,
     shape: dict[str, int] | None,
+    dtype: str,
 ) -> None:
     """Write the distributed kernel of FILE.py."""
-    if shape is not None and path is None:
+    if shape is not None and path is None and backend != AUTO:
         raise UsageError("--shape without --path", help="a module serves every shape, but for a plan by --path synth")
     request = request_of(
         file,
@@ -55,7 +59,12 @@ def command(
         machine=machine,
         sizes=shape,
     )
-    module = compile_source(request).module
+    if backend == AUTO:
+        compilation, candidates = choose_backend(request, sizes=shape or {}, dtype=dtype)
+        module = compilation.module
+        click.echo(f"{compilation.realization.backend} of: {'; '.join(map(str, candidates))}", err=True)
+    else:
+        module = compile_source(request).module
     if output == "-":
         click.echo(module.text, nl=False)
         return

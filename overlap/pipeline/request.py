@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from overlap.annotate.model import ProgramModel
 from overlap.annotate.source import SourceUnit
 from overlap.backends import backend as find_backend
-from overlap.backends import backends
 from overlap.backends.base import Realization
 from overlap.chunkplan.mesh import Mesh
 from overlap.errors import UsageError
@@ -86,10 +85,7 @@ def realize(request: Request, program: ProgramModel) -> Realization:
     )
     if request.backend and realization.backend != request.backend:
         raise UsageError(f"--backend says {request.backend}, --set says {realization.backend}")
-    chosen = find_backend(realization.backend)
-    if realization.comm_sms and not chosen.comm_sms:
-        takers = " or ".join(other.name for other in backends.values() if other.comm_sms)
-        raise UsageError(f"{chosen.name} takes no multiprocessors: comm_sms must be 0", help=f"--backend {takers}")
+    find_backend(realization.backend)
     return realization
 
 

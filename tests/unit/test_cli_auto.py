@@ -1,0 +1,68 @@
+"""``--backend auto`` on the command line: resolved for one world and shape, or refused by name."""
+
+import pytest
+
+from overlap.cli import main
+
+KERNEL = "templates/kernels/grouped_gemm.py"
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    said = capsys.readouterr()
+    return ended.value.code or 0, said.out, said.err
+
+
+@pytest.fixture
+def compiled(repo, capsys, monkeypatch, tmp_path):
+    """``compiled(plan, on, *more)``: exit status, what was said, and the module's text."""
+    monkeypatch.chdir(repo)
+
+    def make(plan: str, on: str, *more: str) -> tuple[int, str, str]:
+        out = tmp_path / "out.py"
+        code, _, said = run(
+            capsys, "compile", KERNEL, "--plan", plan, "--on", on, "--backend", "auto", "-o", str(out), *more
+        )
+        return code, said, out.read_text() if out.exists() else ""
+
+    return make
+
+
+def test_a_module_for_what_is_predicted_to_take_least(compiled):
+    code, said, text = compiled("all_gather_1d", "a[M]", "--world", "4", "--shape", "M=8192,N=28672,K=8192")
+    assert code == 0 and said.startswith("copy_engine of: copy_engine 4."), said
+    assert (
+        "; ldst_reserved with 4 programs 5." in said
+        and "tma_inline: a[M]: tma_inline stores what a kernel makes" in said
+    )
+    assert 'Realization(backend="copy_engine")' in text and "--backend copy_engine" in text
+
+
+def test_programs_that_move_are_counted(compiled, repo, tmp_path):
+    machine = tmp_path / "slow_copies.yaml"
+    text = (repo / "templates" / "machines" / "h100-nvlink.yaml").read_text()
+    machine.write_text(text.replace("latency_us: 8 ", "latency_us: 9000 ", 1))
+    more = ("--world", "4", "--shape", "M=8192,N=6144,K=8192", "--set", f"machine={machine}")
+    code, said, text = compiled("all_gather_1d", "a[M]", *more)
+    assert code == 0 and "comm_sms=" in text and "ol.moving(" in text, said
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (("--world", "4"), "--backend auto chooses for one world and one shape"),
+        (("--shape", "M=8,N=8,K=8"), "--backend auto chooses for one world and one shape"),
+        (("--world", "4", "--shape", "M=8,N=8"), "no size for axis K"),
+        (("--world", "4", "--shape", "M=8,N=8,K=8", "--dtype", "int3"), "unknown dtype `int3`"),
+        (("--world", "9", "--shape", "M=8,N=8,K=8", "--set", "machine=h100-nvlink"), "is one node of 8 ranks, not 9"),
+    ],
+)
+def test_what_it_cannot_choose_for_is_refused(compiled, more, told):
+    code, said, text = compiled("all_gather_1d", "a[M]", *more)
+    assert code == 2 and told in said and not text, said
+
+
+def test_what_no_backend_can_is_what_the_first_says(compiled):
+    code, said, _ = compiled("reduce_scatter_1d", "a[M]", "--world", "2", "--shape", "M=8,N=8,K=8")
+    assert code == 2 and "reduce_scatter_1d" in said, said
