@@ -7,9 +7,9 @@ from typing import Literal
 
 import click
 
-from overlap.backends.capabilities import Need, check_named, require
+from overlap.backends.capabilities import AUTO, Need, check_named, require
 from overlap.backends.registry import backends
-from overlap.backends.ways import way_of
+from overlap.backends.ways import able_ways, way_of
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.memory import reduced_tensors
 from overlap.chunkplan.mesh import Mesh
@@ -18,10 +18,11 @@ from overlap.chunkplan.verify import verify_plan
 from overlap.errors import UnsupportedError, UsageError
 from overlap.schedule.machine import machine_for
 from overlap.schedule.network import links_for
+from overlap.schedule.op_ways import operator_candidates
 from overlap.schedule.operators import OPERATORS, TENSOR, operator_of
 from overlap.schedule.plan_times import plan_times
 from overlap.schedule.predict import predict
-from overlap.schedule.ways import LANES, Way
+from overlap.schedule.ways import LANES, Way, best, listed
 from overlap.schedule.work import itemsize_of
 
 from .named import On, plan_source
@@ -45,7 +46,7 @@ PROVEN = 20_000
 @click.option("--counts", multiple=True, metavar="NAME=FILE", help="Of a plan alone, as for `overlap check`.")
 @click.option("--dtype", default="bf16", show_default=True, help="Element type: bf16, fp16, fp32, fp8.")
 @click.option("--split", type=click.IntRange(min=1), default=1, show_default=True, help="Chunks a shard is cut into.")
-@click.option("--backend", metavar="NAME", help="Of --op: what moves the chunks (default: the copy engine).")
+@click.option("--backend", metavar="NAME", help="Of --op: what moves the chunks (default: the copy engine); auto: all.")
 @click.option("--comm-sms", type=click.IntRange(min=0), default=0, help="Programs that move them, where it takes some.")
 @click.option("--break-even/--no-break-even", default=True, help="Look for the N and K from which on it pays.")
 def command(
@@ -120,7 +121,22 @@ def command(
     if on is not None or counts:
         raise UsageError(f"{'--on' if on else '--counts'} with --op", help="the operator says what moves; leave it out")
     operator = operator_of(op, shape)
-    way = _way(op, backend, comm_sms, produced=operator.produced)
+    if backend == AUTO:
+        if path is not None or links is not None or mesh is not None:
+            raise UsageError(
+                "--backend auto is for one node and a plan by name", help="leave --path, --links, --mesh out"
+            )
+        need = Need(op, moves="result" if operator.produced else "input")
+        ways, refused = able_ways(need, programs=comm_sms)
+        chosen = {"world": ranks, "sizes": shape, "machine": on_machine, "dtype": dtype, "split": split, "plan": plan}
+        candidates = [*operator_candidates(op, ways, **chosen), *refused]
+        sizes_said = ", ".join(f"{axis}={size}" for axis, size in shape.items())
+        click.echo(f"{op} on {ranks} ranks of {on_machine.name}, {sizes_said}")
+        click.echo("\n".join(f"  {candidate}" for candidate in listed(candidates)))
+        click.echo(f"auto takes {best(candidates).way}")
+        return
+    need = Need(op, moves="result" if operator.produced else "input", far=ranks > on_machine.on_mesh(mesh).node)
+    way = _way(need, backend, comm_sms)
     made = None
     if plan is not None or path is not None:
         axes = list(operator.moved)
@@ -144,22 +160,22 @@ def command(
     click.echo(str(found))
 
 
-def _way(op: str, backend: str | None, programs: int, *, produced: bool) -> Way:
+def _way(need: Need, backend: str | None, programs: int) -> Way:
     """How an operator's chunks are moved.
 
     Raises:
         UsageError: no such backend, or one that takes no programs.
-        UnsupportedError: one that does not move what this operator communicates, or stores tiles as they are made.
+        UnsupportedError: one that does not serve ``need``, or stores tiles as they are made.
     """
     if backend is None and not programs:
         return LANES
-    check_named(backend, backends, Need(op))
+    check_named(backend, backends, need)
     found = backends[backend or "copy_engine"]
-    require(found, Need(op, moves="result" if produced else "input"))
+    require(found, need)
     if programs and not found.comm_sms:
         takers = " or ".join(other.name for other in backends.values() if other.comm_sms)
         raise UsageError(f"{found.name} takes no multiprocessors: --comm-sms must be 0", help=f"--backend {takers}")
-    way = way_of(found, produced, programs)
+    way = way_of(found, need.moves == "result", programs)
     if way.form == "stores":
         raise UnsupportedError(
             f"{found.name} stores tiles where they go, and when each would be stored is not predicted",

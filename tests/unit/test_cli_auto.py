@@ -66,3 +66,15 @@ def test_what_it_cannot_choose_for_is_refused(compiled, more, told):
 def test_what_no_backend_can_is_what_the_first_says(compiled):
     code, said, _ = compiled("reduce_scatter_1d", "a[M]", "--world", "2", "--shape", "M=8,N=8,K=8")
     assert code == 2 and "reduce_scatter_1d" in said, said
+
+
+def test_all_that_can_are_predicted(capsys, repo, monkeypatch):
+    monkeypatch.chdir(repo)
+    shape = ("--world", "4", "--shape", "M=8192,N=8192,K=28672")
+    code, said, _ = run(capsys, "predict", "--op", "gemm_rs", "--backend", "auto", "--split", "2", *shape)
+    head, first, *rest, last = said.splitlines()
+    assert code == 0 and head == "gemm_rs on 4 ranks of h100-nvlink, M=8192, N=8192, K=28672"
+    assert first == "  copy_engine 1.348 ms" and "  serial 1.574 ms" in rest and last == "auto takes copy_engine"
+    assert any(line.startswith("  ldst_reserved: ldst_reserved moves what a kernel reads") for line in rest)
+    code, _, said = run(capsys, "predict", "--op", "gemm_rs", "--backend", "auto", "--path", "synth", *shape)
+    assert code == 2 and "--backend auto is for one node and a plan by name" in said
