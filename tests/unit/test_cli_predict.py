@@ -75,6 +75,7 @@ def test_a_machine_file_of_ones_own(capsys, tmp_path: Path):
         (["--world", "4", "--comm-sms", "4"], "copy_engine takes no multiprocessors", "ldst_reserved or tma_reserved"),
         (["--world", "4", "--op", "gemm_rs", "--backend", "tma_reserved"], "is a result", "copy_engine"),
         (["--world", "4", "--op", "gemm_rs", "--backend", "ldst_inline"], "is not predicted", "--backend copy_engine"),
+        (["--mesh", "4x8", "--backend", "tma_reserved"], "no pointer reaches this one", "nvshmem can"),
         (["--world", "4", "--backend", "tma_reserved", "--machine", "pcie"], "how fast programs copy", "calibrate"),
     ],
 )
