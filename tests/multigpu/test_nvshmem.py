@@ -128,6 +128,8 @@ def test_no_pointer_reaches_another_node(group, generated):
         ("grouped_gemm", "all_gather_ring", "b[N]", torch.float32),
         ("persistent_gemm", "all_gather_1d", "a[M]", torch.bfloat16),
         ("grouped_gemm", "all_to_all_1d", "a[K:M]", torch.float16),
+        ("grouped_gemm", "reduce_scatter_1d", "c[M]", torch.float16),
+        ("persistent_gemm", "all_reduce_two_shot", "c[]", torch.bfloat16),
     ],
 )
 def test_agrees_with_fp32(group, gathers, kernel, plan, on, dtype):
@@ -149,10 +151,12 @@ def test_two_hundred_launches_with_new_data_and_delays(group, gathers):
     assert wrong.item() == 0, f"{wrong.item()} of 200 launches are wrong on rank {product.rank}"
 
 
-@pytest.mark.parametrize("plan", ["all_gather_1d", "all_gather_1d_pull"])
-def test_a_graph_replayed_with_new_data(group, gathers, plan):
-    module = gathers("grouped_gemm", plan)
-    product = Product(group, 1000, 136, 96, torch.float16)
+@pytest.mark.parametrize(
+    ("plan", "on"), [("all_gather_1d", "a[M]"), ("all_gather_1d_pull", "a[M]"), ("reduce_scatter_1d", "c[M]")]
+)
+def test_a_graph_replayed_with_new_data(group, gathers, plan, on):
+    module = gathers("grouped_gemm", plan, on)
+    product = Product(group, 1000, 136, 96, torch.float16, on=on)
     product.check(module, 0)
     inputs = [t.clone() for t in product.inputs(0)]
     graph = torch.cuda.CUDAGraph()
@@ -172,7 +176,9 @@ def test_a_graph_replayed_with_new_data(group, gathers, plan):
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize(("plan", "on"), [("all_gather_2d", "a[M]"), ("all_to_all_2d", "a[K:M]")])
+@pytest.mark.parametrize(
+    ("plan", "on"), [("all_gather_2d", "a[M]"), ("all_to_all_2d", "a[K:M]"), ("reduce_scatter_2d", "c[M]")]
+)
 def test_two_levels(group, gathers, plan, on):
     """Within a node by pointer, between nodes through NVSHMEM, in one launch."""
     module = gathers("grouped_gemm", plan, on, mesh=f"2x{HALF}")

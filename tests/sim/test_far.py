@@ -11,19 +11,22 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from test_mutations import SHAPE, changed, faults, without
+from test_mutations import changed, faults, without
 from test_proof_matrix import pairwise
 
 import overlap.language.far as words_that_move
 from overlap.annotate.source import SourceUnit
+from overlap.chunkplan.build import build_plan
+from overlap.chunkplan.library import find_template
 from overlap.chunkplan.mesh import parse_mesh
+from overlap.chunkplan.plan import TensorSpec
 from overlap.errors import RaceFault, RuntimeContractError, StrayAccessFault, UnsupportedError, UsageError
 from overlap.language.nvshmem import fence, get_nbi, my_pe, put_nbi, put_signal, quiet
 from overlap.pipeline import Request, compile_source
 from overlap.runtime import far_moves
 from overlap.runtime import moves as tables
 from overlap.schedule import steps as st
-from overlap.sim import World, check_module
+from overlap.sim import World, check_module, check_plan
 
 pytestmark = pytest.mark.one_triton
 
@@ -34,20 +37,25 @@ WAYS = (
     ("all_gather_1d_pull", "b[N]"),
     ("all_gather_ring", "a[M]"),
     ("all_to_all_1d", "a[K:M]"),
+    ("reduce_scatter_1d", "c[M]"),
+    ("all_reduce_two_shot", "c[]"),
 )
-NODES = ((2, 1), (3, 2), (4, 2), (3, 3))
+NODES = ((2, 1), (3, 2), *(((3, 3), (4, 2), (5, 1)) if SWEEP else ()))
 """Ranks, and ranks of a node; the last node may have fewer, and where there is one node all goes through NVSHMEM."""
-ROWS, DTYPES = (200, 3), ("bf16", "fp32")
+ROWS, DTYPES = (70, 3), ("bf16", "fp32")
 FACTORS = (KERNELS, WAYS, NODES, ROWS, DTYPES)
 PAIRS = pairwise(FACTORS)
 REST = [case for case in itertools.product(*FACTORS) if case not in PAIRS] if SWEEP else []
-CASES = [(*case, range(20) if SWEEP else (seed,)) for seed, case in enumerate([*PAIRS, *REST])]
+ALONE = ("grouped_gemm", WAYS[0], (3, 3), 70, "fp16")
+CASES = [(*case, range(20) if SWEEP else (seed,)) for seed, case in enumerate([*PAIRS, ALONE, *REST])]
 LEVELS = [
     (mesh, plan, on)
     for mesh in ("2x2", "2x4", "3x2")
-    for plan, on in (("all_gather_2d", "a[M]"), ("all_to_all_2d", "a[K:M]"))
+    for plan, on in (("all_gather_2d", "a[M]"), ("all_to_all_2d", "a[K:M]"), ("reduce_scatter_2d", "c[M]"))
 ]
-SEEDS = range(10) if SWEEP else range(2)
+FEW = [("2x2", "reduce_scatter_2d", "c[M]"), ("2x2", "all_to_all_2d", "a[K:M]"), ("3x2", "all_gather_2d", "a[M]")]
+SEEDS = range(10) if SWEEP else range(1)
+SMALL = {"M": 40, "N": 24, "K": 24}
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +82,12 @@ def generated(tmp_path_factory, repo):
                 source = source.replace(
                     "import annotations\n", 'import annotations\n\n__name__ = "overlap.language.changed"\n'
                 )
+                # Several parts a chunk, for several programs.
+                source = source.replace("tl.constexpr(_far.PART_BYTES)", "tl.constexpr(256)")
                 for old, new in words:
-                    assert source.count(old) == 1, (source.count(old), old)
-                    source = source.replace(old, new)
+                    # Moves stand ahead of what lanes carry, which is written alike.
+                    assert old in source, old
+                    source = source.replace(old, new, 1)
                 other = folder / f"words_{len(made)}.py"
                 other.write_text(source)
                 text = text.replace("ol.move_chunks_far(", f"{other.stem}.move_chunks_far(")
@@ -103,21 +114,33 @@ def nodes(monkeypatch):
 def test_agrees_with_the_original(generated, nodes, kernel, way, size, rows, dtype, seeds):
     world, ranks = size
     nodes(ranks)
-    shape = {"M": rows, "N": 40, "K": 48}
+    shape = {"M": rows, "N": 40, "K": 24}
     report = check_module(generated(kernel, *way), world=world, shape=shape, dtype=dtype, seeds=list(seeds), launches=2)
     assert report.ok, str(report)
 
 
-@pytest.mark.parametrize(("mesh", "plan", "on"), LEVELS if SWEEP else LEVELS[:1] + LEVELS[3:5])
+@pytest.mark.parametrize(("mesh", "plan", "on"), LEVELS if SWEEP else FEW)
 def test_two_levels_in_one_launch(generated, nodes, mesh, plan, on):
     """Within a node by pointer, between nodes through NVSHMEM."""
     node, ranks = map(int, mesh.split("x"))
     nodes(ranks)
-    shape = {"M": 136, "N": 40, "K": 48}
+    shape = {"M": 70, "N": 40, "K": 24}
     path = generated(plan=plan, on=on, mesh=mesh)
     report = check_module(
         path, world=node * ranks, shape=shape, dtype="bf16", seeds=list(SEEDS)[: None if SWEEP else 1]
     )
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "name"), [("2x2", "all_reduce_2d"), ("2x4", "all_gather_2d"), ("3x2", "reduce_scatter_2d")]
+)
+def test_plans_without_a_kernel(nodes, mesh, name):
+    axes = parse_mesh(mesh)
+    nodes(axes.sizes[1])
+    _, text = find_template(name)
+    plan = build_plan(text, world=axes.world, mesh=axes, tensor=TensorSpec("x", (50, 6)), dim=0, direction="push")
+    report = check_plan(plan, seeds=list(SEEDS))
     assert report.ok, str(report)
 
 
@@ -146,13 +169,13 @@ def test_words_changed(generated, nodes, name):
     edit, wanted = WORDS[name]
     # Two ranks hand nothing on.
     world = 3 if name == "no await" else 2
-    found = set(faults(generated(plan="all_gather_ring", words=(edit,)), world=world, seeds=SEEDS))
+    found = set(faults(generated(plan="all_gather_ring", words=(edit,)), world=world, seeds=range(2), shape=SMALL))
     assert found <= wanted | {"ok"} and found & wanted, found
 
 
 def test_the_words_as_they_are(generated, nodes):
     nodes(1)
-    assert set(faults(generated(plan="all_gather_ring"), world=2, seeds=SEEDS)) == {"ok"}
+    assert set(faults(generated(plan="all_gather_ring"), world=2, seeds=SEEDS, shape=SMALL)) == {"ok"}
 
 
 @pytest.mark.parametrize(
@@ -165,7 +188,7 @@ def test_the_words_as_they_are(generated, nodes):
 )
 def test_steps_changed(generated, nodes, plan, change, wanted):
     nodes(1)
-    found = set(faults(generated(plan=plan), mutate_steps=change, seeds=SEEDS, launches=2))
+    found = set(faults(generated(plan=plan), mutate_steps=change, seeds=SEEDS, launches=2, shape=SMALL))
     assert found <= wanted | {"ok"} and found & wanted, found
 
 
@@ -178,7 +201,7 @@ def test_a_rank_taken_for_its_number(generated, nodes, monkeypatch):
         return found and (found[0], instance.plan.op(op_id).dst_rank)
 
     monkeypatch.setattr(tables, "signal_of", swapped)
-    assert set(faults(generated(), world=2, seeds=SEEDS)) <= {"race", "deadlock"}
+    assert set(faults(generated(), world=2, seeds=SEEDS, shape=SMALL)) <= {"race", "deadlock"}
 
 
 # kernels that call the functions themselves
@@ -303,13 +326,13 @@ def test_what_nvshmem_does_not_take(peer, pe, said):
 # what is refused
 
 
-@pytest.mark.parametrize("backend", ["copy_engine", "ldst_reserved"])
+@pytest.mark.parametrize("backend", ["copy_engine", "tma_reserved"] if SWEEP else ["copy_engine"])
 def test_backends_that_go_by_pointer_are_refused(generated, nodes, backend):
     nodes(1)
     with pytest.raises(
         UnsupportedError, match=f"{backend} reaches peers by pointer, and no pointer reaches this one"
     ) as error:
-        check_module(generated(backend=backend), world=2, shape=SHAPE, dtype="fp16", seeds=[0])
+        check_module(generated(backend=backend), world=2, shape=SMALL, dtype="fp16", seeds=[0])
     assert "nvshmem can" in str(error.value)
 
 
@@ -325,10 +348,10 @@ def test_a_pull_of_what_lands_on_another_node_is_refused(generated, nodes, repo,
     with pytest.raises(
         UnsupportedError, match="waits for what lands on rank 1, whose flags rank 0 of another node cannot"
     ):
-        check_module(generated(plan=str(plan)), world=4, shape=SHAPE, dtype="fp16", seeds=[0])
+        check_module(generated(plan=str(plan)), world=4, shape=SMALL, dtype="fp16", seeds=[0])
 
 
 def test_nodes_of_no_ranks_are_refused(generated, nodes):
     nodes(0)
     with pytest.raises(UsageError, match="OVERLAP_NODE_RANKS='0' is not allowed"):
-        check_module(generated(), world=2, shape=SHAPE, dtype="fp16", seeds=[0])
+        check_module(generated(), world=2, shape=SMALL, dtype="fp16", seeds=[0])
