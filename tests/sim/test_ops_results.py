@@ -159,9 +159,7 @@ STORED = (
 """Cases of the second way out, `ldst_inline`."""
 STORED_BY_TMA = (
     "ragged rows, bias",
-    "uneven outer dimension by TMA",
     "inner dimension by TMA",
-    "columns",
     "fewer rows than ranks",
     "one rank",
     "chunks of a piece",
@@ -188,17 +186,28 @@ def test_gemm_rs(name, backend):
     assert said.shape == (*case.lead, case.columns) and said.dtype == str(case.moved)
 
 
-@pytest.mark.parametrize("plan", ["all_reduce_one_shot", "all_reduce_two_shot"])
-@pytest.mark.parametrize("name", REDUCED)
-def test_gemm_ar(name, plan):
+REDUCED_BY = [
+    (name, plan, "copy_engine") for name in REDUCED for plan in ("all_reduce_one_shot", "all_reduce_two_shot")
+]
+REDUCED_BY += [("rows of several dimensions", "all_reduce_one_shot", "tma_inline")]
+REDUCED_BY += [("five ranks, stride 0", "all_reduce_two_shot", "tma_inline")]
+
+
+@pytest.mark.parametrize(("name", "plan", "backend"), REDUCED_BY)
+def test_gemm_ar(name, plan, backend):
     """Every rank gets the same bits."""
     case = SCATTERED[name]
-    for ys, wanted, allowed in summed(case, lambda *p, **o: gemm_ar(*p, plan=plan, **o), seed=len(name), launches=2):
+
+    def operator(x, w, **options):
+        return gemm_ar(x, w, plan=plan, backend=backend, **options)
+
+    for ys, wanted, allowed in summed(case, operator, seed=len(name), launches=2):
         for y in ys:
             # In two steps the sum travels, rounded to the transport's dtype.
             assert_near(case, y, wanted, allowed + EPSILON[case.moved] * wanted.abs())
             assert torch.equal(y, ys[0])
-    assert last_plan("gemm_ar").plan == plan and last_plan("gemm_ar").shape == (*case.lead, case.columns)
+    said = last_plan("gemm_ar")
+    assert (said.plan, said.backend, said.shape) == (plan, backend, (*case.lead, case.columns))
 
 
 def test_the_plan_follows_the_bytes(monkeypatch):
@@ -347,18 +356,39 @@ def test_a2a_gemm(name):
     assert (said.backend, said.kind, said.shape) == ("copy_engine", "all_to_all", (*case.lead, case.depth))
 
 
-@pytest.mark.parametrize("name", EXCHANGED)
-def test_gemm_a2a(name):
+EXCHANGED_BY = [(name, "copy_engine") for name in EXCHANGED]
+EXCHANGED_BY += [(name, "tma_inline") for name in ("[B, S, K] by TMA", "fewer rows than ranks", "chunks of a piece")]
+
+
+@pytest.mark.parametrize(("name", "backend"), EXCHANGED_BY)
+def test_gemm_a2a(name, backend):
     case = EXCHANGED[name]
 
     def call(group, rank, x, w, bias):
         held, size = piece(case, x, case.dim, rank), x.shape[case.dim]
-        return gemm_a2a(held, w, bias=bias, gather_dim=case.dim, gather_size=size, group=group, **case.options)
+        options = {"gather_dim": case.dim, "gather_size": size, "backend": backend, "group": group}
+        return gemm_a2a(held, w, bias=bias, **options, **case.options)
 
     for rank, y, wanted, allowed in exchanged(case, call, seed=len(name)):
         assert_near(case, y, piece(case, wanted, -1, rank), piece(case, allowed, -1, rank))
     said = last_plan("gemm_a2a")
-    assert (said.backend, said.kind, said.shape) == ("copy_engine", "all_to_all", (*case.lead, case.columns))
+    assert (said.backend, said.kind, said.shape) == (backend, "all_to_all", (*case.lead, case.columns))
+
+
+@pytest.mark.parametrize("operator", [gemm_rs, gemm_ar, gemm_a2a], ids=lambda f: f.__name__)
+def test_what_tma_cannot_store_is_refused(operator):
+    """Rows that are no multiple of 16 bytes, and 32-bit operands; `ldst_inline` takes them."""
+    for columns, dtype in ((33, HALF), (32, FP32)):
+
+        def body(group, columns=columns, dtype=dtype):
+            operator(
+                torch.ones(4, 8, dtype=dtype), torch.ones(8, columns, dtype=dtype), backend="tma_inline", group=group
+            )
+
+        with pytest.raises(
+            UsageError, match="tma_inline is impossible here: TMA stores 16-bit products .* ldst_inline"
+        ):
+            World(2).run(body)
 
 
 @pytest.mark.parametrize("name", EXCHANGED)
@@ -408,21 +438,22 @@ CHAIN = {
 }
 
 
-@pytest.mark.parametrize("name", CHAIN)
-def test_reserved_memory_is_enough_and_all_there_will_be(name):
+@pytest.mark.parametrize(("name", "backend"), [*((name, "copy_engine") for name in CHAIN), ("gemm_rs", "tma_inline")])
+def test_reserved_memory_is_enough_and_all_there_will_be(name, backend):
     call, hidden = CHAIN[name]
     x, w = torch.randn(20, 16, dtype=HALF), torch.randn(16, 24, dtype=HALF)
 
     def body(group):
         runtime = group.overlap_runtime
         held = x.chunk(2, 1)[runtime.rank].clone()
-        reserve(group, max_tokens=40, hidden=hidden, dtype=HALF, operator=name)
+        reserve(group, max_tokens=40, hidden=hidden, dtype=HALF, operator=name, backend=backend)
         made = []
         runtime.symmetric = lambda *words, **options: made.append(words)
-        results = [call(x, held, w, group=group), call(x[:7], held[:7], w, group=group)]
+        options = {"group": group, "backend": backend}
+        results = [call(x, held, w, **options), call(x[:7], held[:7], w, **options)]
         runtime.synchronize()
         with pytest.raises(RuntimeContractError, match="reserved are"):
-            call(x.repeat(3, 1), held.repeat(3, 1), w, group=group)
+            call(x.repeat(3, 1), held.repeat(3, 1), w, **options)
         return made, [y.isfinite().all() for y in results]
 
     for made, finite in World(2).run(body):
