@@ -21,8 +21,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("backend", ["ldst_reserved", "tma_reserved"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "backend"), [*((name, "tma_reserved") for name in CASES), ("rows that are boxes", "ldst_reserved")]
+)
 def test_pieces_are_moved_by_programs(name, backend):
     case = CASES[name]
     options = {"backend": backend, "comm_sms": 2}
