@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 from overlap.api.auto import Problem
-from overlap.api.collectives import all_to_all
 from overlap.api.fallback import MOVING, STORING, check_backend
 from overlap.api.groups import group_by_name, no_group, resolve_group
 from overlap.chunkplan.region import shard_interval
 from overlap.errors import RuntimeContractError, UsageError
 from overlap.interop import define, group_name, traced
+from overlap.runtime.collectives import all_to_all
 from overlap.runtime.protocol import runtime_of
 
 from .arguments import (
@@ -42,7 +42,7 @@ from .gather_gemm import compiled_kernel
 from .partials import launch_partial, out_by_tma, storing_reason
 from .products import Product, by_tma, product_arguments
 from .record import remember, serial_plan
-from .repeat import Asked, find
+from .repeat import Asked, repeated
 from .views import GatherView, gather_view, scatter_view
 
 SPLIT = 4
@@ -94,9 +94,9 @@ def a2a_gemm(
         RuntimeContractError: an x that is not this rank's piece of K.
     """
     options = (scatter_dim, heads, out_dtype, backend, plan, split, comm_sms)
-    asked = find("a2a_gemm", group, (x, w, bias), None if out is None else (out,), options)
-    if asked is not None and (again := asked.again()) is not None:
-        return again[0]
+    asked = repeated("a2a_gemm", group, (x, w, bias), None if out is None else (out,), options)
+    if isinstance(asked, list):
+        return asked[0]
     check_product(x, w, bias, sharded_depth=True)
     dim = check_dim(x, scatter_dim, "scatter_dim", last=False)
     if out is None and not no_group(group) and traced(group, [x, w, bias]):
@@ -143,9 +143,9 @@ def gemm_a2a(
         RuntimeContractError: an x that is not this rank's piece of ``gather_dim``.
     """
     options = (gather_dim, gather_size, heads, out_dtype, transport_dtype, backend, plan, split)
-    asked = find("gemm_a2a", group, (x, w, bias), None if out is None else (out,), options)
-    if asked is not None and (again := asked.again()) is not None:
-        return again[0]
+    asked = repeated("gemm_a2a", group, (x, w, bias), None if out is None else (out,), options)
+    if isinstance(asked, list):
+        return asked[0]
     check_product(x, w, bias)
     dim = check_dim(x, gather_dim, "gather_dim", last=False)
     if out is None and not no_group(group) and traced(group, [x, w, bias]):

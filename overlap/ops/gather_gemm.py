@@ -36,7 +36,7 @@ from .grad_pair import Half
 from .grad_weights import Accumulate, MainGrad, main_grads_of
 from .products import Product, copy_launch, product_arguments, product_launch, warm_copy, warm_product
 from .record import remember, serial_plan
-from .repeat import Asked, find
+from .repeat import Asked, repeated
 from .views import GatherView, gather_view
 
 FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -96,10 +96,10 @@ def ag_gemm(
         raise UsageError(f"one bias for {len(weights)} weights", help="pass a list: a bias, or None, for each weight")
     outs = None if out is None else [out] if isinstance(out, torch.Tensor) else list(out)
     options = (len(weights), gather_dim, gather_size, backend, plan, split, comm_sms, return_gathered)
-    asked = find("ag_gemm", group, (x, *weights, *biases), outs, options, apart=False)
-    if asked is not None and (again := asked.again()) is not None:
-        ys = again[0] if isinstance(w, torch.Tensor) else again[: len(weights)]
-        return (ys, again[-1]) if return_gathered else ys
+    asked = repeated("ag_gemm", group, (x, *weights, *biases), outs, options, apart=False)
+    if isinstance(asked, list):
+        ys = asked[0] if isinstance(w, torch.Tensor) else asked[: len(weights)]
+        return (ys, asked[-1]) if return_gathered else ys
     check_arguments(x, weights, biases)
     tensors = [x, *weights, *biases]
     recording = recorded(group, tensors, out)
@@ -172,9 +172,10 @@ def run(
     """
     if asked is None:
         options = (len(weights), gather_dim, gather_size, backend, plan, split, comm_sms, return_gathered)
-        asked = find("ag_gemm", group, (x, *weights, *biases), outs, options, apart=False)
-        if asked is not None and (again := asked.again()) is not None:
-            return again
+        found = repeated("ag_gemm", group, (x, *weights, *biases), outs, options, apart=False)
+        if isinstance(found, list):
+            return found
+        asked = found
     world, rank = _ranks(group)
     view = gather_view(x, gather_dim, gather_size, world, rank)
     dim = gather_dim % x.dim()

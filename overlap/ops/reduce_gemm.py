@@ -19,15 +19,15 @@ import torch
 
 from overlap import settings
 from overlap.api.auto import Problem
-from overlap.api.collectives import all_reduce
 from overlap.api.fallback import STORING, check_backend
 from overlap.api.groups import group_by_name, no_group, resolve_group
 from overlap.interop import define, group_name, traced
+from overlap.runtime.collectives import all_reduce
 
 from .arguments import check_product, choose_way, dtype_reason, multiply, ranks, refuse_gradient, result, result_dtypes
 from .partials import launch_partial, out_by_tma, storing_reason
 from .record import remember, serial_plan
-from .repeat import Asked, find
+from .repeat import Asked, repeated
 from .views import whole_view
 
 ONE_SHOT, TWO_SHOT = "all_reduce_one_shot", "all_reduce_two_shot"
@@ -70,9 +70,9 @@ def gemm_ar(
         UsageError: as `gemm_rs`.
     """
     options = (out_dtype, transport_dtype, deterministic, backend, plan, split)
-    asked = find("gemm_ar", group, (x, w, bias), None if out is None else (out,), options)
-    if asked is not None and (again := asked.again()) is not None:
-        return again[0]
+    asked = repeated("gemm_ar", group, (x, w, bias), None if out is None else (out,), options)
+    if isinstance(asked, list):
+        return asked[0]
     check_product(x, w, bias)
     if out is None and not no_group(group) and traced(group, [x, w, bias]):
         name = group_name(group)

@@ -52,18 +52,44 @@ class Known:
         said: LastPlan,
         forced: bool,
     ) -> None:
-        self.launch = weakref.ref(launch)
+        self._launch = weakref.ref(launch)
         self._layouts = [(tuple(y.shape), y.dtype, y.device) for y in results]
         self._bytes = [y.numel() * y.element_size() for y in results]
         self._reach = [reach(tensor) for tensor in operands]
-        self.said = said
-        self.forced = forced
+        self._said = said
+        self._forced = forced
 
-    def results(self, given: int) -> list[torch.Tensor]:
-        """Memory for the results behind the first ``given`` of them."""
-        return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in self._layouts[given:]]
+    def again(
+        self, operands: list[torch.Tensor], outs: Sequence[torch.Tensor], addresses: list[int]
+    ) -> list[torch.Tensor] | None:
+        """One more call, and its results. None: it must go the long way.
 
-    def shares(self, outs: Sequence[int], operands: Sequence[int]) -> bool:
+        Args:
+            operands, outs: tensors of the call.
+            addresses: of all of them.
+
+        Raises:
+            OverlapError: what an earlier launch left behind, with the caller's line.
+        """
+        launch = self._launch()
+        if launch is None or launch.stale or launch_layer.STEP_FILTER is not None:
+            return None
+        results = list(outs)
+        if results and self._reach and self._shares(addresses[len(operands) :], addresses):
+            return None
+        for shape, dtype, device in self._layouts[len(results) :]:
+            made = torch.empty(shape, dtype=dtype, device=device)
+            results.append(made)
+            addresses.append(made.data_ptr())
+        try:
+            launch(Carried(operands + results, addresses))
+        except OverlapError as error:
+            where = calling_line()
+            raise error.at(where) if where else error from None
+        remember(self._said, warn=self._forced)
+        return results
+
+    def _shares(self, outs: Sequence[int], operands: Sequence[int]) -> bool:
         """Whether a result at one of the addresses ``outs`` lies in the memory of an operand."""
         return any(
             max(a, out) < min(a + n, out + size)
@@ -81,59 +107,20 @@ def reach(tensor: torch.Tensor) -> int:
 
 
 class Asked:
-    """A call looked up by its key.
+    """A call that goes the long way, and may leave what the next one like it repeats.
 
     Args:
         calls: those known on its group's runtime.
         operands: its tensors, in the order that the operator always gives them in.
-        outs: the caller's results.
-        addresses: of operands and results.
         apart: results may not share memory with operands.
     """
 
-    __slots__ = ("_addresses", "_apart", "_calls", "_key", "_known", "_operands", "_outs", "_repeat")
-
-    def __init__(
-        self,
-        calls: dict[Any, Known],
-        key: Any,
-        operands: Sequence[torch.Tensor],
-        outs: Sequence[torch.Tensor],
-        addresses: list[int],
-        apart: bool,
-    ) -> None:
+    def __init__(self, calls: dict[Any, Known], key: Any, operands: Sequence[torch.Tensor], apart: bool) -> None:
         self._calls = calls
         self._key = key
-        self._known = calls.get(key)
         self._operands = operands
-        self._outs = outs
-        self._addresses = addresses
         self._apart = apart
         self._repeat: Repeat | None = None
-
-    def again(self) -> list[torch.Tensor] | None:
-        """Repeats the call where one like it is known, and gives its results; None: it must go the long way.
-
-        Raises:
-            OverlapError: what an earlier launch left behind, with the caller's line.
-        """
-        known = self._known
-        launch = None if known is None else known.launch()
-        if known is None or launch is None or launch.stale or launch_layer.STEP_FILTER is not None:
-            return None
-        outs, addresses, count = self._outs, self._addresses, len(self._operands)
-        if outs and self._apart and known.shares(addresses[count:], addresses[:count]):
-            return None
-        made = known.results(len(outs))
-        addresses += [y.data_ptr() for y in made]
-        results = [*outs, *made]
-        try:
-            launch(Carried([*self._operands, *results], addresses))
-        except OverlapError as error:
-            where = calling_line()
-            raise error.at(where) if where else error from None
-        remember(known.said, warn=known.forced)
-        return results
 
     def repeat(
         self, results: Sequence[torch.Tensor], further: Callable[[Instance], Sequence[KernelLaunch]] | None = None
@@ -159,7 +146,7 @@ class Asked:
         calls[self._key] = Known(ready, self._operands if self._apart else (), results, said, forced)
 
 
-def find(
+def repeated(
     operator: str,
     group: Any,
     tensors: Sequence[torch.Tensor | None],
@@ -167,8 +154,10 @@ def find(
     options: tuple[Any, ...],
     *,
     apart: bool = True,
-) -> Asked | None:
-    """Looks a call up. None: somebody watches it, or it is none that could be repeated, for whatever reason.
+) -> list[torch.Tensor] | Asked | None:
+    """Makes a call once more where one like it is known, and gives its results.
+
+    Otherwise it must go the long way. None: somebody watches it, or it is none that could be repeated, for whatever reason.
 
     Args:
         group: as the caller gave it, or resolved.
@@ -176,6 +165,9 @@ def find(
         outs: where the first results go.
         options: all other arguments.
         apart: results of the caller's may not share memory with operands.
+
+    Raises:
+        OverlapError: what an earlier launch left behind.
     """
     if torch.compiler.is_compiling():
         return None
@@ -183,10 +175,10 @@ def find(
     if runtime is None:
         return None
     grad = torch.is_grad_enabled()
-    key: list[Any] = [operator, options, settings.texts()]
+    given = () if outs is None else outs
+    key: list[Any] = [operator, options, settings.texts(), len(given)]
     present: list[torch.Tensor] = []
     addresses: list[int] = []
-    given = () if outs is None else outs
     try:
         for tensor in (*tensors, *given):
             if tensor is None:
@@ -198,11 +190,15 @@ def find(
             key += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, address % 16)
             present.append(tensor)
             addresses.append(address)
-        key.append(len(given))
-        count = len(present) - len(given)
-        return Asked(_calls(runtime), tuple(key), present[:count], present[count:], addresses, apart)
+        calls = _calls(runtime)
+        known_as = tuple(key)
+        known = calls.get(known_as)
     except (TypeError, RuntimeError):  # an argument without a hash; a tensor without memory
         return None
+    if given:
+        del present[-len(given) :]
+    found = None if known is None else known.again(present, given, addresses)
+    return Asked(calls, known_as, present, apart) if found is None else found
 
 
 def _runtime(group: Any) -> Any:
@@ -217,7 +213,8 @@ def _runtime(group: Any) -> Any:
 
 
 def _calls(runtime: Any) -> dict[Any, Known]:
-    found = getattr(runtime, "overlap_calls", None)
-    if found is None:
-        found = runtime.overlap_calls = {}
-    return found
+    try:
+        return runtime.overlap_calls
+    except AttributeError:
+        runtime.overlap_calls = {}
+        return runtime.overlap_calls

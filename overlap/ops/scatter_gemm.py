@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from overlap.api.auto import Problem
-from overlap.api.collectives import reduce_scatter
 from overlap.api.fallback import STORING, check_backend
 from overlap.api.groups import group_by_name, no_group, resolve_group
 from overlap.interop import define, group_name, tracing
+from overlap.runtime.collectives import reduce_scatter
 
 from .arguments import check_dim, check_product, choose_way, dtype_reason, multiply, ranks, result, result_dtypes
 from .autocast import without_autocast
@@ -30,7 +30,7 @@ from .grad_pair import Half
 from .grad_weights import Accumulate, MainGrad, main_grads_of
 from .partials import launch_partial, out_by_tma, storing_reason
 from .record import remember, serial_plan
-from .repeat import Asked, find
+from .repeat import Asked, repeated
 from .views import ResultView, scatter_view
 
 SPLIT = 2
@@ -78,9 +78,9 @@ def gemm_rs(
             that no transport carries, ``out`` that shares memory with an operand, or an unknown backend.
     """
     options = (scatter_dim, out_dtype, transport_dtype, deterministic, backend, plan, split)
-    asked = find("gemm_rs", group, (x, w, bias), None if out is None else (out,), options)
-    if asked is not None and (again := asked.again()) is not None:
-        return again[0]
+    asked = repeated("gemm_rs", group, (x, w, bias), None if out is None else (out,), options)
+    if isinstance(asked, list):
+        return asked[0]
     check_product(x, w, bias)
     dim = check_dim(x, scatter_dim, "scatter_dim")
     recording = recorded(group, [x, w, bias], out)
@@ -118,9 +118,10 @@ def run(
     """One call on a resolved group; ``asked``: if it was looked up already."""
     if asked is None:
         options = (dim, out_dtype, transport_dtype, deterministic, backend, plan, split)
-        asked = find("gemm_rs", group, (x, w, bias), None if out is None else (out,), options)
-        if asked is not None and (again := asked.again()) is not None:
-            return again[0]
+        found = repeated("gemm_rs", group, (x, w, bias), None if out is None else (out,), options)
+        if isinstance(found, list):
+            return found[0]
+        asked = found
     world, rank = ranks(group)
     made, moved = result_dtypes(x, out, out_dtype, transport_dtype)
     view = scatter_view(tuple(x.shape[:-1]), w.shape[1], dim, world, rank)

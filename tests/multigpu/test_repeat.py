@@ -13,7 +13,7 @@ import torch.distributed as dist
 import overlap
 from overlap.errors import RuntimeContractError, UsageError
 from overlap.ops import a2a_gemm, ag_gemm, gemm_a2a, gemm_ar, gemm_rs
-from overlap.ops.repeat import Asked
+from overlap.ops.repeat import Known
 from overlap.runtime.bound_launch import _ByAddress, _ByTriton
 from overlap.runtime.driver import Graph
 
@@ -40,10 +40,10 @@ def paths(monkeypatch):
     """By what calls went: how many were repeated, how many kernels were launched by address and by Triton's launcher, how
     many lanes by graph."""
     counts = {"repeated": 0, "by address": 0, "by Triton": 0, "by graph": 0}
-    again, address, triton, graph = Asked.again, _ByAddress.__call__, _ByTriton.__call__, Graph.__call__
+    again, address, triton, graph = Known.again, _ByAddress.__call__, _ByTriton.__call__, Graph.__call__
 
-    def counted(self):
-        found = again(self)
+    def counted(self, *call):
+        found = again(self, *call)
         counts["repeated"] += found is not None
         return found
 
@@ -59,7 +59,7 @@ def paths(monkeypatch):
         counts["by graph"] += 1
         return graph(self, stream)
 
-    monkeypatch.setattr(Asked, "again", counted)
+    monkeypatch.setattr(Known, "again", counted)
     monkeypatch.setattr(Graph, "__call__", by_graph)
     monkeypatch.setattr(_ByAddress, "__call__", by_address)
     monkeypatch.setattr(_ByTriton, "__call__", by_triton)

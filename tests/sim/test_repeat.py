@@ -15,7 +15,7 @@ import torch
 import overlap.runtime.repeat as repeat_layer
 from overlap.errors import RaceFault, RuntimeContractError, UsageError
 from overlap.ops import a2a_gemm, ag_gemm, gemm_a2a, gemm_ar, gemm_rs
-from overlap.ops.repeat import Asked
+from overlap.ops.repeat import Known
 from overlap.sim import World
 
 pytestmark = pytest.mark.one_triton
@@ -33,15 +33,15 @@ def cache(tmp_path_factory):
 def repeated(monkeypatch):
     """Names of the operators whose calls were repeated, one a call of a rank."""
     names: list[str] = []
-    again = Asked.again
+    again = Known.again
 
-    def watched(self):
-        found = again(self)
+    def watched(self, *call):
+        found = again(self, *call)
         if found is not None:
-            names.append(self._key[0])
+            names.append(self._said.operator)
         return found
 
-    monkeypatch.setattr(Asked, "again", watched)
+    monkeypatch.setattr(Known, "again", watched)
     return names
 
 
@@ -255,7 +255,7 @@ def test_a_repeated_launch_that_raises_half_way_poisons_its_workspace(repeated):
         runtime = group.overlap_runtime
         case.call(group, 0)
         (known,) = runtime.overlap_calls.values()
-        known.launch()._acts.insert(1, lambda now: 1 // 0)
+        known._launch()._acts.insert(1, lambda now: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             case.call(group, 0)
         for _ in range(2):
