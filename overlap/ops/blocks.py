@@ -1,13 +1,15 @@
 """Block sizes of the GEMM kernels by shape and dtype.
 
     kernel       dtype        M         N         blocks          warps  stages
-    descriptors  16 bit    > 64     >= 256    128 x 256 x 64       8       3      level with cuBLAS on an H100
-    descriptors  16 bit    > 64      < 256    128 x 128 x 64       8       3
-    descriptors  16 bit   <= 64       any      64 x 128 x 128      4       4
+    descriptors  16 bit    > 64     > 128     128 x 256 x 64       8       3
+    descriptors  16 bit    > 64      any      128 x 128 x 64       4       4
+    descriptors  16 bit   <= 64     > 64       64 x 128 x 128      4       4
+    descriptors  16 bit   <= 64      any       64 x 64 x 128       4       5
     pointers     16 bit     ...       ...     up to 128 x 128 x 64
     pointers     fp32       ...       ...     up to 64 x 64 x 32   (IEEE products on the ordinary units)
 
-Large blocks only where they still give most multiprocessors a tile.
+Large blocks only where they still give most multiprocessors a tile. Those for descriptors are level with cuBLAS from 64 rows on
+(bench/gemm_blocks.py compares them with others).
 """
 
 from __future__ import annotations
@@ -44,8 +46,9 @@ class Blocks:
 
 _DESCRIPTORS = (
     Blocks(128, 256, 64, 8, 3),
-    Blocks(128, 128, 64, 8, 3),
-    Blocks(64, 128, 64, 4, 4),
+    Blocks(128, 128, 64, 4, 4),
+    Blocks(64, 128, 128, 4, 4),
+    Blocks(64, 64, 128, 4, 5),
 )
 _POINTERS_16 = (
     Blocks(128, 128, 64, 8, 3),

@@ -90,6 +90,8 @@ def test_blocks_keep_multiprocessors_busy(descriptors, itemsize):
             assert blocks.m <= 2 * max(rows, 32)
     large = choose_blocks(descriptors=True, itemsize=2, batch=1, rows=8192, columns=14336, multiprocessors=132)
     assert (large.m, large.n, large.k, large.warps, large.stages) == (128, 256, 64, 8, 3)
+    few = choose_blocks(descriptors=True, itemsize=2, batch=1, rows=64, columns=7168, multiprocessors=132)
+    assert few.tiles(1, 64, 7168) == 112, "as many tiles as there are multiprocessors for"
 
 
 @pytest.mark.parametrize("sizes", [dict(max_tokens=0, hidden=8), dict(max_tokens=8, hidden=2.5)])
