@@ -90,9 +90,9 @@ def _stores(context: Context) -> list[Access]:
     stores = communicated_stores(context)
     name = context.storer.name
     for access in stores:
-        if access.kind not in ASYNC_KINDS or access.operation not in _FUNCTIONS:
-            how = "adds to" if access.mode == "reduce" else "scatters rows into" if access.kind in ASYNC_KINDS else ""
-            how = how or f"stores by {'pointer' if access.kind == 'pointer' else 'block pointer'} into"
+        if access.kind not in ASYNC_KINDS or access.mode == "reduce":
+            by = "pointer" if access.kind == "pointer" else "block pointer"
+            how = "adds to" if access.mode == "reduce" else f"stores by {by} into"
             plain = access.kind == "pointer" and access.mode != "reduce"
             also = [b.name for b in backends.values() if plain and b.inline and b.writer != WRITER]
             others = " or ".join(f'backend="{other}"' for other in (*also, "copy_engine"))
@@ -201,9 +201,7 @@ class _Twin(cst.CSTTransformer):
         if not set(order) <= set(arguments):
             return None
         ol, slots = self.context.names.language, self.context.names.local("slots")
-        base = arguments["base"].value
-        plain = isinstance(base, cst.Name | cst.Attribute | cst.Subscript | cst.Call)
-        pointer = _code(base) if plain else f"({_code(base)})"
+        pointer = _code(arguments["base"].value)
         more = {
             "shape": [f"{ol}.steps({slots}, 0)", f"{ol}.steps({slots}, 1)"],
             "strides": [f"{ol}.stride({pointer}, 0)", f"{ol}.stride({pointer}, 1)"],
