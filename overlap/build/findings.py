@@ -37,6 +37,7 @@ def check(
     flags: str = "ol_state",
     moves: str = "",
     writer: str = "load/store",
+    reserved: bool = True,
     nested: int = 0,
 ) -> list[Finding]:
     """Everything that breaks a rule in a compiled kernel, errors first.
@@ -47,7 +48,8 @@ def check(
         produced: parameters whose data leaves by communication, once it is counted.
         original: the kernel it was made from, compiled for the same target with the same arguments.
         flags: parameter that holds this rank's state words.
-        moves: parameter that holds the table of what programs of the launch move, if they do; ``writer``: how.
+        moves: parameter that holds the table of what programs of the launch move, if they do; ``writer``: how; ``reserved``:
+            programs of their own, which may take shared memory for it.
         nested: loops that were put around the original's inner loop (1 where it is cut into parts).
     """
     kernel = _Kernel(ttir.parse(artifact.stages["ttir"]), frozenset(guarded), frozenset(produced), flags, moves)
@@ -60,7 +62,7 @@ def check(
     if artifact.target.nvidia:
         found += _machine_code(kernel, ptx.parse(artifact.assembly))
     if original is not None:
-        found += compare(artifact, original, nested, taken=SHARED_BYTES[writer] if moves else 0)
+        found += compare(artifact, original, nested, taken=SHARED_BYTES[writer] if moves and reserved else 0)
     order = {"error": 0, "warning": 1, "note": 2}
     return sorted(dict.fromkeys(found), key=lambda f: (order[f.severity], f.line, f.rule))
 

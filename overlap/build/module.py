@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from overlap.backends.bitcode import link_options
 from overlap.codegen.module_io import Header, find_operator, find_source, load_module, read_header
 from overlap.codegen.original import load_original
 from overlap.errors import OverlapError, SourceSpan, UnsupportedError, UsageError
 from overlap.language.words import WORDS
+from overlap.runtime.device_code import link_options
 
 from .artifact import Artifact, Facts, compile_kernel, facts
 from .device import planned_device
@@ -116,6 +116,7 @@ def build_module(
         flags=operator.ours[1],
         moves=operator.ours[-1] if operator.moves else "",
         writer=operator.mover.writer,
+        reserved=operator.mover.reserved,
         nested=nested,
     )
     if theirs is None:

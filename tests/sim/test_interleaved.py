@@ -150,11 +150,6 @@ WORDS = {
     "the flag raised before all parts": (("mask=counted == programs - 1", "mask=counted == 0"), {}, {"race"}),
     "nothing left behind the last tile": (("_total(moves, number), TRANSPORT", "0, TRANSPORT"), {}, {"deadlock"}),
     "no barrier in a flattened loop": (("        at = landed(at)\n", "        at = at\n"), FLAT, {"race"}),
-    "no await": (
-        ("    while i < end:\n        seen", "    while i < i:\n        seen"),
-        {"plan": "all_gather_ring"},
-        {"race"},
-    ),
 }
 
 
