@@ -170,7 +170,9 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", type=shape, default=[shape(s) for s in SHAPES], metavar="M,N,K")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--backend", default="copy_engine", help="of ours")
-    parser.add_argument("--calls", type=int, default=20, help="in a row")
+    parser.add_argument(
+        "--calls", type=int, default=10, help="in a row, few enough for the driver to take them without waiting"
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, help="result file")
     parser.add_argument("--commit", help="the commit measured, where there is no git")

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,8 +30,7 @@ class Carried:
 NOTHING = Carried(())
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """A view of one of a call's tensors.
 
     ``number``: which; ``offset``: bytes from its first element to the view's; ``shape``, ``strides``: in elements of the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -30,7 +31,7 @@ OPS = ("ag_gemm", "ag_gemm_k", "gemm_rs", "gemm_ar", "a2a_gemm", "gemm_a2a")
 def bench(repo, monkeypatch):
     """The benchmarks' modules, as their scripts import them."""
     monkeypatch.syspath_prepend(str(repo / "bench"))
-    for name in ("common", "record", "table", "driver", *OPS):
+    for name in ("common", "record", "table", "driver", "host_cost", "null_runtime", *OPS):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return __import__
 
@@ -434,3 +435,25 @@ def test_the_kernel_alone_is_launched_as_the_operator_does(bench, monkeypatch):
     assert given["a_ptr"].data_ptr() == problem.a.data_ptr()
     assert (given["M"], given["N"], given["K"], given["stride_am"]) == (64, 16, 16, 16)
     assert set(given) - {"num_warps", "num_stages"} == set(kernel.arg_names)
+
+
+def test_the_hosts_part_of_a_call_is_measured_without_a_gpu(bench, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["bench/host_cost.py", "--null", "--world", "3", "--ops", "gemm_rs"])
+    sys.argv += ["--shapes", "96,24,48", "--calls", "2", "--rounds", "2", "--profile"]
+    bench("host_cost").main()
+    first, *modules = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(
+        r"  gemm_rs +96 +24 +48  3 ranks +[0-9.]+ us in the best of 2 rounds, [0-9.]+ in the median", first
+    )
+    assert any(line.endswith("  ops/repeat.py") for line in modules), modules
+    assert not any("scatter_view" in line or line.endswith("runtime/kernel_call.py") for line in modules), (
+        "the long way"
+    )
+
+
+def test_sizes_that_ranks_cannot_share_are_refused(bench, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bench/host_cost.py", "--null", "--world", "3", "--shapes", "96,24,50"])
+    with pytest.raises(SystemExit):
+        bench("host_cost").main()
+    assert "sizes must be multiples of the ranks: (96, 24, 50)" in capsys.readouterr().err
