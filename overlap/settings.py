@@ -125,7 +125,7 @@ SETTINGS: dict[str, Setting] = {
             "cache_dir",
             Path,
             None,
-            "Folder of modules made by `overlap.compile`; unset: in the user's cache folder.",
+            "Folder of modules made by `overlap.compile`, and of device code; unset: in the user's cache folder.",
         ),
         Setting(
             "serial_below_bytes",

@@ -16,19 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from overlap import settings
 from overlap.errors import SourceError, SourceSpan
+from overlap.runtime.folders import cache_folder
 from overlap.version import __version__
-
-
-def cache_folder() -> Path:
-    """The setting ``cache_dir``, else ``overlap`` in the user's cache folder."""
-    chosen = settings.get("cache_dir")
-    if chosen is not None:
-        return Path(chosen)
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("overlap"))
 
 
 def module_file(name: str, facts: tuple[Any, ...], make: Callable[[], str]) -> Path:

@@ -18,55 +18,63 @@ from triton.language import core
 from overlap.schedule import table as _layout
 from overlap.schedule.far import LIBRARY
 
-_ADDRESS = _SIZE = _VALUE = tl.int64
-_NUMBER = tl.int32
 _EPOCH: tl.constexpr = tl.constexpr(_layout.S_EPOCH * _layout.SLOT_WORDS)
 _WORD: tl.constexpr = tl.constexpr(8)
 _SET: tl.constexpr = tl.constexpr(9)
 """NVSHMEM_SIGNAL_SET (nvshmem_common_transport.h, 3.x)."""
 
 
-def _call(symbol: str, args: list[Any], kinds: tuple[Any, ...], semantic: Any) -> Any:
-    return core.extern_elementwise(LIBRARY, "", args, {kinds: (symbol, _NUMBER)}, is_pure=False, _semantic=semantic)
+SYMBOLS = {
+    "nvshmemx_putmem_nbi_block": ("i64", "i64", "i64", "i32"),
+    "nvshmemx_getmem_nbi_block": ("i64", "i64", "i64", "i32"),
+    "nvshmemx_putmem_signal_block": ("i64", "i64", "i64", "i64", "i64", "i32", "i32"),
+    "nvshmem_quiet": (),
+    "nvshmem_fence": (),
+    "nvshmem_my_pe": (),
+}
+"""The functions that are called, and the types of their parameters; addresses are int64."""
+_TYPES = {"i64": tl.int64, "i32": tl.int32}
+
+
+def _call(symbol: str, args: list[Any], semantic: Any) -> Any:
+    kinds = tuple(_TYPES[kind] for kind in SYMBOLS[symbol])
+    return core.extern_elementwise(LIBRARY, "", args, {kinds: (symbol, tl.int32)}, is_pure=False, _semantic=semantic)
 
 
 @core.extern
 def put_nbi(dst, src, size, pe, _semantic=None):
     """Starts a copy of ``size`` bytes from here to the rank ``pe``; it is there, and ``src`` may change, behind `quiet`."""
-    kinds = (_ADDRESS, _ADDRESS, _SIZE, _NUMBER)
-    return _call("nvshmemx_putmem_nbi_block", [dst, src, size, pe], kinds, _semantic)
+    return _call("nvshmemx_putmem_nbi_block", [dst, src, size, pe], _semantic)
 
 
 @core.extern
 def get_nbi(dst, src, size, pe, _semantic=None):
     """Starts a copy of ``size`` bytes from the rank ``pe`` to here; it is here behind `quiet` (`fence` orders no get)."""
-    kinds = (_ADDRESS, _ADDRESS, _SIZE, _NUMBER)
-    return _call("nvshmemx_getmem_nbi_block", [dst, src, size, pe], kinds, _semantic)
+    return _call("nvshmemx_getmem_nbi_block", [dst, src, size, pe], _semantic)
 
 
 @core.extern
 def put_signal(dst, src, size, signal, value, op, pe, _semantic=None):
     """Copies to the rank ``pe`` and then updates an 8-byte signal there, in one call: who sees the signal sees the copy."""
-    kinds = (_ADDRESS, _ADDRESS, _SIZE, _ADDRESS, _VALUE, _NUMBER, _NUMBER)
-    return _call("nvshmemx_putmem_signal_block", [dst, src, size, signal, value, op, pe], kinds, _semantic)
+    return _call("nvshmemx_putmem_signal_block", [dst, src, size, signal, value, op, pe], _semantic)
 
 
 @core.extern
 def quiet(_semantic=None):
     """Waits until all copies that this thread has taken part in are complete, at the ranks that they went to."""
-    return _call("nvshmem_quiet", [], (), _semantic)
+    return _call("nvshmem_quiet", [], _semantic)
 
 
 @core.extern
 def fence(_semantic=None):
     """What is put later to a rank is seen there after what was put earlier."""
-    return _call("nvshmem_fence", [], (), _semantic)
+    return _call("nvshmem_fence", [], _semantic)
 
 
 @core.extern
 def my_pe(_semantic=None):
     """The number by which NVSHMEM knows this rank, an int32 scalar."""
-    return _call("nvshmem_my_pe", [], (), _semantic)
+    return _call("nvshmem_my_pe", [], _semantic)
 
 
 @triton.jit

@@ -20,12 +20,12 @@ import torch
 import torch.distributed as dist
 
 from overlap import settings
-from overlap.backends.bitcode import link_options
 from overlap.errors import OverlapError, RuntimeContractError
 
 from .bound_launch import bound_launch
 from .copies import plan_copy
 from .deadline import Watch, spins_for
+from .device_code import link_options
 from .driver import Calls, Event, Graph, Stream, chain, copy_call, hold_call, length
 from .kernels import compiled, require_room, resident_blocks
 from .meeting import Meetings

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 LIBRARY = "nvshmem"
 """Name of NVSHMEM's device code, among the libraries that a kernel is linked with."""
+BITCODE = "libnvshmem_device.bc"
 PUT, GET = 0, 1
 SIGNAL_WORDS = 2
 F_FLAG, F_PE = range(SIGNAL_WORDS)

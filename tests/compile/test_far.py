@@ -12,12 +12,12 @@ import pytest
 
 import overlap.language.far as words_that_move
 from overlap.annotate.source import SourceUnit
-from overlap.backends.bitcode import link_options
 from overlap.build import build_module, compile_kernel, parse_target
 from overlap.build.artifact import Artifact
 from overlap.codegen.module_io import load_module
 from overlap.errors import CodegenError, RuntimeContractError
 from overlap.pipeline import Request, compile_source
+from overlap.runtime.device_code import link_options
 from overlap.runtime.entry import credit_kernel, far_move_kernel
 
 from .support import HERE, state
