@@ -53,6 +53,13 @@ CASES = {
         {"backend": "ldst_reserved", "comm_sms": "16"},
         None,
     ),
+    "gather_interleaved": (
+        "templates/kernels/persistent_gemm.py",
+        "all_gather_1d",
+        "a[M]",
+        {"backend": "ldst_inline"},
+        None,
+    ),
     "all_reduce": ("templates/kernels/grouped_gemm.py", "all_reduce_two_shot", "c[]", {}, None),
     "exchange_result": ("templates/kernels/grouped_gemm.py", "all_to_all_1d", "c[M:N]", {}, None),
     "exchange_input": ("templates/kernels/grouped_gemm.py", "all_to_all_1d", "a[K:M]", {}, None),

@@ -24,10 +24,10 @@ SMALL = st.integers(1, 5)
 
 
 def decode(words: list[int]) -> dict:
-    """Header, runs, flags, counters and coordinates of version 2."""
+    """Header, runs, flags, counters and coordinates of version 3."""
     version, runs, run_base, coordinate_base, flags, axes, tiles, counters = words[:8]
-    assert version == 2
-    records = [words[run_base + 16 * i : run_base + 16 * (i + 1)] for i in range(runs + 1)]
+    assert version == 3
+    records = [words[run_base + 17 * i : run_base + 17 * (i + 1)] for i in range(runs + 1)]
 
     def entries(begin, end, size):
         assert 0 <= begin <= end <= len(words) and (end - begin) % size == 0
@@ -46,8 +46,9 @@ def decode(words: list[int]) -> dict:
                 "waits": entries(r[2], r[3], 2),
                 "raises": entries(r[4], r[5], 4),
                 "peer": r[6],
-                "origin": tuple(r[8 : 8 + 2 * axes : 2]),
-                "counts": tuple(r[9 : 9 + 2 * axes : 2]),
+                "moves": r[8],
+                "origin": tuple(r[9 : 9 + 2 * axes : 2]),
+                "counts": tuple(r[10 : 10 + 2 * axes : 2]),
             }
             for r in records[:-1]
         ],
@@ -83,7 +84,8 @@ def schedules(draw):
 @settings(max_examples=200, deadline=None)
 @given(schedules(), st.integers(0, 300))
 def test_words_hold_the_schedule(schedule, room):
-    found = decode(to_words(schedule, room))
+    moves = [3 * i for i in range(len(schedule.runs))] if room % 2 else []
+    found = decode(to_words(schedule, room, moves=moves))
     targets = {counter.slot: counter.target for counter in schedule.counters}
     assert found["runs"] == [
         {
@@ -92,10 +94,11 @@ def test_words_hold_the_schedule(schedule, room):
             "waits": [(w.slot, w.count) for w in run.waits],
             "raises": [(count.slot, targets[count.slot], -1, -1) for count in run.raises],
             "peer": run.peer,
+            "moves": moves[i] if moves else 0,
             "origin": run.origin,
             "counts": run.counts,
         }
-        for run in schedule.runs
+        for i, run in enumerate(schedule.runs)
     ]
     assert found["tiles"] == sum(run.tiles for run in schedule.runs) and found["axes"] == len(schedule.axes)
     assert found["sentinel"] == 2**31 - 1
@@ -125,7 +128,7 @@ def test_words_of_a_real_schedule_place_every_tile(mapped):
 def test_an_empty_schedule_is_a_header_and_a_sentinel():
     schedule = schedule_rank(gather((0, 8), 0, 4), reads_a(), gemm_axes(0, 8, 4, 4), 2)
     words = to_words(schedule)
-    assert len(words) == 8 + 16 and decode(words)["tiles"] == 0 and words[8] == table.SENTINEL
+    assert len(words) == 8 + 17 and decode(words)["tiles"] == 0 and words[8] == table.SENTINEL
 
 
 @pytest.mark.parametrize("world", [1, 2, 5])
