@@ -1,10 +1,10 @@
 """TMA stores by the program that made the tile, straight into the slot of the rank that it goes to.
 
-    rank r   tile of the chunk for p | store into r's slot on p | landed, count in ... the last tile of a chunk raises its flag
+    rank r   tile 1 | store it into r's slot on p | tile 2 | tile 1 has landed: count it; store tile 2 | tile 3 ...
 
 As `ldst_inline`, for kernels that store through descriptors. One descriptor reaches all places (`overlap.language.stores`), so
 neither a place nor a tile costs one, and the tile loop may stay flattened with all its stages. A store has landed in the peer's
-memory, and not only been read, before its tile is counted.
+memory, and not only been read, before its tile is counted; where no tile waits for anything it has the next tile's time for it.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from .context import Context, Names, PlanText
 from .emit import GeneratedModule, check_python
 from .module_io import Header
 from .passes import (
+    delay,
     dispatch,
     imports,
     kernel_signature,
@@ -35,6 +36,7 @@ PASSES = (
     ("produce", produce.run),
     ("push", push.run),
     ("push_async", push_async.run),
+    ("delay", delay.run),
     ("unflatten", unflatten.run),
     ("kernel_signature", kernel_signature.run),
     ("dispatch", dispatch.run),

@@ -24,7 +24,7 @@ from .far import move_chunks_far
 from .flags import after, after_async, landed, poll, raise_flag
 from .interleave import move_rest, move_rest_async, move_some, move_some_async
 from .moves import computing_id, computing_position, computing_programs, move_chunks, move_chunks_async, moving
-from .stores import lowest, pushed, pushed_async, shaped, shift, spot, steps, stride, ways
+from .stores import lowest, no_run, pushed, pushed_async, shaped, shift, spot, steps, stride, ways
 from .symm import get, notify, notify_async, num_ranks, put, rank, symm_at, wait
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "get",
     "landed",
     "lowest",
+    "no_run",
     "move_chunks",
     "move_chunks_async",
     "move_chunks_far",

@@ -20,6 +20,8 @@ from overlap.schedule import table as _layout
 
 from .flags import landed
 
+_H_RUNS: tl.constexpr = tl.constexpr(_layout.H_RUNS)
+_H_RUN_BASE: tl.constexpr = tl.constexpr(_layout.H_RUN_BASE)
 _RUN_WORDS: tl.constexpr = tl.constexpr(_layout.RUN_WORDS)
 _R_WAY: tl.constexpr = tl.constexpr(_layout.R_WAY)
 _R_RAISE_BEGIN: tl.constexpr = tl.constexpr(_layout.R_RAISE_BEGIN)
@@ -93,6 +95,12 @@ def stride(pointer, which: tl.constexpr):
     """Stride in elements of the descriptor's first (0) or second (1) dimension, for the result behind ``pointer``."""
     size: tl.constexpr = pointer.dtype.element_ty.primitive_bitwidth // 8
     return (_HIGH_BYTES if which == 0 else _LOW_BYTES) // size
+
+
+@triton.jit
+def no_run(table):
+    """A run without chunks: what is counted into it tells nobody."""
+    return tl.load(table + _H_RUN_BASE) + tl.load(table + _H_RUNS) * _RUN_WORDS
 
 
 @triton.jit

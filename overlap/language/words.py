@@ -95,6 +95,7 @@ WORDS = {
         Word("lowest", ("slots",), "from the result's own memory to the lowest of all places, in elements (int64)"),
         Word("steps", ("slots", "which"), "extent of the descriptor's first or second dimension"),
         Word("stride", ("pointer", "which"), "stride of the descriptor's first or second dimension, in elements"),
+        Word("no_run", ("table",), "a run without chunks"),
         Word(
             "pushed_async",
             ("table", "run", "state", "slots", "WAYS"),

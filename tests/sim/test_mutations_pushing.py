@@ -31,22 +31,28 @@ def faults(path, **options):
 
 
 NOTE = "# Where the tile goes: slots of other ranks, the own part; one place, but on the edges of chunks.\n"
-PUSHED = {
-    "grouped_gemm": "    ol.pushed(ol_table, ol_run, ol_state, ol_slots)\n",
-    "persistent_gemm": "        ol.pushed_async(ol_table, ol_run, ol_state, ol_slots, ol_ways)\n",
-}
-BOTH = pytest.mark.parametrize("kernel", PUSHED)
+PUSHED = "    ol.pushed(ol_table, ol_run, ol_state, ol_slots)\n"
+LATE = "ol.pushed_async(ol_table, ol_counted, ol_state, ol_slots, ol_ways)\n"
+"""How tiles of `persistent_gemm` are counted, ahead of the next one's stores and, the last one, behind the loop."""
+KEPT = "        ol_counted = ol_run\n"
+BOTH = pytest.mark.parametrize("kernel", ["grouped_gemm", "persistent_gemm"])
 
 
-@BOTH
-def test_a_tile_counted_before_its_stores(generated, kernel):
-    path = generated(kernel, edits=((PUSHED[kernel], ""), (NOTE, PUSHED[kernel].lstrip())))
+def test_a_tile_counted_before_its_stores(generated):
+    assert faults(generated(edits=((PUSHED, ""), (NOTE, PUSHED.lstrip())))) == ["race"] * len(SEEDS)
+
+
+def test_a_tile_counted_a_tile_too_early(generated):
+    path = generated("persistent_gemm", edits=((KEPT, ""), (f"        {LATE}", f"{KEPT}        {LATE}")))
     assert faults(path) == ["race"] * len(SEEDS)
 
 
-@BOTH
-def test_a_tile_never_counted(generated, kernel):
-    assert faults(generated(kernel, edits=((PUSHED[kernel], ""),))) == ["deadlock"] * len(SEEDS)
+def test_a_tile_never_counted(generated):
+    assert faults(generated(edits=((PUSHED, ""),))) == ["deadlock"] * len(SEEDS)
+
+
+def test_the_last_tile_never_counted(generated):
+    assert faults(generated("persistent_gemm", edits=((f"\n    {LATE}", "\n"),))) == ["deadlock"] * len(SEEDS)
 
 
 def test_a_tile_counted_without_barrier(generated):
@@ -57,8 +63,9 @@ def test_a_tile_counted_without_barrier(generated):
 
 def test_a_tile_counted_before_its_stores_have_landed(generated):
     """The barrier alone: what TMA stores is on its way."""
+    bare = "ol.pushed(ol_table, ol_counted, ol_state, ol_slots)\n"
     path = generated(
-        "persistent_gemm", edits=(("ol.pushed_async(", "ol.pushed("), (", ol_slots, ol_ways)", ", ol_slots)"))
+        "persistent_gemm", edits=((f"        {LATE}", f"        {bare}"), (f"\n    {LATE}", f"\n    {bare}"))
     )
     assert faults(path) == ["race"] * len(SEEDS)
 

@@ -1,6 +1,7 @@
 """The rewriting passes, one a file, each ``run(module, context) -> module``. A pass that matches nothing raises."""
 
 from . import (
+    delay,
     dispatch,
     hoist,
     host_body,
@@ -27,6 +28,7 @@ PASSES = (
     ("produce", produce.run),
     ("push", push.run),
     ("push_async", push_async.run),
+    ("delay", delay.run),
     ("unflatten", unflatten.run),
     ("kernel_signature", kernel_signature.run),
     ("dispatch", dispatch.run),

@@ -1,14 +1,16 @@
-"""Stores through descriptors, written into all places of a tile: before and after, and what is refused."""
+"""Stores through descriptors, written into all places of a tile and counted one tile late: before and after, and what is
+refused."""
 
 from __future__ import annotations
 
+import libcst as cst
 import pytest
 
 from overlap.backends.base import Realization
-from overlap.codegen.passes import kernel_signature, produce, push, push_async
-from overlap.errors import UnsupportedError
+from overlap.codegen.passes import delay, kernel_signature, produce, push, push_async
+from overlap.errors import CodegenError, UnsupportedError
 
-from .test_passes import SOURCE, after
+from .test_passes import SOURCE, after, context
 
 POINTERS = "    tl.store(c + m[:, None] * N + n[None, :], acc, mask=(m[:, None] < M) & (n[None, :] < N))\n"
 HOST = "    c.store([i * BM, j * BN], acc)\n"
@@ -115,3 +117,54 @@ def test_more_dimensions_than_descriptors_have():
     with pytest.raises(UnsupportedError, match="up to 3 dimensions, `c` has 4") as caught:
         passed(source.replace("-> c[M,N]", "-> c[B,H,M,N]"))
     assert "copy_engine" in caught.value.help
+
+
+LOOPED = """\
+    for tile in tl.range(0, M):
+        run = tile
+        if M > 1:
+            for ol_way in ol.static_range(ol_ways):
+                c.store([ol_way], run)
+        ol.pushed_async(ol_table, ol_run, ol_state, ol_slots, ol_ways)
+"""
+DELAYED = """\
+    ol_counted = ol.no_run(ol_table)
+    for tile in tl.range(0, M):
+        run = tile
+        # Count the tile before this one, which has landed meanwhile, into the chunks of c
+        # that it is part of; the last of a chunk tells the rank that gets it.
+        ol.pushed_async(ol_table, ol_counted, ol_state, ol_slots, ol_ways)
+        if M > 1:
+            for ol_way in ol.static_range(ol_ways):
+                c.store([ol_way], run)
+        ol_counted = ol_run
+    # Count the last tile.
+    ol.pushed_async(ol_table, ol_counted, ol_state, ol_slots, ol_ways)
+"""
+
+
+def delayed(source: str, on: str | list[str] = "c[M]", backend: str = "tma_inline") -> str:
+    """Of a kernel, what its descriptor stores have been turned into, ahead of the pass."""
+    made = context(text(HOST), on=on, realization=Realization(backend))
+    head = "@triton.jit\ndef kernel(c):\n"
+    return delay.run(cst.parse_module(head + source), made).code.removeprefix(head)
+
+
+def test_tiles_of_a_loop_are_counted_one_late():
+    assert delayed(LOOPED) == DELAYED
+
+
+def test_the_one_tile_of_a_program_is_counted_at_once():
+    once = "    ol.pushed_async(ol_table, ol_run, ol_state, ol_slots, ol_ways)\n"
+    assert delayed(once) == once
+
+
+def test_tiles_that_wait_are_counted_at_once():
+    """In the other order ranks that wait for each other's results could do so for ever."""
+    assert delayed(LOOPED, on=["a[M]", "c[M]"]) == LOOPED
+    assert delayed(LOOPED, backend="ldst_inline") == LOOPED
+
+
+def test_a_kernel_that_counts_nothing_is_a_mistake():
+    with pytest.raises(CodegenError, match="no tile of `kernel` is counted"):
+        delayed("    pass\n")
