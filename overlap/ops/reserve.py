@@ -93,7 +93,7 @@ def reserve(
         raise UsageError(
             "auto chooses call by call, and each backend has memory of its own", help='backend="copy_engine"'
         )
-    tma = gemm_out_stored if backend == "ldst_inline" else form.tma
+    tma = gemm_out_stored if made and backend == "ldst_inline" else form.tma
     check_programs(backend, comm_sms)
     moved_by = "copy_engine" if backend == SERIAL else backend
     how = (moved_by,) if made else (moved_by, comm_sms)

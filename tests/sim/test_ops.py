@@ -59,6 +59,7 @@ CASES = {
     "fewer rows than ranks": Case((3, 64), (64,), world=4),
     "one of everything": Case((1, 8), (1,), world=4, dtype=torch.float32),
     "one rank": Case((33, 16), (24, 8), world=1, bias=True),
+    "moved between tiles": Case((70, 23), (41, 9), world=3, split=2, options={"backend": "ldst_inline"}),
     "moved by reserved programs": Case((131, 64), (40, 8), world=3, bias=True, options={"backend": "ldst_reserved"}),
     "moved by two reserved programs": Case(
         (70, 23), (41,), dtype=torch.bfloat16, split=2, options={"backend": "ldst_reserved", "comm_sms": 2}

@@ -22,11 +22,16 @@ CASES = {
 
 
 @pytest.mark.parametrize(
-    ("name", "backend"), [*((name, "tma_reserved") for name in CASES), ("rows that are boxes", "ldst_reserved")]
+    ("name", "backend"),
+    [
+        *((name, "tma_reserved") for name in CASES),
+        ("rows that are boxes", "ldst_reserved"),
+        ("uneven pieces of everything", "ldst_inline"),
+    ],
 )
 def test_pieces_are_moved_by_programs(name, backend):
     case = CASES[name]
-    options = {"backend": backend, "comm_sms": 2}
+    options = {"backend": backend, **({"comm_sms": 2} if backend != "ldst_inline" else {})}
 
     def call(group, rank, x, w, bias):
         held = piece(case, x, -1, rank)
