@@ -33,12 +33,18 @@ class Runtime(Protocol):
     """Multiprocessors of this rank's device."""
     device: Any
     """The `torch.device` that ordinary tensors of this rank live on."""
-    nodes: tuple[int, ...]
-    """The node of every rank; pointers reach the ranks of one's own (`overlap.runtime.reach`)."""
-    pes: tuple[int, ...]
-    """NVSHMEM's number of every rank; empty where symmetric memory is not NVSHMEM's."""
-    linked: dict[str, Any]
-    """Launch options of kernels that call NVSHMEM."""
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """The node of every rank; pointers reach the ranks of one's own (`overlap.runtime.reach`)."""
+
+    @property
+    def pes(self) -> tuple[int, ...]:
+        """NVSHMEM's number of every rank; empty where symmetric memory is not NVSHMEM's."""
+
+    @property
+    def linked(self) -> dict[str, Any]:
+        """Launch options of kernels that call NVSHMEM."""
 
     def symmetric(self, shape: Sequence[int], dtype: Any, *, zero: bool = False) -> Any:
         """Collective: the same contiguous tensor on every rank, reachable by peers; ``zero``: cleared before any can reach it."""
@@ -66,6 +72,12 @@ class Runtime(Protocol):
 
     def main_stream(self) -> Any:
         """The stream the caller works on."""
+
+    def collectives(self, plan: Any, source: Any, target: Any) -> None:
+        """Enqueues all collectives of a `CommPlan` over one tensor on the main stream, by a communication library.
+
+        ``source`` and ``target`` are what this rank gives and gets, each one box of the tensor (`overlap.runtime.library.Boxed`).
+        """
 
     def fork(self, lane: int) -> Any:
         """Side stream number ``lane``, ordered behind all work enqueued so far on the main stream."""

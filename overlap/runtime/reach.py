@@ -7,7 +7,7 @@ rank 0 reaches    own   pointer |   PE 2     PE 3
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from overlap.backends.base import Backend
 from overlap.backends.capabilities import Need, require
@@ -30,17 +30,27 @@ def nodes_by(hosts: Sequence[Hashable]) -> tuple[int, ...]:
     return tuple(known.index(host) for host in hosts)
 
 
-def far(runtime: Runtime, rank: int) -> bool:
+class OnNodes(Protocol):
+    """A rank that knows its place."""
+
+    rank: int
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """The node of every rank."""
+
+
+def far(runtime: OnNodes, rank: int) -> bool:
     """Whether no pointer of this rank's reaches the memory of ``rank``."""
     return runtime.nodes[rank] != runtime.nodes[runtime.rank]
 
 
-def through_network(runtime: Runtime, rank: int) -> bool:
+def through_network(runtime: OnNodes, rank: int) -> bool:
     """Whether the backend for far ranks carries what goes between this rank and ``rank``: it is far, or none is."""
     return rank != runtime.rank and (far(runtime, rank) or len(set(runtime.nodes)) == 1)
 
 
-def refuse(runtime: Runtime, rank: int) -> RuntimeContractError:
+def refuse(runtime: OnNodes, rank: int) -> RuntimeContractError:
     """The error of a pointer to the memory of a far rank."""
     return RuntimeContractError(
         f"rank {runtime.rank} (node {runtime.nodes[runtime.rank]}) reaches no memory of rank {rank} (node "

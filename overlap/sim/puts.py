@@ -12,7 +12,7 @@ is found.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -193,7 +193,7 @@ class Puts:
         assert buffer.copies is not None
         return buffer.copies[rank]
 
-    def _fault(self, what: str) -> Any:
+    def _fault(self, what: str) -> NoReturn:
         fibre: Fibre = self._world.scheduler.current
         raise StrayAccessFault(f"stray access: {fibre.agent.name} {what}", where=span(where_in_kernel(fibre)))
 
