@@ -5,8 +5,6 @@
     all_reduce       every member's summand                     -> summed everywhere
     all_to_all       what of a member's box each other one gets -> there
 
-Pieces may be of any sizes. A collective over some of the ranks is an exchange among all of them in which the others send
-and get nothing: a group of its own is torch's to make by all ranks of the job, and not every one of them need be here.
 The tensors lie in ordinary memory, on any device that the group's backend takes.
 """
 
@@ -18,35 +16,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from overlap.chunkplan.order import collective_groups, happens_before, name_op
-from overlap.chunkplan.plan import P2P, Chunk, Collective, CommOp, CommPlan, OpId
+from overlap.chunkplan.order import collective_groups, happens_before
+from overlap.chunkplan.plan import P2P, CommOp, CommPlan, OpId
 from overlap.chunkplan.region import Box
-from overlap.errors import UnsupportedError
 from overlap.runtime.layout import separated
+from overlap.runtime.library import call_library
 from overlap.runtime.transfer import boxes_of
-
-from .collectives import add_in_order, all_reduce, exchange, gather_single, reduce_scatter_single
-
-
-def check_direct(plan: CommPlan) -> None:
-    """Refuses what no library does.
-
-    Raises:
-        UnsupportedError: copies beside collectives, or a reduction other than a sum.
-    """
-    for op_id, op in plan.items():
-        if not isinstance(op, Collective):
-            raise UnsupportedError(
-                f"plan {plan.name} has collectives, and {name_op(plan, op_id)}, which is none",
-                where=plan.where(op_id),
-                help="let a plan move chunks or hand collectives to a library: use two plans, one behind the other",
-            )
-        if op.reduce is not None and op.reduce.op != "sum":
-            raise UnsupportedError(
-                f"plan {plan.name}, {name_op(plan, op_id)}: `reduce: {op.reduce}` is not handed to a library",
-                where=plan.where(op_id),
-                help="there is sum",
-            )
 
 
 def carry_out_direct(
@@ -76,7 +51,7 @@ def carry_out_direct(
             _alone(plan.op(op_id), memory)
         elif op_id not in called:
             called.update(calls[op_id])
-            _call(plan, group, calls[op_id], memory)
+            call_library(plan, group, calls[op_id], memory, memory)
     for name, out in results.items():
         for box in boxes_of(plan.after[rank], name, len(plan.tensor(name).shape)):
             if not box.empty:
@@ -110,87 +85,3 @@ class _Places:
             if not box.empty and place.contains(box):
                 return data[tuple(slice(a - o, b - o) for a, b, o in zip(box.lo, box.hi, place.lo, strict=True))]
         return self._like.new_empty(box.shape)
-
-
-def _call(plan: CommPlan, group: Any, members: tuple[OpId, ...], memory: Mapping[str, _Places]) -> None:
-    at = {member[0]: plan.op(member) for member in members}
-    if all(op.dst.box.empty for op in at.values()):
-        return
-    rank, world = dist.get_rank(group), dist.get_world_size(group)
-    if len(at) < world:
-        _call_some(group, rank, world, at, memory)
-        return
-    op = at[rank]
-    assert isinstance(op, Collective)
-    src, dst = memory[op.src.tensor], memory[op.dst.tensor]
-    if op.kind == "all_gather":
-        _all_gather(group, src.view(op.src.box), [(dst, at[other].src) for other in range(world)], op.dst)
-    elif op.kind == "all_to_all":
-        _exchanged(group, rank, at, world, memory)
-    elif op.kind == "reduce_scatter":
-        _reduce_scatter(group, [src.view(at[other].dst.box) for other in range(world)], dst.view(op.dst.box))
-    else:
-        all_reduce(group if world > 1 else None, src.view(op.src.box).clone(), dst.view(op.dst.box))
-
-
-def _call_some(group: Any, rank: int, world: int, at: Mapping[int, Any], memory: Mapping[str, _Places]) -> None:
-    """A collective over the ranks of ``at`` alone: every member sends to each what that one needs of its part."""
-    op = at.get(rank)
-    summands = _exchanged(group, rank, at, world, memory, whole=next(iter(at.values())).reduce is not None)
-    if op is not None and op.reduce is not None:
-        memory[op.dst.tensor].view(op.dst.box).copy_(add_in_order(summands))
-
-
-def _exchanged(
-    group: Any, rank: int, at: Mapping[int, Any], world: int, memory: Mapping[str, _Places], whole: bool = False
-) -> list[torch.Tensor]:
-    """What each member has of what another ends with goes there, into its place; or with ``whole`` into the list returned."""
-    op = at.get(rank)
-    device = next(iter(memory.values())).device
-    nothing = torch.empty(0, dtype=torch.uint8, device=device)
-    sent, sizes, places = [nothing] * world, [(0,)] * world, {}
-    if op is not None:
-        src, dst = memory[op.src.tensor], memory[op.dst.tensor]
-        for other, theirs in at.items():
-            sent[other] = _as_bytes(src.view(op.src.box.intersect(theirs.dst.box)))
-            box = theirs.src.box.intersect(op.dst.box)
-            places[other] = dst.view(box).new_empty(box.shape) if whole else dst.view(box)
-            sizes[other] = (places[other].numel() * places[other].element_size(),)
-    pieces = exchange(group, sent, sizes)
-    for other, place in places.items():
-        place.copy_(pieces[other].view(place.dtype).view(place.shape))
-    return [places[other] for other in sorted(places)]
-
-
-def _all_gather(group: Any, mine: torch.Tensor, places: Sequence[tuple[_Places, Chunk]], wanted: Chunk) -> None:
-    longest = max(chunk.box.size for _, chunk in places)
-    if not longest:
-        return
-    padded = mine.new_zeros(longest)
-    padded[: mine.numel()] = mine.reshape(-1)
-    whole = padded.new_empty(longest * len(places))
-    gather_single(_as_bytes(whole), _as_bytes(padded), group=group)
-    for (place, chunk), piece in zip(places, whole.view(len(places), longest), strict=True):
-        part = chunk.box.intersect(wanted.box)
-        inside = tuple(slice(a - o, b - o) for a, b, o in zip(part.lo, part.hi, chunk.box.lo, strict=True))
-        place.view(part).copy_(piece[: chunk.box.size].view(chunk.box.shape)[inside])
-
-
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """What is moved goes as bytes: not every backend knows every dtype. Of a dense tensor a view."""
-    return tensor.contiguous().view(-1).view(torch.uint8)
-
-
-def _reduce_scatter(group: Any, summands: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-    if not out.is_cuda:
-        out.copy_(add_in_order(exchange(group, summands, [out.shape] * len(summands))))
-        return
-    longest = max(summand.numel() for summand in summands)
-    if not longest:
-        return
-    padded = out.new_zeros(len(summands), longest)
-    for row, summand in zip(padded, summands, strict=True):
-        row[: summand.numel()] = summand.reshape(-1)
-    piece = out.new_empty(longest)
-    reduce_scatter_single(piece, padded.view(-1), group=group)
-    out.copy_(piece[: out.numel()].view(out.shape))

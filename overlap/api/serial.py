@@ -8,13 +8,12 @@ import torch
 import torch.distributed as dist
 
 from overlap.chunkplan.region import Box, shard_interval
+from overlap.runtime.collectives import all_reduce, all_to_all, reduce_scatter
 from overlap.runtime.kernel_call import KernelCall
 from overlap.runtime.layout import dense_strides
 from overlap.runtime.operator import Comm
 from overlap.runtime.part import Given
 from overlap.runtime.shapes import piece
-
-from .collectives import all_reduce, all_to_all, reduce_scatter
 
 # Newer versions of torch call it all_gather_single and warn of the old name.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

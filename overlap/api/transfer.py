@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from overlap.chunkplan.collectives.direct import check_direct
 from overlap.chunkplan.links import Links
 from overlap.chunkplan.plan import CommPlan
 from overlap.chunkplan.verify import verify_plan
@@ -19,7 +20,7 @@ from overlap.errors import OverlapError, RuntimeContractError, UnsupportedError,
 from overlap.runtime.protocol import runtime_of
 from overlap.runtime.transfer import FIRST, carry_out, known_transfer, transfer_for
 
-from .direct import carry_out_direct, check_direct
+from .direct import carry_out_direct
 from .groups import no_group, resolve_group
 from .transfer_form import form_of
 from .transfer_plan import Wanted, mesh_for_group, plan_of

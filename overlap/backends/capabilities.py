@@ -18,6 +18,9 @@ from .registry import backends
 SERIAL = "serial"
 """Not a backend of kernels: a collective of torch.distributed, then the kernel as it was."""
 
+COLLECTIVE = "collective"
+"""Not one either: a library's collective ahead of the generated kernel, or behind it; what else there is goes by copy engine."""
+
 AUTO = "auto"
 """Not a backend either: the one of those that can which is predicted to take least."""
 
@@ -25,14 +28,15 @@ HEADINGS = ("backend", "moves", "push", "pull", "reduce", "strided", "far", "mul
 
 
 def names(*moves: str) -> tuple[str, ...]:
-    """What may be asked for to move all of ``moves`` (``input``, ``result``): backends that can, serial and auto."""
-    return (*(b.name for b in backends.values() if set(moves) <= set(b.moves)), SERIAL, AUTO)
+    """What may be asked for to move all of ``moves`` (``input``, ``result``): backends that can, a library, and auto."""
+    return (*(b.name for b in backends.values() if set(moves) <= set(b.moves)), COLLECTIVE, SERIAL, AUTO)
 
 
 def rows() -> list[tuple[str, ...]]:
     """The table's rows under `HEADINGS`."""
     found = [_row(backend) for backend in backends.values()]
-    return [*found, (SERIAL, "inputs, results", *("yes",) * 5, "as the library", "any", "as the library")]
+    collective = (COLLECTIVE, "inputs, results", *("yes",) * 4, "no", "as the library", "3.6 and later", "NVIDIA")
+    return [*found, collective, (SERIAL, "inputs, results", *("yes",) * 5, "as the library", "any", "as the library")]
 
 
 def table() -> str:

@@ -16,11 +16,11 @@ from typing import Literal
 
 from overlap.chunkplan.named import named_backends
 from overlap.chunkplan.order import name_op
-from overlap.chunkplan.plan import P2P, CommOp, CommPlan, OpId
+from overlap.chunkplan.plan import P2P, Collective, CommOp, CommPlan, OpId
 from overlap.errors import UnsupportedError, UsageError
 
 from .base import Backend
-from .capabilities import Need, check_named, names, require
+from .capabilities import COLLECTIVE, Need, check_named, names, require
 from .registry import backend, backends
 
 Form = Literal["lanes", "moves", "stores"]
@@ -61,7 +61,7 @@ class Carriers:
         found: dict[Form, str] = {}
         for text, produced in plans:
             for name in sorted(chosen if n is None else n for n in named_backends(text)):
-                form = form_of(_named(name), produced)
+                form = form_of(backend(name) if name == chosen else _named(name), produced)
                 other = found.setdefault(form, name)
                 if form != "lanes" and other != name:
                     what = "stores its tiles" if form == "stores" else "moves what it reads"
@@ -103,9 +103,15 @@ class Carriers:
             UsageError, UnsupportedError: with the operation's place in its file.
         """
         for op_id, op in plan.items():
-            if op.backend is None:
+            if op.backend is None or (isinstance(op, Collective) and op.backend == COLLECTIVE):
                 continue
             where, made = plan.where(op_id), op.src.tensor in produced
+            if isinstance(op, Collective):
+                raise UnsupportedError(
+                    f"plan {plan.name}, {name_op(plan, op_id)} names {op.backend}, and a library carries collectives out",
+                    where=where,
+                    help="leave `backend:` out, or write it as copies of chunks",
+                )
             try:
                 found = _named(op.backend)
             except UsageError as error:
@@ -129,7 +135,8 @@ def _named(name: str) -> Backend:
     if name not in backends:
         raise UsageError(
             f"{name} carries out whole calls, not single operations",
-            help=f"backend={name!r} of the call; operations may name: {', '.join(backends)}",
+            help=f"backend={name!r} of the call; operations may name {', '.join(backends)}; a library carries out "
+            "`collective: all_gather` and such",
         )
     return backends[name]
 

@@ -224,7 +224,7 @@ class Expansion:
             if dependency.when is None or dependency.when(inner)
         )
         if item.verb == "collective":
-            ranks = tuple(self._rank(expr, env) for expr in item.ranks)
+            ranks = tuple(self._rank(expr, env) for expr in item.ranks) or tuple(range(self.world))
             return Collective(item.kind, ranks, src, dst, depends, channel, item.reduce, item.backend)  # type: ignore[arg-type]
         direction, source, target = self._ends(instance)
         return P2P(direction, source, target, src, dst, depends, channel, item.reduce, item.backend)  # type: ignore[arg-type]

@@ -11,7 +11,9 @@ from .template import Item, OpItem
 
 @lru_cache(maxsize=256)
 def named_backends(text: str, path: str = "plan.yaml") -> frozenset[str | None]:
-    """The backends that operations of a plan name; None is among them where an operation names none.
+    """The backends that copies of a plan name; None is among them where one names none, or there is no operation at all.
+
+    Collectives, which a library carries out, do not count.
 
     Args:
         path: shown in errors.
@@ -19,11 +21,12 @@ def named_backends(text: str, path: str = "plan.yaml") -> frozenset[str | None]:
     Raises:
         PlanError: the text is no plan.
     """
-    if "backend" not in text:
+    if "backend" not in text and "collective" not in text:
         return frozenset({None})
     template = read_template(text, path)
     items = [*template.ops, *(item for section in template.ranks.values() for item in section.ops)]
-    return frozenset(op.backend for op in _operations(items)) or frozenset({None})
+    found = list(_operations(items))
+    return frozenset(op.backend for op in found if op.verb != "collective") if found else frozenset({None})
 
 
 def _operations(items: Iterable[Item]) -> Iterator[OpItem]:

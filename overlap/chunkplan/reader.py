@@ -53,8 +53,9 @@ ENDS: Mapping[str, tuple[str, ...]] = {
     "pull": ("from",),
     "push": ("to",),
     "local": (),
-    "collective": ("chunk", "ranks"),
+    "collective": ("chunk",),
 }
+OPTIONAL_ENDS: Mapping[str, tuple[str, ...]] = {"collective": ("ranks",)}
 
 
 def read_template(text: str, path: str) -> PlanTemplate:
@@ -257,19 +258,16 @@ class _Reader(DependencyReader):
         what = f"a `{verb}`"
         ends = ENDS[verb]
         for key in ("from", "to", "chunk", "ranks"):
-            if key in entries and key not in ends:
+            if key in entries and key not in (*ends, *OPTIONAL_ENDS.get(verb, ())):
                 raise document.error(entries[key], f"{what} has no `{key}`", help=self._ends_help(verb))
         for key in ends:
-            document.require(
-                node, entries, key, what, {"chunk": "shard(rank)", "ranks": "[0, 1]"}.get(key, "(rank + step) % world")
-            )
+            document.require(node, entries, key, what, {"chunk": "shard(rank)"}.get(key, "(rank + step) % world"))
         kind = None
         ranks: tuple[IntExpr, ...] = ()
         if verb == "collective":
             kind = document.choice(entries[verb], "collective", KINDS)
-            ranks = tuple(
-                self.rank_of(item, "a rank", scope) for item in document.sequence(entries["ranks"], "`ranks`")
-            )
+            listed = document.sequence(entries["ranks"], "`ranks`") if "ranks" in entries else ()
+            ranks = tuple(self.rank_of(item, "a rank", scope) for item in listed)
         chunk_node = entries["chunk"] if verb == "collective" else entries[verb]
 
         def optional_int(key: str) -> IntExpr | None:
@@ -309,7 +307,7 @@ class _Reader(DependencyReader):
             "push": "a push runs on the rank that sends: write `to` only",
             "local": "a local copy stays on its rank: write `into` for its destination",
             "move": "a move has `from` and `to`",
-            "collective": "a collective has `chunk`, `into` and `ranks`",
+            "collective": "a collective has `chunk`, `into` and, unless it is over all, `ranks`",
         }[verb]
 
     def _reduction(self, node: Node) -> Reduction:

@@ -16,7 +16,7 @@ from .countskey import KEYS as COUNT_KEYS
 from .depends import KEYS as DEPENDS_KEYS
 from .frame import FRAME_KEYS, NAME
 from .mesh import MAX_AXES
-from .reader import ENDS, KINDS, OP_KEYS, PLAN_KEYS, RANK_KEYS, REDUCE_KEYS
+from .reader import ENDS, KINDS, OP_KEYS, OPTIONAL_ENDS, PLAN_KEYS, RANK_KEYS, REDUCE_KEYS
 from .template import VERBS
 
 Schema = dict[str, Any]
@@ -165,7 +165,7 @@ _OPERATION: dict[str, Schema] = {
     "to": _said(_SCALAR, "The global rank that gets it"),
     "into": _said(_ref("chunk"), "Where it goes, if that is another chunk"),
     "chunk": _said(_ref("chunk"), "What this rank gives to the collective"),
-    "ranks": _said(_many(_SCALAR), "The global ranks of the collective"),
+    "ranks": _said(_many(_SCALAR), "The global ranks of the collective; left out, all ranks"),
     "depends": _said(
         _ref("depends"), "What must be complete before: labels, [rank, index], {on: LABEL, rank: r, step: s}"
     ),
@@ -179,10 +179,13 @@ _OPERATION: dict[str, Schema] = {
 
 def _operation() -> Schema:
     """One verb with the ends it has, or `do` with nothing but a frame."""
-    ends = {key for keys in ENDS.values() for key in keys}
+    ends = {key for keys in (*ENDS.values(), *OPTIONAL_ENDS.values()) for key in keys}
     ways = []
     for verb in VERBS:
-        others = [*(other for other in (*VERBS, "do") if other != verb), *sorted(ends - set(ENDS[verb]))]
+        others = [
+            *(other for other in (*VERBS, "do") if other != verb),
+            *sorted(ends - {*ENDS[verb], *OPTIONAL_ENDS.get(verb, ())}),
+        ]
         ways.append({"required": [verb, *ENDS[verb]], "properties": dict.fromkeys(others, False)})
     ways.append({"required": ["do"], "properties": {key: False for key in OP_KEYS if key != "do"}})
     return {**_mapping((*OP_KEYS, *FRAME_KEYS), _OPERATION), "oneOf": ways}

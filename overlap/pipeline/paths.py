@@ -8,10 +8,12 @@ from overlap.annotate.model import ProgramModel
 from overlap.annotate.on import OnSpec
 from overlap.backends import backend as find_backend
 from overlap.backends.base import Realization
+from overlap.backends.capabilities import COLLECTIVE
 from overlap.chunkplan.collectives.step import CollectiveStep
-from overlap.chunkplan.collectives.text import KINDS, collective_kind, collective_text
+from overlap.chunkplan.collectives.text import KINDS, collective_kind, collective_text, direct_text
 from overlap.chunkplan.library import find_template
 from overlap.chunkplan.links import Links
+from overlap.chunkplan.named import named_backends
 from overlap.chunkplan.pins import pin_mesh
 from overlap.chunkplan.plan import TensorSpec
 from overlap.codegen import PlanText
@@ -32,15 +34,16 @@ def plan_text(request: Request, program: ProgramModel, on: OnSpec, name: str, re
         UsageError: a path without what it takes: a world, and for ``synth`` sizes as well; ``direct``, by which nothing
             arrives in parts.
     """
-    if request.path is None:
+    if realization.backend == COLLECTIVE and request.path in (None, "direct"):
+        name, path, text = _handed_over(on, name)
+    elif request.path is None:
         path, text = find_template(name)
     else:
         step = _step(request, program, on, name)
         if request.path == "direct":
             raise UsageError(
                 f"tiles cannot wait for parts of the {step.kind} that a library carries out as a whole",
-                help='--path template or --path synth, or a plan by name; one behind the other is backend="serial" of '
-                "overlap.compile",
+                help="--path template or --path synth, or a plan by name; --backend collective hands it over as a whole",
             )
         path, text = collective_text(
             step,
@@ -52,6 +55,20 @@ def plan_text(request: Request, program: ProgramModel, on: OnSpec, name: str, re
     if request.mesh is not None:
         text = pin_mesh(text, path, request.mesh)
     return PlanText(name, text, path)
+
+
+def _handed_over(on: OnSpec, name: str) -> tuple[str, str, str]:
+    """Name, path and text of the plan of a tensor whose collective a library carries out: the one named, if it is of such.
+
+    Of a plan that moves chunks the collective is taken that does the same.
+    """
+    kind = KINDS[on.kind]
+    if name and name not in KINDS.values():
+        path, text = find_template(name)
+        if not named_backends(text, path):
+            return name, path, text
+    made = f"{kind}_direct"
+    return made, made, direct_text(kind)
 
 
 def _step(request: Request, program: ProgramModel, on: OnSpec, name: str) -> CollectiveStep:

@@ -14,6 +14,7 @@ from overlap.backends.capabilities import Need, require
 from overlap.backends.carriers import Carriers
 from overlap.backends.ways import machine_of
 from overlap.chunkplan.build import build_plan
+from overlap.chunkplan.collectives.direct import settled
 from overlap.chunkplan.merge import merge_plans
 from overlap.chunkplan.named import named_backends
 from overlap.chunkplan.order import happens_before
@@ -96,7 +97,10 @@ def tensor_writes(program: ProgramModel, ons: Sequence[OnSpec]) -> tuple[TensorW
 def plan_for(
     on: OnSpec, program: ProgramModel, text: PlanText, realization: Realization, world: int, sizes: Mapping[str, int]
 ) -> CommPlan:
-    """The verified plan of one communicated tensor, for one world and one set of sizes (axis to global extent)."""
+    """The verified plan of one communicated tensor, for one world and one set of sizes (axis to global extent).
+
+    Of one that a library carries out nothing is left for the launch (`settled`).
+    """
     assert program.host is not None
     shape = tuple(sizes[d] for d in program.host.tensor(on.tensor).dims)
     plan = build_plan(
@@ -117,7 +121,7 @@ def plan_for(
     check_kind(plan, on)
     if on.reduces:
         verify_contributions(plan, on.tensor)
-    return plan
+    return settled(plan, produced=on.produced)
 
 
 def check_backend(ons: Sequence[OnSpec], plans: Sequence[PlanText], realization: Realization) -> Carriers:

@@ -17,7 +17,8 @@ import torch
 from overlap.schedule import steps as st
 
 from .bound_plan import BoundPlan
-from .instance import LaunchTable
+from .instance import Instance, LaunchTable
+from .library import Boxed
 from .opening import Opening
 from .places import Carried, Place
 from .prepared import Enqueue, lane_step, layout_of, sum_step
@@ -25,6 +26,10 @@ from .protocol import Runtime
 
 IN_FLIGHT = "overlap"
 """One launch is in flight on a device at a time: two that spin side by side could each hold what the other needs."""
+
+
+MAIN = -1
+"""Stands for the main stream among lanes."""
 
 
 class InFlight:
@@ -116,7 +121,8 @@ def make_acts(
         made = [lane_step(instance, table, step) for step in group]  # type: ignore[arg-type]
         enqueues = [enqueue for enqueue in made if enqueue is not None]
         if enqueues:
-            acts.append(OnLane(lane, instance.runtime.chained(enqueues)))
+            chained = instance.runtime.chained(enqueues)
+            acts.append(_credits_on_main(chained) if lane == MAIN else OnLane(lane, chained))
     return acts
 
 
@@ -139,7 +145,9 @@ class OnLane:
 
 
 def _lane(step: st.Step) -> int | None:
-    """The lane that a step is enqueued on; None for one of the main stream, or between streams."""
+    """The lane that a step is enqueued on, or `MAIN` for credits on the main stream; None for what stands by itself."""
+    if isinstance(step, st.Credit):
+        return MAIN if step.lane is None else step.lane
     return None if isinstance(step, (st.Fork, st.Join)) else getattr(step, "lane", None)
 
 
@@ -160,12 +168,10 @@ def _act(instance: BoundPlan, table: LaunchTable | None, opening: Opening, step:
                 out = ends.results.get(step.tensor)
                 place = ends.results_at.get(step.tensor)
                 yield _on_main(summed.bound(runtime, out, place))
+        case st.Library(tensor):
+            yield _library(instance, tensor, ends)
         case st.Join(lane):
             yield _join(runtime, lane)
-        case st.Credit():
-            credit = lane_step(instance, table, step)
-            assert credit is not None
-            yield _credit_on_main(credit)
 
 
 def sum_for(instance: BoundPlan, step: st.Sum, results: Mapping[str, torch.Tensor]) -> Any:
@@ -178,10 +184,10 @@ def _on_main(enqueue: Enqueue) -> Act:
     return lambda now: enqueue(now.main, now.carried)
 
 
-def _credit_on_main(credit: Enqueue) -> Act:
+def _credits_on_main(credits: Enqueue) -> Act:
     def act(now: InFlight) -> None:
         now.read_buffers()
-        credit(now.main)
+        credits(now.main)
 
     return act
 
@@ -200,6 +206,25 @@ def _join(runtime: Any, lane: int) -> Act:
         runtime.join(now.lanes[lane])
 
     return act
+
+
+def _library(instance: BoundPlan, tensor: str, ends: Ends) -> Act:
+    """The collectives of a tensor: what the kernel reads goes into its window, what it made out of there."""
+    assert isinstance(instance, Instance)
+    plan, part, library = instance.direct[tensor], instance.parts[tensor], instance.runtime.collectives
+    window = Boxed(part.tensor, part.window)
+
+    def gathered(now: InFlight) -> None:
+        library(plan, Boxed(ends.given_at[tensor].view(now.carried), part.held), window)
+
+    def scattered(now: InFlight) -> None:
+        out = ends.results_at[tensor].view(now.carried)
+        into = out if out.dtype == part.dtype else torch.empty_like(out, dtype=part.dtype)
+        library(plan, window, Boxed(into, part.held))
+        if into is not out:
+            out.copy_(into)
+
+    return scattered if part.made else gathered
 
 
 def _kernel(now: InFlight) -> None:

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from overlap import settings
+from overlap.chunkplan.plan import CommPlan
 from overlap.errors import OverlapError, RuntimeContractError
 
 from .bound_launch import bound_launch
@@ -28,6 +29,7 @@ from .deadline import Watch, spins_for
 from .device_code import link_options
 from .driver import Calls, Event, Graph, Stream, chain, copy_call, hold_call, length
 from .kernels import compiled, require_room, resident_blocks
+from .library import Boxed, call_all
 from .meeting import Meetings
 from .places import Place
 from .protocol import NONE_LATER
@@ -178,6 +180,9 @@ class CudaRuntime:
         if found is None:
             found = self._streams[handle] = Stream(handle)
         return found
+
+    def collectives(self, plan: CommPlan, source: Boxed, target: Boxed) -> None:
+        call_all(plan, self.group, source, target)
 
     def fork(self, lane: int) -> Stream:
         found = self._lanes.get(lane)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from overlap.backends.ways import machine_of
+from overlap.chunkplan.collectives.direct import handed_over
 from overlap.chunkplan.order import happens_before
 from overlap.chunkplan.plan import CommPlan, OpId
 from overlap.chunkplan.verify import verify_contributions, verify_plan
@@ -21,7 +22,7 @@ from overlap.schedule.machine import Machine, machine_for
 from overlap.schedule.model import AxisTiles, Counter, RankSchedule, TensorRead, TensorWrite
 from overlap.schedule.pushes import pushes
 from overlap.schedule.runs import schedule_rank
-from overlap.schedule.steps import Kernel, launch_steps
+from overlap.schedule.steps import Kernel, launch_steps, with_library
 from overlap.schedule.table import to_words
 from overlap.schedule.verify_steps import verify_steps
 
@@ -34,7 +35,7 @@ from .protocol import Runtime
 from .reach import check_reach, through_network
 from .resolve import Bound
 from .slots import Slots, slots_of
-from .workspace import Memory, counters_of, need_of, plan_for, workspace_of
+from .workspace import Memory, counters_of, need_of, plan_for, plans_for, workspace_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,12 +72,14 @@ class Instance(BoundPlan):
         self.ordered = operator.carriers.ordered(plan)
         self.stored, self.moved = operator.carried(plan)
         """The operations of all ranks that kernels store, as far as tiles make what they send, and that they move."""
+        self.direct = _handed_over(operator, runtime, given)
+        """By tensor, the plan whose collectives a library carries out."""
         for comm in operator.comms:
-            if comm.reduces:
+            if comm.reduces and comm.tensor not in self.direct:
                 verify_contributions(plan, comm.tensor)
         happens = happens_before(plan)
         parts = {
-            comm.tensor: Part(comm, plan, runtime, g, happens, self.stored)
+            comm.tensor: Part(comm, plan, runtime, g, happens, self.stored, comm.tensor in self.direct)
             for comm, g in zip(operator.comms, given, strict=True)
         }
         self.part: Part = parts[operator.tensor]
@@ -85,6 +88,7 @@ class Instance(BoundPlan):
         self._writes = tuple(TensorWrite(w.tensor, w.axes) for w in operator.writes)
         self._schedules: dict[Any, RankSchedule] = {}
         steps = launch_steps(plan, runtime.rank, produced=produced, stores=self.stored, moves=self.moved)
+        steps = with_library(steps, self.direct, produced)
         if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1" and 0 < len(self.moved) < sum(map(len, plan.ops)):
             _refuse_blocking(plan, operator, produced, self)
         shapes = [part.shape for part in parts.values()]
@@ -212,6 +216,23 @@ class Instance(BoundPlan):
     def itemsize(self) -> dict[str, float]:
         """Bytes of an element of each communicated tensor."""
         return {name: part.dtype.itemsize for name, part in self.parts.items()}
+
+
+def _handed_over(operator: Operator, runtime: Runtime, given: Sequence[Given]) -> dict[str, CommPlan]:
+    """By tensor, the plans of collectives.
+
+    Raises:
+        PlanError: one does not keep its promise.
+    """
+    found = {}
+    for comm, plan in zip(operator.comms, plans_for(operator, runtime.world, [g.shape for g in given]), strict=True):
+        if not handed_over(plan):
+            continue
+        verify_plan(plan)
+        if comm.reduces:
+            verify_contributions(plan, comm.tensor)
+        found[comm.tensor] = plan
+    return found
 
 
 def _refuse_blocking(plan: CommPlan, operator: Operator, produced: Sequence[str], instance: Instance) -> None:

@@ -35,7 +35,7 @@ class Given(NamedTuple):
 
 class Part(PlanTensor):
     """One communicated tensor of an instance. ``order`` is settled; ``stored``: operations whose tiles are
-    stored where they go.
+    stored where they go; ``direct``: a library moves it, and the plan no more than the kernel knows.
 
     Raises:
         PlanError: the plan gives ranks other pieces than `torch.chunk`.
@@ -50,6 +50,7 @@ class Part(PlanTensor):
         given: Given,
         happens: HappensBefore,
         stored: Collection[OpId] = (),
+        direct: bool = False,
     ) -> None:
         self.comm = comm
         self.made = comm.produced
@@ -60,7 +61,8 @@ class Part(PlanTensor):
         super().__init__(comm.tensor, plan, runtime, given.dtype, layouts, held)
         self.window: Box = self.layout.window.box
         """What the kernel of this rank sees or makes."""
-        self._check(plan, runtime.rank)
+        if not direct:
+            self._check(plan, runtime.rank)
         self.tensor: Any = None
         """What the kernel of this rank gets for the tensor: gathered, or to be filled."""
 

@@ -21,6 +21,7 @@ import torch
 
 from overlap import settings
 from overlap.chunkplan.build import build_plan
+from overlap.chunkplan.collectives.direct import settled
 from overlap.chunkplan.merge import merge_plans
 from overlap.chunkplan.order import HappensBefore, happens_before
 from overlap.chunkplan.plan import CommPlan, OpId, TensorSpec
@@ -230,11 +231,17 @@ def workspace_of(operator: Owner, runtime: Runtime, dtypes: tuple[torch.dtype, .
 
 
 def plan_for(operator: Operator, world: int, shapes: Sequence[tuple[int, ...]]) -> CommPlan:
-    """The operator's plan for communicated tensors of these global shapes, in the order of its ``comms``."""
+    """The operator's plan for communicated tensors of these global shapes, as its launches see it."""
+    plans = plans_for(operator, world, shapes)
+    return merge_plans([settled(plan, produced=c.produced) for c, plan in zip(operator.comms, plans, strict=True)])
+
+
+def plans_for(operator: Operator, world: int, shapes: Sequence[tuple[int, ...]]) -> list[CommPlan]:
+    """The plan of each communicated tensor, in the order of ``comms``."""
     from overlap.backends import backend
 
     facts = backend(operator.realization.backend)
-    plans = [
+    return [
         build_plan(
             comm.plan,
             world=world,
@@ -248,7 +255,6 @@ def plan_for(operator: Operator, world: int, shapes: Sequence[tuple[int, ...]]) 
         )
         for comm, shape in zip(operator.comms, shapes, strict=True)
     ]
-    return merge_plans(plans)
 
 
 def need_of(

@@ -48,7 +48,7 @@ Dropping any step is a race the simulator must find (tests/sim); `verify_steps` 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from overlap.chunkplan.order import happens_before, name_op
@@ -131,6 +131,13 @@ class Sum:
 
 
 @dataclass(frozen=True)
+class Library:
+    """The collectives of one tensor, by a library, on the main stream: what the kernel reads ahead of it, else behind it."""
+
+    tensor: str
+
+
+@dataclass(frozen=True)
 class Credit:
     """Copies this rank's epoch word into ``done[rank]`` at ``peer``; ``lane`` None means the main stream."""
 
@@ -143,7 +150,7 @@ class Join:
     lane: int
 
 
-Step = Entry | Fork | Await | Hold | Copy | Raise | Kernel | Sum | Credit | Join
+Step = Entry | Fork | Await | Hold | Copy | Raise | Kernel | Sum | Library | Credit | Join
 
 
 def launch_steps(
@@ -205,6 +212,19 @@ def launch_steps(
     if not on_lane:
         steps += [Credit(peer, None) for peer in peers]
     return tuple(steps)
+
+
+def with_library(steps: Sequence[Step], tensors: Collection[str], produced: Collection[str]) -> tuple[Step, ...]:
+    """The steps of a launch with collectives of ``tensors`` by a library.
+
+    Those are kernels, which would starve behind a grid that fills the device and waits for them. So they stand where nothing
+    of the launch waits beside them: behind the entry, ahead of all else, and behind the kernel and the sums.
+    """
+    read = [Library(name) for name in tensors if name not in produced]
+    made = [Library(name) for name in tensors if name in produced]
+    last = max(i for i, step in enumerate(steps) if isinstance(step, Entry | Kernel | Sum))
+    first = next(i for i, step in enumerate(steps) if isinstance(step, Entry))
+    return (*steps[: first + 1], *read, *steps[first + 1 : last + 1], *made, *steps[last + 1 :])
 
 
 def _after_moves(plan: CommPlan, moved: frozenset[OpId]) -> set[OpId]:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from overlap.chunkplan.plan import CommPlan
 from overlap.errors import RuntimeContractError
+from overlap.runtime.library import Boxed
 from overlap.runtime.places import NOTHING, Carried, Place, over_base, without_base
 from overlap.runtime.protocol import NONE_LATER
 from overlap.runtime.reach import far, refuse
@@ -29,6 +31,7 @@ from .engine import (
     wait_operation,
 )
 from .fibres import Condition
+from .library import collective_operation
 from .regions import RegionNames
 
 if TYPE_CHECKING:
@@ -75,6 +78,7 @@ class SimRuntime:
         self._streams: dict[Any, Stream] = {}
         self._events: dict[Any, Event] = {}
         self._meetings = 0
+        self._collectives = 0
 
     def __repr__(self) -> str:
         return f"SimRuntime(rank={self.rank}, world={self.world})"
@@ -200,6 +204,11 @@ class SimRuntime:
         if name not in self._streams:
             self._streams[name] = Stream(self._world, self.rank, name)
         return self._streams[name]
+
+    def collectives(self, plan: CommPlan, source: Boxed, target: Boxed) -> None:
+        self._step()
+        number, self._collectives = self._collectives, self._collectives + 1
+        self._main.enqueue(collective_operation(self._world, self.rank, number, plan, source, target), self.host)
 
     def fork(self, lane: int) -> Stream:
         side = self._stream(f"lane {lane}")

@@ -79,6 +79,8 @@ class World:
         self.devices = [Device(self, rank, sms) for rank in range(world)]
         self.events_changed = Condition(self.scheduler)
         self.meetings: dict[int, Any] = {}
+        self.library: dict[int, Any] = {}
+        """Calls of the communication library, by number."""
         self.runtimes = [SimRuntime(self, rank) for rank in range(world)]
         self.groups = [SimGroup(runtime) for runtime in self.runtimes]
 

@@ -15,6 +15,7 @@ from test_mutations import faults as faults_of
 from test_proof_matrix import pairwise
 
 from overlap.annotate.source import SourceUnit
+from overlap.chunkplan.collectives.text import direct_text
 from overlap.errors import UnsupportedError, UsageError
 from overlap.pipeline import Request, compile_source
 from overlap.runtime import instance as instances
@@ -99,6 +100,78 @@ def test_inputs_moved_and_results_stored_by_one_kernel(generated, gather, backen
     assert "ol.moving(ol_moves)" in text and 'ours=("ol_table", "ol_state", "ol_slots", "ol_moves")' in text
     report = check_module(path, world=3, shape={**SHAPE, "K": 48}, dtype="fp16", seeds=[0], launches=2)
     assert report.ok, str(report)
+
+
+LIBRARY = {
+    "gather": ("all_gather_1d", "a[M]"),
+    "inside": ("all_gather_1d", "a[K]"),
+    "exchange": ("all_to_all_1d", "a[K:M]"),
+    "scatter": ("reduce_scatter_1d", "c[N]"),
+    "reduce": ("all_reduce_two_shot", "c[]"),
+    "exchanged": ("all_to_all_1d", "c[M:N]"),
+}
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_collectives_by_a_library(generated, name):
+    path = generated(LIBRARY[name], backend="collective")
+    assert "collective: " in open(path).read()
+    for world, rows in ((3, 100), (2, 1)):
+        report = check_module(
+            path, world=world, shape={"M": rows, "N": 40, "K": 48}, dtype="fp16", seeds=[0], launches=2
+        )
+        assert report.ok, str(report)
+
+
+GATHERED = direct_text("all_gather")
+SUMMED = direct_text("reduce_scatter")
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [((GATHERED, "a[M]"), (RESULTS["scatter"], "c[M]")), ((GATHERS["ring"], "a[M]"), (SUMMED, "c[N]"))],
+)
+def test_a_library_beside_other_backends(generated, pairs):
+    report = check_module(generated(*pairs), world=3, shape={**SHAPE, "K": 48}, dtype="fp16", seeds=[0], launches=2)
+    assert report.ok, str(report)
+
+
+def _moved(kind, to):
+    """A step filter that puts the steps of a kind in another place."""
+
+    def mutate(rank, steps):
+        left = [s for s in steps if not isinstance(s, kind)]
+        at = to(left)
+        return tuple([*left[:at], *(s for s in steps if isinstance(s, kind)), *left[at:]])
+
+    return mutate
+
+
+def test_collectives_on_the_wrong_side_of_the_kernel(generated):
+    """A kernel that reads what has not come, and a sum of what has not been made."""
+    gather, scatter = (
+        generated(LIBRARY["gather"], backend="collective"),
+        generated(LIBRARY["scatter"], backend="collective"),
+    )
+    assert "ok" not in faults(gather, mutate_steps=_moved(st.Library, len))
+    assert "ok" not in faults(scatter, mutate_steps=_moved(st.Library, lambda steps: 1))
+    assert "ok" not in faults(gather, mutate_steps=without(st.Library))
+
+
+@pytest.mark.parametrize(
+    ("ops", "why"),
+    [
+        ("  - {collective: all_gather, chunk: shard(rank), into: whole, backend: copy_engine}\n", "names copy_engine"),
+        (
+            "  - {collective: all_gather, chunk: shard(rank), into: whole}\n"
+            "  - {collective: all_gather, chunk: shard(rank), into: whole, depends: [[rank, 0]]}\n",
+            "comes behind another collective",
+        ),
+    ],
+)
+def test_collectives_that_are_not_handed_over(generated, ops, why):
+    with pytest.raises(UnsupportedError, match=why):
+        generated((f"plan: odd\nbefore: shard(rank)\nafter: whole\nops:\n{ops}", "a[M]"))
 
 
 def faults(path, **options):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from overlap.api.collectives import gather_single, reduce_scatter_single
+from overlap.runtime.collectives import gather_single, reduce_scatter_single
 from overlap.chunkplan.region import shard_interval
 
 GATHERS = (

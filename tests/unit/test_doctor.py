@@ -159,7 +159,7 @@ def test_the_table_of_what_backends_can_do():
     assert found.abilities == (capabilities.HEADINGS, *capabilities.rows())
     text = doctor.as_text(found)
     shown = text[text.index("what backends can do") : text.index("backends here")].splitlines()
-    assert [line.split()[0] for line in shown[1:] if line] == ["backend", *backends, "serial"]
+    assert [line.split()[0] for line in shown[1:] if line] == ["backend", *backends, "collective", "serial"]
 
 
 def test_no_c_compiler(monkeypatch):

@@ -16,6 +16,7 @@ from ..document import nearest
 from ..dump import dump_plan
 from ..library import find_template
 from ..links import Links
+from ..reduction import Reduction
 from .lower import check_path, lower_collective, network_of
 from .step import PROMISES, CollectiveStep, Kind
 from .templated import chosen
@@ -72,17 +73,26 @@ def collective_text(
         name, _ = chosen(step, network_of(step, links), direction, template)
         return find_template(name)
     if path == "direct":
-        return f"{step.kind}_direct", _direct_text(step)
+        return f"{step.kind}_direct", direct_text(step.kind, step.world, step.reduction)
     plan = lower_collective(step, path=path, links=links, direction=direction)
     # Where its ranks stand decides what is far, and with it in which order chunks are used.
     return plan.name, dump_plan(plan if step.ranks else replace(plan, mesh=step.mesh))
 
 
-def _direct_text(step: CollectiveStep) -> str:
-    given, left = _DIRECT[step.kind]
-    ranks = ", ".join(map(str, range(step.world)))
-    lines = [f"plan: {step.kind}_direct", f"world: {step.world}", f"before: {given}", f"after: {left}", "ops:"]
-    lines += [f"  - collective: {step.kind}", f"    chunk: {given}", f"    into: {left}", f"    ranks: [{ranks}]"]
-    if step.reduces:
-        lines.append(f"    reduce: {{op: {step.reduction.op}, accumulate: {step.reduction.accumulate}}}")
+def direct_text(kind: Kind, world: int | None = None, reduction: Reduction | None = None) -> str:
+    """A collective as a plan of one operation, over all ranks of a world, or of any.
+
+    Args:
+        reduction: of summands, a sum in fp32 where none is given.
+    """
+    given, left = _DIRECT[kind]
+    lines = [f"plan: {kind}_direct", f"before: {given}", f"after: {left}", "ops:"]
+    if world is not None:
+        lines.insert(1, f"world: {world}")
+    lines += [f"  - collective: {kind}", f"    chunk: {given}", f"    into: {left}"]
+    if world is not None:
+        lines.append(f"    ranks: [{', '.join(map(str, range(world)))}]")
+    if kind in ("reduce_scatter", "all_reduce"):
+        reduction = reduction or Reduction()
+        lines.append(f"    reduce: {{op: {reduction.op}, accumulate: {reduction.accumulate}}}")
     return "\n".join(lines) + "\n"
