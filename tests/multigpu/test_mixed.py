@@ -6,6 +6,7 @@ import torch.distributed as dist
 
 import overlap
 from overlap.annotate.source import SourceUnit
+from overlap.chunkplan.collectives.text import direct_text
 from overlap.codegen.module_io import load_module
 from overlap.ops import a2a_gemm, ag_gemm, ag_gemm_k, gemm_a2a, gemm_ar, gemm_rs, last_plan
 from overlap.pipeline import Request, compile_source
@@ -92,6 +93,11 @@ def test_a_persistent_grid_that_fills_the_device(mixed, group, way):
 def test_inputs_moved_and_results_stored_by_one_kernel(mixed, group):
     """A is gathered along M, every rank multiplies by a B of its own, and the products are added up."""
     module = mixed((plans.gather(MOVED, MOVED), "a[M]"), (plans.all_reduce(STORED, STORED), "c[]"))
+    sum_of_products(module, group)
+
+
+def sum_of_products(module, group):
+    """Checks a module that gathers A along M and adds the ranks' products up."""
     rank, (m, n, k) = dist.get_rank(group), (1000, 136, 96)
     rows = Product(group, m, n, k, torch.bfloat16)
     for seed in range(5):
@@ -122,6 +128,68 @@ def test_in_a_graph(mixed, group, way):
     check(group)
 
 
+LIBRARY = {
+    "gather": ("all_gather_1d", "a[M]"),
+    "gather columns": ("all_gather_1d", "b[N]"),
+    "inside": ("all_gather_1d", "a[K]"),
+    "exchange": ("all_to_all_1d", "a[K:M]"),
+    "scatter": ("reduce_scatter_1d", "c[M]"),
+    "scatter columns": ("reduce_scatter_1d", "c[N]"),
+    "reduce": ("all_reduce_two_shot", "c[]"),
+    "exchanged": ("all_to_all_1d", "c[M:N]"),
+}
+
+
+def rounded_by_the_library(product):
+    """The library rounds sums at every hop, and copies nothing but bytes otherwise."""
+    whole = product.wanted
+
+    def wanted(seed):
+        exact, magnitude = whole(seed)
+        return exact, magnitude * (dist.get_world_size(product.group) if product.on[0] == "c" else 1)
+
+    product.wanted = wanted
+    return product
+
+
+@pytest.mark.parametrize("way", LIBRARY)
+def test_collectives_by_a_library(generated, group, way):
+    module = generated("templates/kernels/grouped_gemm.py", *LIBRARY[way], "collective")
+    for dtype in (torch.bfloat16, torch.float32):
+        for shape in SHAPES:
+            product = rounded_by_the_library(Product(group, *shape, dtype, on=LIBRARY[way][1]))
+            for seed in range(3):
+                delay(seed, product.rank)
+                product.check(module, seed)
+    check(group)
+
+
+@pytest.mark.parametrize("way", ["gather", "scatter"])
+def test_a_persistent_grid_behind_and_ahead_of_a_library(generated, group, way):
+    """Kernels of the library would starve beside it."""
+    module = generated("templates/kernels/persistent_gemm.py", *LIBRARY[way], "collective")
+    product = rounded_by_the_library(Product(group, 4096, 4096, 512, torch.bfloat16, on=LIBRARY[way][1]))
+    for seed in range(20):
+        delay(seed, product.rank)
+        product.check(module, seed)
+    check(group)
+
+
+def test_a_library_beside_copies(mixed, group):
+    """A is gathered by the library, the products are added up by copies of one launch."""
+    module = mixed((direct_text("all_gather"), "a[M]"), (plans.all_reduce(COPIED, STORED), "c[]"))
+    sum_of_products(module, group)
+
+
+@pytest.mark.parametrize("op", [ag_gemm, ag_gemm_k, gemm_rs, gemm_ar, a2a_gemm, gemm_a2a])
+def test_every_operator_by_a_library(group, monkeypatch, tmp_path_factory, op):
+    monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "modules"))
+    for _ in range(3):
+        got, exact, magnitude = operate(op, group, dist.get_rank(group), "collective")
+        near(got, exact, WORLD * magnitude, op.__name__)
+    assert last_plan(op.__name__).backend == "collective", last_plan(op.__name__)
+
+
 def random(shape, seed, dtype=torch.bfloat16):
     return torch.randn(shape, device="cuda", generator=torch.Generator("cuda").manual_seed(seed)).to(dtype)
 
@@ -135,8 +203,8 @@ def near(got, wanted, magnitude, what):
 M, N, K = 2048, 512, 1024
 
 
-def operate(op, group, rank):
-    """An operator by ``auto``: its result, what it should be, and the sizes of what was rounded on the way."""
+def operate(op, group, rank, backend="auto"):
+    """An operator's result, what it should be, and the sizes of what was rounded on the way."""
     xs = [random((M, K), 100 + r) for r in range(WORLD)]
     ws = [random((K, N), 200 + r) for r in range(WORLD)]
     products = [x.float() @ w.float() for x, w in zip(xs, ws, strict=True)]
@@ -144,23 +212,23 @@ def operate(op, group, rank):
     low, high = rank * (M // WORLD), (rank + 1) * (M // WORLD)
     if op is ag_gemm:
         whole = xs[0].float() @ ws[rank].float()
-        return ag_gemm(xs[0][low:high].clone(), ws[rank], group=group, backend="auto"), whole, whole.abs()
+        return ag_gemm(xs[0][low:high].clone(), ws[rank], group=group, backend=backend), whole, whole.abs()
     if op is ag_gemm_k:
         part = K // WORLD
         whole = xs[0].float() @ ws[rank].float()
         held = xs[0][:, rank * part : (rank + 1) * part].contiguous()
-        return ag_gemm_k(held, ws[rank], group=group, backend="auto"), whole, whole.abs()
+        return ag_gemm_k(held, ws[rank], group=group, backend=backend), whole, whole.abs()
     if op is gemm_rs:
-        return gemm_rs(xs[rank], ws[rank], group=group, backend="auto"), total[low:high], sizes[low:high]
+        return gemm_rs(xs[rank], ws[rank], group=group, backend=backend), total[low:high], sizes[low:high]
     if op is gemm_ar:
-        return gemm_ar(xs[rank], ws[rank], group=group, backend="auto"), total, sizes
+        return gemm_ar(xs[rank], ws[rank], group=group, backend=backend), total, sizes
     if op is a2a_gemm:
         part = K // WORLD
         held = xs[0][:, rank * part : (rank + 1) * part].contiguous()
         wanted = (xs[0].float() @ ws[0].float())[low:high]
-        return a2a_gemm(held, ws[0], group=group, backend="auto"), wanted, wanted.abs()
+        return a2a_gemm(held, ws[0], group=group, backend=backend), wanted, wanted.abs()
     wanted = (xs[0].float() @ ws[0].float())[:, rank * (N // WORLD) : (rank + 1) * (N // WORLD)]
-    return gemm_a2a(xs[0][low:high].clone(), ws[0], group=group, backend="auto"), wanted, wanted.abs()
+    return gemm_a2a(xs[0][low:high].clone(), ws[0], group=group, backend=backend), wanted, wanted.abs()
 
 
 @pytest.mark.parametrize("machine", ["", "h100-nvlink"])
