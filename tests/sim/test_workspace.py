@@ -8,8 +8,8 @@ import torch
 from overlap.chunkplan.region import shard_interval
 from overlap.codegen.module_io import load_module
 from overlap.errors import RuntimeContractError, UsageError
+from overlap.runtime import acts as acts_layer
 from overlap.runtime import instance as instance_layer
-from overlap.runtime import launch as launch_layer
 from overlap.runtime import workspace as workspace_layer
 from overlap.runtime.workspace import check, release, reserve, workspaces
 from overlap.schedule.steps import Copy
@@ -214,7 +214,7 @@ def test_a_rank_that_raises_in_a_first_call_tells_the_others(module):
 
 
 def test_a_launch_that_raises_half_way_poisons_its_workspace(module, monkeypatch):
-    prepared, failing = launch_layer.lane_step, set()
+    prepared, failing = acts_layer.lane_step, set()
 
     def sometimes(instance, table, step):
         enqueue = prepared(instance, table, step)
@@ -226,7 +226,7 @@ def test_a_launch_that_raises_half_way_poisons_its_workspace(module, monkeypatch
 
         return guarded if isinstance(step, Copy) else enqueue
 
-    monkeypatch.setattr(launch_layer, "lane_step", sometimes)
+    monkeypatch.setattr(acts_layer, "lane_step", sometimes)
 
     def body(group):
         results = calls(module, group, 70)
