@@ -64,8 +64,7 @@ def run(module: cst.Module, context: Context) -> cst.Module:
         ]
     )
     (before,) = statements(f"{late} = {names.language}.no_run({names.local('table')})\n")
-    (kept,) = statements(f"{late} = 0\n")
-    kept = kept.deep_replace(kept.body[0].value, run)  # type: ignore[attr-defined]
+    (kept,) = statements(f"{late} = {cst.Module([]).code_for_node(run)}\n")
     behind = again.with_changes(leading_lines=[comment("Count the last tile.")])
     block = search.block.with_changes(body=[*body[:start], inside, *body[start:at], kept, *body[at + 1 :]])
     loop = search.loop.deep_replace(search.block, block)
