@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 from overlap import settings
@@ -105,12 +106,19 @@ class BoundPlan(ABC):
 
     def by_network(self, op_id: OpId) -> bool:
         """Whether NVSHMEM carries an operation of this rank: one between nodes."""
-        return far(self.runtime, self._other(op_id))
+        other = self._other(op_id)
+        return other is not None and far(self.runtime, other)
 
-    def _other(self, op_id: OpId) -> int:
-        """The other rank of an operation of this one."""
+    @cached_property
+    def networked(self) -> bool:
+        """Whether NVSHMEM carries any operation of this rank."""
+        return any(self.by_network((self.runtime.rank, index)) for index in range(len(self.plan.ops[self.runtime.rank])))
+
+    def _other(self, op_id: OpId) -> int | None:
+        """The other rank of an operation of this one; None of a collective."""
         op = self.plan.op(op_id)
-        assert isinstance(op, P2P)
+        if not isinstance(op, P2P):
+            return None
         return op.dst_rank if op.src_rank == self.runtime.rank else op.src_rank
 
     @contextmanager

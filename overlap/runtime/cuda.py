@@ -255,6 +255,8 @@ class CudaRuntime:
     def launch(
         self, kernel: Any, grid: tuple[int, int, int], args: tuple[Any, ...], kwargs: dict[str, Any], stream: Any
     ) -> None:
+        if "extern_libs" in kwargs and not args:
+            compiled(kernel, grid, kwargs)  # which Triton's launch would compile as well, without a word to NVSHMEM
         with scratch():
             if stream.cuda_stream == self.main_stream().cuda_stream:
                 kernel[grid](*args, **kwargs)

@@ -32,6 +32,11 @@ def link_options() -> dict[str, Any]:
     Raises:
         RuntimeContractError: its bitcode is not here.
     """
+    return dict(_options(os.environ.get("NVSHMEM_HOME", "")))
+
+
+@cache
+def _options(home: str) -> dict[str, Any]:
     path = find_library()
     if path is None:
         raise RuntimeContractError(

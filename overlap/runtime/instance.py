@@ -111,8 +111,8 @@ class Instance(BoundPlan):
 
     def by_network(self, op_id: OpId) -> bool:
         """Whether NVSHMEM carries an operation of this rank: its backend does, and does not reach the other rank by pointer."""
-        carrier = self.operator.carriers.backend_of(self.plan.op(op_id))
-        return carrier.far and through_network(self.runtime, self._other(op_id))
+        carrier, other = self.operator.carriers.backend_of(self.plan.op(op_id)), self._other(op_id)
+        return other is not None and carrier.far and through_network(self.runtime, other)
 
     @property
     def title(self) -> str:

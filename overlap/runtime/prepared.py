@@ -100,7 +100,9 @@ def _sum(instance: BoundPlan, step: st.Sum, out: torch.Tensor) -> SumLaunch | No
         [addition(piece, part.layout, slots, runtime.world, part.held, strides) for piece in pieces],
         part.dtype.itemsize,
     )
-    programs = max(1, min(SUM_PROGRAMS * runtime.sm_count, table.blocks))
+    # What a sum waits for may be carried by kernels, of this rank and of others: half of the multiprocessors is theirs.
+    most = max(1, runtime.sm_count // 2) if instance.networked else SUM_PROGRAMS * runtime.sm_count
+    programs = max(1, min(most, table.blocks))
     arguments = {
         "data": part.data,
         # A sum that a later operation sends on writes no result, but the kernel takes an address.

@@ -132,6 +132,13 @@ def test_two_levels_in_one_launch(generated, nodes, mesh, plan, on):
     assert report.ok, str(report)
 
 
+def test_sums_leave_room_for_the_kernels_that_they_wait_for(generated, nodes):
+    nodes(1)
+    path, shape = generated(plan="all_reduce_two_shot", on="c[]"), {"M": 256, "N": 128, "K": 8}
+    report = check_module(path, world=2, shape=shape, dtype="fp16", seeds=[0, 1], launches=1, sms=2)
+    assert report.ok, str(report)
+
+
 @pytest.mark.parametrize(
     ("mesh", "name"), [("2x2", "all_reduce_2d"), ("2x4", "all_gather_2d"), ("3x2", "reduce_scatter_2d")]
 )
