@@ -128,10 +128,29 @@ SETTINGS: dict[str, Setting] = {
             "Folder of modules made by `overlap.compile`, and of device code; unset: in the user's cache folder.",
         ),
         Setting(
+            "lock",
+            Path,
+            None,
+            "File of pinned realizations; unset: the first `overlap.lock` in the working directory and above.",
+        ),
+        Setting(
+            "tuned",
+            bool,
+            True,
+            "Whether calls that name neither backend nor split take what is pinned, tuned or shipped for their problem.",
+        ),
+        Setting(
             "serial_below_bytes",
             int,
             12 << 20,
             "Communicated tensors smaller than this go through a plain collective, which is faster then.",
+            minimum=0,
+        ),
+        Setting(
+            "strided_row_bytes",
+            int,
+            256,
+            "Strided chunks with narrower rows go by a realization's `strided` backend, if it has one.",
             minimum=0,
         ),
         Setting(

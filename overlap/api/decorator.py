@@ -25,7 +25,7 @@ from .compiled import CompiledKernel, KernelSource
 from .fallback import KNOWN, check_backend
 from .made import Made
 
-_KEYS = ("split", "comm_sms", "num_warps", "num_stages", "machine")
+_KEYS = ("split", "comm_sms", "num_warps", "num_stages", "machine", "strided")
 
 
 def compile(
@@ -68,7 +68,7 @@ def compile(
     if realization is not None:
         backend = backend or realization.backend
         values = {key: getattr(realization, key) for key in _KEYS}
-        options = {key: str(v) for key, v in values.items() if v is not None and (key != "comm_sms" or v)}
+        options = {key: str(v) for key, v in values.items() if v is not None and (v or key == "split")}
         options.update({name: str(v) for name, v in realization.meta})
     options.update({key: str(value) for key, value in keys.items()})
     if path is None and (links is not None or sizes is not None):

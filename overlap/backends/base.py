@@ -52,7 +52,8 @@ class Realization:
     (0: the backend's own choice, an eighth of the device's where it takes any).
     ``num_warps`` / ``num_stages``: override the kernel launch's own. ``meta``: overrides of constexpr arguments, such as block
     sizes, as (name, value) pairs. ``machine``: whose times decide in which order chunks are used, by name or .yaml file; the
-    setting ``machine`` where it is None.
+    setting ``machine`` where it is None. ``strided``: the backend of strided chunks with rows of fewer bytes than the setting
+    ``strided_row_bytes``, where ``backend`` is the copy engine; empty: as all others.
     """
 
     backend: str = "copy_engine"
@@ -62,12 +63,13 @@ class Realization:
     num_stages: int | None = None
     meta: tuple[tuple[str, int], ...] = ()
     machine: str | None = None
+    strided: str = ""
 
     def __repr__(self) -> str:
         shown = [f"backend={self.backend!r}"]
         shown += [
             f"{k}={getattr(self, k)!r}"
-            for k in ("split", "comm_sms", "num_warps", "num_stages", "meta", "machine")
+            for k in ("split", "comm_sms", "num_warps", "num_stages", "meta", "machine", "strided")
             if getattr(self, k) != type(self).__dataclass_fields__[k].default
         ]
         return f"Realization({', '.join(shown)})"
@@ -82,11 +84,13 @@ class Realization:
         """
         result = self
         for key, text in settings.items():
-            number = _integer(key, text) if key not in ("backend", "machine") else None
+            number = _integer(key, text) if key not in ("backend", "machine", "strided") else None
             if key == "backend":
                 result = replace(result, backend=text)
             elif key == "machine":
                 result = replace(result, machine=text)
+            elif key == "strided":
+                result = replace(result, strided=text)
             elif key == "meta":
                 raise UsageError("set constexpr arguments by their own names", help="--set BLOCK_M=64")
             elif key in type(self).__dataclass_fields__:

@@ -46,11 +46,11 @@ class Carriers:
     storing: str | None = None
 
     @classmethod
-    def of(cls, chosen: str, plans: Iterable[tuple[str, bool]]) -> Carriers:
+    def of(cls, chosen: str, plans: Iterable[tuple[str, bool]], strided: str = "") -> Carriers:
         """The carriers of a kernel.
 
         Args:
-            chosen: the call's backend.
+            chosen: the call's backend; ``strided``: that of small strided chunks, if there is another.
             plans: the text of each communicated tensor's plan, and whether the kernel makes the tensor.
 
         Raises:
@@ -60,7 +60,11 @@ class Carriers:
         """
         found: dict[Form, str] = {}
         for text, produced in plans:
-            for name in sorted(chosen if n is None else n for n in named_backends(text)):
+            named = named_backends(text)
+            names_here = {chosen if n is None else n for n in named}
+            if strided and None in named and moves_strided(chosen, strided, produced):
+                names_here.add(strided)
+            for name in sorted(names_here):
                 form = form_of(backend(name) if name == chosen else _named(name), produced)
                 other = found.setdefault(form, name)
                 if form != "lanes" and other != name:
@@ -128,6 +132,16 @@ class Carriers:
 
     def __str__(self) -> str:
         return "+".join(dict.fromkeys(name for name in (self.chosen, self.moving, self.storing) if name))
+
+
+def moves_strided(chosen: str, strided: str, produced: bool) -> bool:
+    """Whether small strided chunks of a tensor go by ``strided`` instead of the call's backend.
+
+    Raises:
+        UsageError: there is no such backend.
+    """
+    found = _named(strided)
+    return form_of(backend(chosen), produced) == "lanes" and ("result" if produced else "input") in found.moves
 
 
 def _named(name: str) -> Backend:

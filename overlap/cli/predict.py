@@ -128,8 +128,10 @@ def command(
             )
         need = Need(op, moves="result" if operator.produced else "input")
         ways, refused = able_ways(need, programs=comm_sms)
-        chosen = {"world": ranks, "sizes": shape, "machine": on_machine, "dtype": dtype, "split": split, "plan": plan}
-        candidates = [*operator_candidates(op, ways, **chosen), *refused]
+        all_of_them = operator_candidates(
+            op, ways, world=ranks, sizes=shape, machine=on_machine, dtype=dtype, split=split, plan=plan
+        )
+        candidates = [*all_of_them, *refused]
         sizes_said = ", ".join(f"{axis}={size}" for axis, size in shape.items())
         click.echo(f"{op} on {ranks} ranks of {on_machine.name}, {sizes_said}")
         click.echo("\n".join(f"  {candidate}" for candidate in listed(candidates)))

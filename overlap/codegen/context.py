@@ -148,7 +148,8 @@ class Context:
     def carriers(self) -> Carriers:
         """Who carries out which operations of the plans."""
         pairs = zip(self.ons, self.plans, strict=True)
-        return Carriers.of(self.realization.backend, [(plan.text, on.produced) for on, plan in pairs])
+        how = self.realization
+        return Carriers.of(how.backend, [(plan.text, on.produced) for on, plan in pairs], how.strided)
 
     @property
     def pushing(self) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from overlap import settings
 from overlap.annotate.model import Axis, ProgramModel
 from overlap.annotate.on import OnSpec
 from overlap.backends import backend as find_backend
 from overlap.backends import backends
 from overlap.backends.base import Realization
 from overlap.backends.capabilities import Need, require
-from overlap.backends.carriers import Carriers
+from overlap.backends.carriers import Carriers, moves_strided
 from overlap.backends.ways import machine_of
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.collectives.direct import settled
@@ -33,6 +34,7 @@ from overlap.schedule.model import AxisTiles, RankSchedule, TensorRead, TensorWr
 from overlap.schedule.pushes import pushes
 from overlap.schedule.runs import schedule_all
 from overlap.schedule.steps import Kernel, launch_steps
+from overlap.schedule.strided import narrow_by
 from overlap.schedule.verify import flatten_safe, verify_schedule
 from overlap.schedule.verify_steps import verify_steps
 
@@ -121,7 +123,13 @@ def plan_for(
     check_kind(plan, on)
     if on.reduces:
         verify_contributions(plan, on.tensor)
-    return settled(plan, produced=on.produced)
+    plan = settled(plan, produced=on.produced)
+    if realization.strided and moves_strided(realization.backend, realization.strided, on.produced):
+        # Memory orders and dtypes are known to a call; the same is proven of its plan then.
+        limit, rows = settings.get("strided_row_bytes"), tuple(range(len(shape)))
+        chosen = realization.strided
+        return narrow_by(plan, on.tensor, chosen, order=rows, itemsize=2, limit=limit, produced=on.produced)
+    return plan
 
 
 def check_backend(ons: Sequence[OnSpec], plans: Sequence[PlanText], realization: Realization) -> Carriers:
@@ -145,7 +153,8 @@ def check_backend(ons: Sequence[OnSpec], plans: Sequence[PlanText], realization:
 
 def carriers_of(ons: Sequence[OnSpec], plans: Sequence[PlanText], realization: Realization) -> Carriers:
     """Who carries out which operations of the plans."""
-    return Carriers.of(realization.backend, [(text.text, on.produced) for on, text in zip(ons, plans, strict=True)])
+    pairs = [(text.text, on.produced) for on, text in zip(ons, plans, strict=True)]
+    return Carriers.of(realization.backend, pairs, realization.strided)
 
 
 def plan_launch(

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from overlap import settings
+from overlap.backends.carriers import moves_strided
 from overlap.backends.ways import machine_of
 from overlap.chunkplan.collectives.direct import handed_over
 from overlap.chunkplan.order import happens_before
@@ -23,6 +25,7 @@ from overlap.schedule.model import AxisTiles, Counter, RankSchedule, TensorRead,
 from overlap.schedule.pushes import pushes
 from overlap.schedule.runs import schedule_rank
 from overlap.schedule.steps import Kernel, launch_steps, with_library
+from overlap.schedule.strided import narrow_by
 from overlap.schedule.table import to_words
 from overlap.schedule.verify_steps import verify_steps
 
@@ -66,7 +69,7 @@ class Instance(BoundPlan):
 
     def __init__(self, operator: Operator, runtime: Runtime, given: Sequence[Given]) -> None:
         self.operator = operator
-        plan = plan_for(operator, runtime.world, [g.shape for g in given])
+        plan = _narrowed(operator, plan_for(operator, runtime.world, [g.shape for g in given]), given)
         verify_plan(plan)
         check_reach(plan, runtime, operator.carriers.backend_of)
         self.ordered = operator.carriers.ordered(plan)
@@ -218,6 +221,19 @@ class Instance(BoundPlan):
         return {name: part.dtype.itemsize for name, part in self.parts.items()}
 
 
+def _narrowed(operator: Operator, plan: CommPlan, given: Sequence[Given]) -> CommPlan:
+    """The plan with small strided chunks by the realization's backend for them, if it has one."""
+    how = operator.realization
+    for comm, each in zip(operator.comms, given, strict=True):
+        if how.strided and moves_strided(how.backend, how.strided, comm.produced):
+            order = each.order or tuple(range(len(each.shape)))
+            limit, size = settings.get("strided_row_bytes"), each.dtype.itemsize
+            plan = narrow_by(
+                plan, comm.tensor, how.strided, order=order, itemsize=size, limit=limit, produced=comm.produced
+            )
+    return plan
+
+
 def _handed_over(operator: Operator, runtime: Runtime, given: Sequence[Given]) -> dict[str, CommPlan]:
     """By tensor, the plans of collectives.
 
@@ -307,6 +323,7 @@ def instance_for(operator: Operator, runtime: Runtime, given: tuple[Given, ...])
             "plan hash": hashlib.sha256(plans.encode()).hexdigest()[:16],
             "realization": repr(operator.realization),
             "machine": _machine_in_words(operator, runtime.world),
+            "strided_row_bytes": settings.get("strided_row_bytes") if operator.realization.strided else 0,
             "communicated": operator.on,
         }
         told = runtime.agree(first_call(operator), (orders, facts))

@@ -217,7 +217,8 @@ class Operator:
     @cached_property
     def carriers(self) -> Carriers:
         """Who carries out which operations of its plans."""
-        return Carriers.of(self.realization.backend, [(comm.plan, comm.produced) for comm in self.comms])
+        how = self.realization
+        return Carriers.of(how.backend, [(comm.plan, comm.produced) for comm in self.comms], how.strided)
 
     def carried(self, plan: CommPlan) -> tuple[frozenset[OpId], frozenset[OpId]]:
         """The operations of all ranks that kernels store, as far as tiles make what they send, and those that they move."""

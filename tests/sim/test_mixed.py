@@ -52,8 +52,8 @@ def generated(tmp_path_factory, repo):
     folder = tmp_path_factory.mktemp("generated")
     made: dict = {}
 
-    def make(*pairs, split: int = 1, backend: str | None = None, kernel: str = "grouped_gemm") -> str:
-        key = (pairs, split, backend, kernel)
+    def make(*pairs, split: int = 1, backend: str | None = None, kernel: str = "grouped_gemm", settings=()) -> str:
+        key = (pairs, split, backend, kernel, settings)
         if key not in made:
             number = len(made)
             texts = [text for text, _ in pairs]
@@ -65,9 +65,9 @@ def generated(tmp_path_factory, repo):
                     (folder / name).write_text(text)
             unit = SourceUnit.from_file(repo / "templates" / "kernels" / f"{kernel}.py")
             path = folder / f"module_{number}.py"
-            settings = {"split": str(split)} if split > 1 else {}
+            given = {**({"split": str(split)} if split > 1 else {}), **dict(settings)}
             ons = [on for _, on in pairs]
-            request = Request(unit, plan=names, on=ons, backend=backend, settings=settings, output=str(path))
+            request = Request(unit, plan=names, on=ons, backend=backend, settings=given, output=str(path))
             path.write_text(compile_source(request).module.text)
             made[key] = str(path)
         return made[key]
@@ -308,3 +308,37 @@ def test_what_cannot_be_mixed_is_refused(generated, text, on, backend, error, wh
         return
     with pytest.raises(error, match=why):
         generated((text, on), backend=backend)
+
+
+STRIDED = [
+    ("all_gather_1d", "b[N]", MOVED, "ol.moving(ol_moves)"),
+    ("reduce_scatter_1d", "c[N]", STORED, "ol.pushed("),
+    ("all_gather_1d", "a[M]", MOVED, "ol.moving(ol_moves)"),
+]
+
+
+@pytest.mark.parametrize(("plan", "on", "backend", "word"), STRIDED)
+def test_small_strided_chunks_by_another_backend(generated, monkeypatch, plan, on, backend, word):
+    """Rows of 20 fp16 columns on two ranks: 40 bytes; a shard of rows is one piece."""
+    path = generated((plan, on), settings=(("strided", backend),))
+    assert word in open(path).read()
+    made = []
+    whole = st.launch_steps
+
+    def counted(plan, rank, **how):
+        steps = whole(plan, rank, **how)
+        made.append((sum(isinstance(s, st.Copy) for s in steps), how["moves"] or how["stores"]))
+        return steps
+
+    monkeypatch.setattr(instances, "launch_steps", counted)
+    for limit, narrow in ((41, on[2:] == "N]"), (40, False)):
+        monkeypatch.setenv("OVERLAP_STRIDED_ROW_BYTES", str(limit))
+        made.clear()
+        report = check_module(path, world=2, shape={"M": 66, "N": 40, "K": 24}, dtype="fp16", seeds=[0], launches=2)
+        assert report.ok, str(report)
+        assert [bool(copies) for copies, _ in made] == [not narrow] * len(made) and made
+
+
+def test_a_backend_of_strided_chunks_that_there_is_not(generated):
+    with pytest.raises(UsageError, match="unknown backend 'ldst_reservd'"):
+        generated(("all_gather_1d", "b[N]"), settings=(("strided", "ldst_reservd"),))
