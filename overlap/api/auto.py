@@ -39,6 +39,7 @@ class Problem:
         plan, split: of the call.
         programs: that the caller wants to move chunks; 0: any number.
         lacking: why a backend, by its name, cannot serve the call; nothing where it can. No part of what is compared.
+        open: the caller names none of backend, plan, split and programs, so that what was tuned counts (`tuned`).
     """
 
     op: str
@@ -50,6 +51,7 @@ class Problem:
     split: int = 1
     programs: int = 0
     lacking: Callable[[str], str] = field(default=lambda name: "", compare=False, repr=False)
+    open: bool = False
 
     @property
     def produced(self) -> bool:

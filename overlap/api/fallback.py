@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from overlap import settings
+from overlap.autotune.config import Config
 from overlap.backends.capabilities import Need, check_named, names
 from overlap.errors import UsageError
 
@@ -35,7 +36,8 @@ class Choice:
     """The backend of a call. ``forced``: nothing else would have been possible here.
 
     Of one that ``auto`` made also ``programs``, that move chunks (0: the backend's own number), and what was ``considered``,
-    the fastest first and then why others cannot.
+    the fastest first and then why others cannot. Of one that was looked up also the ``config``, and in any case the ``source``
+    of the decision: ``keyword``, ``lock PATH``, ``cache``, ``shipped defaults``, ``built-in``.
     """
 
     backend: str
@@ -43,6 +45,14 @@ class Choice:
     forced: bool = False
     programs: int = 0
     considered: tuple[str, ...] = ()
+    config: Config | None = None
+    source: str = ""
+
+    def of(self, plan: str, split: int) -> tuple[str, int]:
+        """Plan and split of the call, where a config does not say otherwise."""
+        if self.config is None:
+            return plan, split
+        return self.config.plan or plan, self.config.realization.split
 
 
 def check_backend(name: str | None, known: tuple[str, ...] = BACKENDS) -> str | None:

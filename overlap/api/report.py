@@ -29,7 +29,8 @@ class LastPlan:
     (`VERBS`), several joined by ``+``; ``predicted_ms``: the transfers alone, by the event model;
     ``exposed_ms``: communication that computation did not hide, where it was measured; ``why_serial``: the reason,
     empty where a fused kernel ran; ``considered``: where ``auto`` chose, what each backend was predicted to take, the fastest
-    first, and why others cannot.
+    first, and why others cannot; ``source``: who decided: ``keyword``, ``lock PATH``, ``cache``, ``shipped defaults``,
+    ``built-in``, empty where nothing was to be decided.
     """
 
     operator: str
@@ -45,6 +46,7 @@ class LastPlan:
     why_serial: str = ""
     kind: str = "gather"
     considered: tuple[str, ...] = ()
+    source: str = ""
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape))

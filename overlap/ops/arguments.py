@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from overlap.api.auto import Problem, choose_auto
 from overlap.api.fallback import Choice, choose
+from overlap.api.tuned import BUILT_IN, KEYWORD
 from overlap.backends.capabilities import AUTO
 from overlap.backends.registry import backends
 from overlap.errors import UsageError
+
+from .tuned import tuned_choice
 
 FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 """What the kernels compute and transports carry."""
@@ -159,12 +163,18 @@ def choose_way(
     if not reason and asked == AUTO:
         return choose_auto(group, x, problem, moved_bytes)
     if not reason or asked == "serial":
-        return choose(group, x, moved_bytes, asked)
+        found = tuned_choice(group, x, problem) if asked is None else None
+        return found or named(choose(group, x, moved_bytes, asked), asked, problem)
     if asked not in (None, AUTO):
         raise UsageError(f"{asked} is impossible here: {reason}", help='leave backend out, or backend="serial"')
     if hasattr(group, "overlap_runtime"):
         raise UsageError(f"a simulated group has no collectives, and no fused kernel takes this: {reason}")
     return Choice("serial", reason, forced=True)
+
+
+def named(choice: Choice, asked: str | None, problem: Problem) -> Choice:
+    """A choice with its source: the caller, or what is built in."""
+    return replace(choice, source=BUILT_IN if asked is None and problem.open else KEYWORD)
 
 
 def dtype_reason(*dtypes: torch.dtype) -> str:

@@ -14,7 +14,9 @@ Large blocks only where they still give most multiprocessors a tile. Those for d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from overlap.autotune.config import Config
 
 
 @dataclass(frozen=True)
@@ -75,3 +77,31 @@ def choose_blocks(
             return blocks
     fitting = [b for b in table if rows > b.m // 2]
     return fitting[-1] if fitting else table[-1]
+
+
+def blocks_of(config: Config | None) -> Blocks | None:
+    """The blocks that a tuned config names, or None where it leaves them open."""
+    if config is None:
+        return None
+    realization, meta = config.realization, dict(config.realization.meta)
+    if not {"BLOCK_M", "BLOCK_N", "BLOCK_K"} <= set(meta):
+        return None
+    return Blocks(
+        meta["BLOCK_M"],
+        meta["BLOCK_N"],
+        meta["BLOCK_K"],
+        realization.num_warps or 4,
+        realization.num_stages or 3,
+        meta.get("GROUP_M", 8),
+    )
+
+
+def blocks_tried(*, descriptors: bool, itemsize: int) -> tuple[Blocks, ...]:
+    """Blocks that a tuner tries: those above, and each with other depths of its pipeline and other groups of rows."""
+    table = _DESCRIPTORS if descriptors else _POINTERS_16 if itemsize <= 2 else _POINTERS_32
+    found = list(table)
+    if descriptors:
+        found.append(Blocks(256, 128, 64, 8, 3))
+    found += [replace(b, stages=stages) for b in table for stages in (b.stages - 1, b.stages + 1)]
+    found += [replace(b, group_m=group) for b in table for group in (4, 16)]
+    return tuple(dict.fromkeys(found))

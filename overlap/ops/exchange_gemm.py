@@ -38,6 +38,7 @@ from .arguments import (
     result,
     result_dtypes,
 )
+from .blocks import blocks_of
 from .gather_gemm import compiled_kernel
 from .partials import launch_partial, out_by_tma, storing_reason
 from .products import Product, by_tma, product_arguments
@@ -45,7 +46,7 @@ from .record import remember, serial_plan
 from .repeat import Asked, repeated
 from .views import GatherView, gather_view, scatter_view
 
-SPLIT = 4
+PLAN, SPLIT = "all_to_all_1d", 4
 """Parts of a piece before `a2a_gemm`'s product; a tile waits for one part of every rank. Of 1, 2, 4 and 8 it was at most 4 %
 behind the best on each of four shapes (bench/results/ways/a2a_gemm_h200x4.json); another number by the shape would be another
 workspace."""
@@ -64,7 +65,7 @@ def a2a_gemm(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     backend: str | None = None,
-    plan: str = "all_to_all_1d",
+    plan: str = PLAN,
     split: int = SPLIT,
     comm_sms: int = 0,
 ) -> torch.Tensor:
@@ -119,7 +120,7 @@ def gemm_a2a(
     out_dtype: torch.dtype | None = None,
     transport_dtype: torch.dtype | None = None,
     backend: str | None = None,
-    plan: str = "all_to_all_1d",
+    plan: str = PLAN,
     split: int = 1,
 ) -> torch.Tensor:
     """``x @ w + bias`` for all of ``gather_dim``, along which x is sharded, and this rank's piece of the columns.
@@ -207,9 +208,11 @@ def run_a2a_gemm(
         return y.copy_(bias.expand(y.shape)) if bias is not None else y.zero_()
     reasons = (dtype_reason(x.dtype, made), "" if view.possible else UNEVEN)
     moved_bytes = math.prod(view.whole) * x.element_size() // world
-    problem = Problem("a2a_gemm", math.prod(lead), columns, depth, x.dtype, plan, split, comm_sms)
+    taken = backend is None and (plan, split, comm_sms) == (PLAN, SPLIT, 0)
+    problem = Problem("a2a_gemm", math.prod(lead), columns, depth, x.dtype, plan, split, comm_sms, open=taken)
     choice = choose_way(group, x, moved_bytes, check_backend(backend, MOVING), reasons, problem)
     comm_sms = choice.programs or comm_sms
+    plan, split = choice.of(plan, split)
     check_programs(choice.backend, comm_sms)
     if choice.backend == "serial":
         rows = all_to_all(group, x, x.dim() - 1, dim, x.new_empty(view.shape)).flatten(0, -2)
@@ -219,11 +222,12 @@ def run_a2a_gemm(
         part, most = (_part(v.shape, depth, v.batch, v.rows, v.along) for v in (view, largest))
         product = Product(w, y.view(part.batch, part.rows, columns), bias)
         held, tma = x.reshape(view.batch, view.rows, x.shape[-1]), by_tma(most, x.dtype)
-        kernel, grid, arguments = product_arguments(product, held, part, runtime_of(group), tma=tma)
+        blocks = blocks_of(choice.config)
+        kernel, grid, arguments = product_arguments(product, held, part, runtime_of(group), tma=tma, blocks=blocks)
         compiled = compiled_kernel(kernel, f"K:{view.along}", plan, split, choice.backend, comm_sms)
         repeat = asked.repeat([y]) if asked is not None else None
         said = compiled.launch(grid, (), arguments, group=group, backend=choice.backend, repeat=repeat)
-    said = replace(said, operator="a2a_gemm", shape=view.whole, considered=choice.considered)
+    said = replace(said, operator="a2a_gemm", shape=view.whole, considered=choice.considered, source=choice.source)
     remember(said, warn=choice.forced)
     if asked is not None:
         asked.keep([y], said, forced=choice.forced)
@@ -271,8 +275,10 @@ def run_gemm_a2a(
     reasons = (dtype_reason(x.dtype, made, moved), "" if view.possible else UNEVEN, storing_reason(backend, tma))
     moved_bytes = math.prod(whole) * moved.itemsize // world
     lacking = partial(storing_reason, tma=tma)
-    problem = Problem("gemm_a2a", math.prod(whole[:-1]), columns, depth, x.dtype, plan, split, lacking=lacking)
+    sizes, taken = (math.prod(whole[:-1]), columns, depth), backend is None and (plan, split) == (PLAN, 1)
+    problem = Problem("gemm_a2a", *sizes, x.dtype, plan, split, lacking=lacking, open=taken)
     choice = choose_way(group, x, moved_bytes, check_backend(backend, STORING), reasons, problem)
+    plan, split = choice.of(plan, split)
     if choice.backend == "serial":
         own = multiply(x.flatten(0, -2), w, bias, moved)
         all_to_all(group, own.view(*x.shape[:-1], columns), dim, x.dim() - 1, y)
@@ -284,11 +290,12 @@ def run_gemm_a2a(
             "moved": moved,
             "plan": plan,
             "split": split,
+            "blocks": blocks_of(choice.config),
             "repeat": asked.repeat([y]) if asked is not None else None,
         }
         part = y.view(view.batch, view.rows, high - low)
         said = launch_partial(view.shard(x, dim), w, bias, part, columns, group=group, backend=choice.backend, **how)
-    said = replace(said, operator="gemm_a2a", shape=whole, considered=choice.considered)
+    said = replace(said, operator="gemm_a2a", shape=whole, considered=choice.considered, source=choice.source)
     remember(said, warn=choice.forced)
     if asked is not None:
         asked.keep([y], said, forced=choice.forced)

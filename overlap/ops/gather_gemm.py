@@ -29,16 +29,19 @@ from overlap.runtime.instance import Instance
 from overlap.runtime.protocol import runtime_of
 from overlap.runtime.repeat import KernelLaunch
 
-from .arguments import check_programs
+from .arguments import check_programs, named
 from .autocast import without_autocast
 from .autograd import AgGemm, ag_gemm_backward, keep_for_ag_gemm, recorded
+from .blocks import blocks_of
 from .grad_pair import Half
 from .grad_weights import Accumulate, MainGrad, main_grads_of
 from .products import Product, copy_launch, product_arguments, product_launch, warm_copy, warm_product
 from .record import remember, serial_plan
 from .repeat import Asked, repeated
+from .tuned import tuned_choice
 from .views import GatherView, gather_view
 
+PLAN = "all_gather_1d"
 FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -53,7 +56,7 @@ def ag_gemm(
     out: torch.Tensor | Sequence[torch.Tensor] | None = None,
     return_gathered: bool = False,
     backend: str | None = None,
-    plan: str = "all_gather_1d",
+    plan: str = PLAN,
     split: int = 1,
     comm_sms: int = 0,
     save_gathered: bool = True,
@@ -184,9 +187,11 @@ def run(
     if 0 in (view.batch, view.rows, view.depth):
         return _nothing_to_move(x, view, ys, biases, return_gathered)
     columns = world * sum(w.shape[1] for w in weights)
-    problem = Problem("ag_gemm", view.batch * view.rows, columns, view.depth, x.dtype, plan, split, comm_sms)
+    rows, taken = view.batch * view.rows, backend is None and (plan, split, comm_sms) == (PLAN, 1, 0)
+    problem = Problem("ag_gemm", rows, columns, view.depth, x.dtype, plan, split, comm_sms, open=taken)
     choice = _choose(x, view, group, check_backend(backend, MOVING), problem)
     comm_sms = choice.programs or comm_sms
+    plan, split = choice.of(plan, split)
     check_programs(choice.backend, comm_sms)
     if choice.backend == "serial":
         whole = gather(group, x, view.whole, dim)
@@ -210,7 +215,7 @@ def run(
     if return_gathered:
         whole = torch.empty(view.whole, dtype=x.dtype, device=x.device)
         warm_copy(whole, runtime)
-    kernel, grid, arguments = product_arguments(products[first], shard, view, runtime)
+    kernel, grid, arguments = product_arguments(products[first], shard, view, runtime, blocks=blocks_of(choice.config))
     compiled = compiled_kernel(kernel, view.along, plan, split, choice.backend, comm_sms)
 
     others = products[:first] + products[first + 1 :]
@@ -230,7 +235,7 @@ def run(
     repeat = asked.repeat(results, further) if asked is not None else None
     more: Callable[[Instance], None] | None = behind if others or whole is not None else None
     said = compiled.launch(grid, (), arguments, group=group, backend=choice.backend, behind=more, repeat=repeat)
-    said = replace(said, operator="ag_gemm", considered=choice.considered)
+    said = replace(said, operator="ag_gemm", considered=choice.considered, source=choice.source)
     remember(said, warn=choice.forced)
     if asked is not None:
         asked.keep(results, said, forced=choice.forced)
@@ -272,7 +277,8 @@ def _choose(x: torch.Tensor, view: GatherView, group: Any, asked: str | None, pr
         raise UsageError(f"a simulated group has no collectives, and the fused kernel takes no {reason}")
     if asked == AUTO:
         return choose_auto(group, x, problem, moved_bytes)
-    return choose(group, x, moved_bytes, asked)
+    found = tuned_choice(group, x, problem) if asked is None else None
+    return found or named(choose(group, x, moved_bytes, asked), asked, problem)
 
 
 def _results(

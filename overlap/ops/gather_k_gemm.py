@@ -33,8 +33,9 @@ from .arguments import (
     result,
     result_dtypes,
 )
+from .blocks import blocks_of
 from .exchange_gemm import check_piece
-from .gather_gemm import compiled_kernel
+from .gather_gemm import PLAN, compiled_kernel
 from .products import Product, product_arguments
 from .record import remember, serial_plan
 from .views import GatherView
@@ -49,7 +50,7 @@ def ag_gemm_k(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     backend: str | None = None,
-    plan: str = "all_gather_1d",
+    plan: str = PLAN,
     split: int = 1,
     comm_sms: int = 0,
 ) -> torch.Tensor:
@@ -104,10 +105,12 @@ def run(
     if 0 in whole or not columns:
         return y.copy_(bias.expand(y.shape)) if bias is not None else y.zero_()
     moved_bytes = math.prod(whole) * x.element_size()
-    problem = Problem("ag_gemm_k", math.prod(lead), columns * world, depth, x.dtype, plan, split, comm_sms)
+    taken = backend is None and (plan, split, comm_sms) == (PLAN, 1, 0)
+    problem = Problem("ag_gemm_k", math.prod(lead), columns * world, depth, x.dtype, plan, split, comm_sms, open=taken)
     reasons = [dtype_reason(x.dtype, made)]
     choice = choose_way(group, x, moved_bytes, check_backend(backend, MOVING), reasons, problem)
     comm_sms = choice.programs or comm_sms
+    plan, split = choice.of(plan, split)
     check_programs(choice.backend, comm_sms)
     if choice.backend == "serial":
         gathered = gather(group, x, whole, x.dim() - 1).view(-1, depth)
@@ -117,10 +120,12 @@ def run(
         view = GatherView(whole, 1, math.prod(lead), depth, "K")
         product = Product(w, y.view(1, view.rows, columns), bias)
         held = x.reshape(1, view.rows, x.shape[-1])
-        kernel, grid, arguments = product_arguments(product, held, view, runtime_of(group))
+        kernel, grid, arguments = product_arguments(
+            product, held, view, runtime_of(group), blocks=blocks_of(choice.config)
+        )
         compiled = compiled_kernel(kernel, "K", plan, split, choice.backend, comm_sms)
         said = compiled.launch(grid, (), arguments, group=group, backend=choice.backend)
-    said = replace(said, operator="ag_gemm_k", shape=whole, considered=choice.considered)
+    said = replace(said, operator="ag_gemm_k", shape=whole, considered=choice.considered, source=choice.source)
     remember(said, warn=choice.forced)
     return y
 

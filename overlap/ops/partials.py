@@ -16,7 +16,7 @@ from overlap.api import CompiledKernel, LastPlan, compile
 from overlap.runtime.protocol import Runtime, runtime_of
 from overlap.runtime.repeat import Repeat
 
-from .blocks import choose_blocks
+from .blocks import Blocks, choose_blocks
 from .kernels import ag_gemm_any, gemm_out_stored, gemm_out_tma
 from .products import FEWEST_ROWS, descriptor, rows_fit, weight_by
 
@@ -62,6 +62,7 @@ def partial_arguments(
     tma: bool,
     runtime: Runtime,
     stored: bool = False,
+    blocks: Blocks | None = None,
 ) -> tuple[Any, Any, dict[str, Any]]:
     """Kernel, grid and arguments of ``x @ w + bias``.
 
@@ -70,9 +71,10 @@ def partial_arguments(
         c: the result [batch, rows, columns] or, for a fused launch, this rank's part of it.
         tma: as `out_by_tma` says.
         stored: tiles leave by plain stores.
+        blocks: of the tiles; by default those that suit the sizes.
     """
     batch, m, k = x.shape
-    blocks = choose_blocks(
+    blocks = blocks or choose_blocks(
         descriptors=tma,
         itemsize=x.element_size(),
         batch=batch,
@@ -143,9 +145,10 @@ def launch_partial(
     plan: str,
     split: int,
     repeat: Repeat | None = None,
+    blocks: Blocks | None = None,
 ) -> LastPlan:
     """One fused launch: ``part``, this rank's part of the communicated result [batch, rows, columns], is filled."""
     stored = backend == "ldst_inline"
-    kernel, grid, arguments = partial_arguments(x, w, bias, part, columns, tma, runtime_of(group), stored)
+    kernel, grid, arguments = partial_arguments(x, w, bias, part, columns, tma, runtime_of(group), stored, blocks)
     compiled = compiled_partial(kernel, along, plan, split, backend)
     return compiled.launch(grid, (), arguments, group=group, backend=backend, transport=moved, repeat=repeat)

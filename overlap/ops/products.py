@@ -13,7 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from overlap.runtime.protocol import Runtime
 from overlap.runtime.repeat import KernelLaunch
 
-from .blocks import choose_blocks
+from .blocks import Blocks, choose_blocks
 from .kernels import ag_gemm_any, ag_gemm_tma, copy_flat
 from .views import GatherView
 
@@ -62,18 +62,25 @@ def by_tma(view: GatherView, dtype: torch.dtype) -> bool:
 
 
 def product_arguments(
-    product: Product, a: torch.Tensor, view: GatherView, runtime: Runtime, *, tma: bool | None = None
+    product: Product,
+    a: torch.Tensor,
+    view: GatherView,
+    runtime: Runtime,
+    *,
+    tma: bool | None = None,
+    blocks: Blocks | None = None,
 ) -> tuple[Any, Any, dict[str, Any]]:
     """Kernel, grid and arguments of ``A @ W``.
 
     Args:
         a: [batch, rows, D] or, for a fused launch, this rank's shard of it.
         tma: whether TMA reads A; by default as `by_tma` says of ``view``.
+        blocks: of the tiles; by default those that suit the sizes.
     """
     w, c = product.weight, product.result
     m, n, k = view.rows, product.columns, view.depth
     tma = by_tma(view, w.dtype) if tma is None else tma
-    blocks = choose_blocks(
+    blocks = blocks or choose_blocks(
         descriptors=tma,
         itemsize=w.element_size(),
         batch=view.batch,

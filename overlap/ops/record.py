@@ -44,4 +44,5 @@ def serial_plan(
         why_serial=choice.why_serial,
         kind=kind,
         considered=choice.considered,
+        source=choice.source,
     )

@@ -25,6 +25,7 @@ from overlap.interop import define, group_name, traced
 from overlap.runtime.collectives import all_reduce
 
 from .arguments import check_product, choose_way, dtype_reason, multiply, ranks, refuse_gradient, result, result_dtypes
+from .blocks import blocks_of
 from .partials import launch_partial, out_by_tma, storing_reason
 from .record import remember, serial_plan
 from .repeat import Asked, repeated
@@ -107,8 +108,11 @@ def run(
     tma = out_by_tma(x.dtype, moved, view.batch, view.rows, view.columns)
     reasons = (dtype_reason(x.dtype, made, moved), storing_reason(backend, tma))
     sizes, lacking = (view.rows, view.columns, x.shape[-1] * world), partial(storing_reason, tma=tma)
-    problem = Problem("gemm_ar", *sizes, x.dtype, plan or default_plan(moved_bytes), split, lacking=lacking)
+    taken = backend is None and plan is None and split == 1
+    chosen = plan or default_plan(moved_bytes)
+    problem = Problem("gemm_ar", *sizes, x.dtype, chosen, split, lacking=lacking, open=taken)
     choice = choose_way(group, x, moved_bytes, check_backend(backend, STORING), reasons, problem)
+    chosen, split = choice.of(chosen, split)
     added = bias if rank == 0 else None
     if choice.backend == "serial":
         # Summed in place where that is possible.
@@ -117,13 +121,13 @@ def run(
         all_reduce(group, summand.view(view.whole), y, fixed_order=deterministic)
         said = serial_plan("gemm_ar", "all_reduce", choice, world, rank, view.whole, moved)
     else:
-        chosen = plan or default_plan(moved_bytes)
         how = {"along": "", "tma": tma, "moved": moved, "plan": chosen, "split": split}
+        how["blocks"] = blocks_of(choice.config)
         how["repeat"] = asked.repeat([y]) if asked is not None else None
         said = launch_partial(
             view.left(x), w, added, view.shard(y), view.columns, group=group, backend=choice.backend, **how
         )
-    said = replace(said, operator="gemm_ar", shape=view.whole, considered=choice.considered)
+    said = replace(said, operator="gemm_ar", shape=view.whole, considered=choice.considered, source=choice.source)
     remember(said, warn=choice.forced)
     if asked is not None:
         asked.keep([y], said, forced=choice.forced)

@@ -26,6 +26,7 @@ from overlap.runtime.collectives import reduce_scatter
 from .arguments import check_dim, check_product, choose_way, dtype_reason, multiply, ranks, result, result_dtypes
 from .autocast import without_autocast
 from .autograd import GemmRs, gemm_rs_backward, keep_for_gemm_rs, recorded
+from .blocks import blocks_of
 from .grad_pair import Half
 from .grad_weights import Accumulate, MainGrad, main_grads_of
 from .partials import launch_partial, out_by_tma, storing_reason
@@ -33,7 +34,7 @@ from .record import remember, serial_plan
 from .repeat import Asked, repeated
 from .views import ResultView, scatter_view
 
-SPLIT = 2
+PLAN, SPLIT = "reduce_scatter_1d", 2
 
 
 def gemm_rs(
@@ -48,7 +49,7 @@ def gemm_rs(
     transport_dtype: torch.dtype | None = None,
     deterministic: bool = False,
     backend: str | None = None,
-    plan: str = "reduce_scatter_1d",
+    plan: str = PLAN,
     split: int = SPLIT,
     accumulate_main_grad: Accumulate = False,
 ) -> torch.Tensor:
@@ -131,9 +132,11 @@ def run(
     tma = out_by_tma(x.dtype, moved, view.batch, view.rows, view.columns)
     reasons = (dtype_reason(x.dtype, made, moved), uneven(view), storing_reason(backend, tma))
     sizes = (math.prod(view.whole[:-1]), view.whole[-1], x.shape[-1] * world)
-    problem = Problem("gemm_rs", *sizes, x.dtype, plan, split, lacking=partial(storing_reason, tma=tma))
+    taken, lacking = backend is None and (plan, split) == (PLAN, SPLIT), partial(storing_reason, tma=tma)
+    problem = Problem("gemm_rs", *sizes, x.dtype, plan, split, lacking=lacking, open=taken)
     moved_bytes = math.prod(view.whole) * moved.itemsize
     choice = choose_way(group, x, moved_bytes, check_backend(backend, STORING), reasons, problem)
+    plan, split = choice.of(plan, split)
     added = bias if rank == 0 else None
     if choice.backend == "serial":
         summand = multiply(x.flatten(0, -2), w, added, moved).view(view.whole)
@@ -143,8 +146,9 @@ def run(
         part = view.shard(y)
         repeat = asked.repeat([y]) if asked is not None else None
         how = {"along": view.along, "tma": tma, "moved": moved, "plan": plan, "split": split, "repeat": repeat}
+        how["blocks"] = blocks_of(choice.config)
         said = launch_partial(view.left(x), w, added, part, view.columns, group=group, backend=choice.backend, **how)
-    said = replace(said, operator="gemm_rs", shape=view.whole, considered=choice.considered)
+    said = replace(said, operator="gemm_rs", shape=view.whole, considered=choice.considered, source=choice.source)
     remember(said, warn=choice.forced)
     if asked is not None:
         asked.keep([y], said, forced=choice.forced)
