@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+import overlap
 from overlap.annotate.source import SourceUnit
 from overlap.backends.bitcode import find_library
 from overlap.chunkplan.mesh import parse_mesh
@@ -185,6 +186,31 @@ def test_two_levels(group, gathers, plan, on):
     for shape in SHAPES:
         for seed in range(3):
             Product(group, *shape, torch.float16, on=on).check(module, seed)
+    check(group)
+
+
+@pytest.mark.ranks(4)
+def test_copies_within_a_node_and_puts_between(group, gathers, repo, tmp_path):
+    plan = tmp_path / "mixed.yaml"
+    plan.write_text((repo / "templates/plans/all_gather_2d.yaml").read_text().rstrip() + "\n    backend: copy_engine\n")
+    module = gathers("grouped_gemm", str(plan), mesh=f"2x{HALF}")
+    for seed in range(5):
+        Product(group, 1000, 136, 96, torch.float16).check(module, seed)
+    check(group)
+
+
+def test_plans_without_a_kernel(group):
+    """`overlap.transfer` carries what goes between nodes by kernels of its own."""
+    runtime = runtime_for_group(group)
+    for size in (1000, 3):
+        low, high = shard_interval(size, WORLD, runtime.rank)
+        whole = torch.arange(size * 24, device="cuda", dtype=torch.float32).view(size, 24)
+        for plan in ("all_gather_1d", "all_gather_1d_push"):
+            got = overlap.transfer(plan, whole[low:high].clone(), group=group, shape=(size, 24))
+            assert torch.equal(got, whole), (runtime.rank, plan, size, (got != whole).nonzero()[:4])
+        got = overlap.transfer("all_reduce_two_shot", whole + runtime.rank, group=group, shape=(size, 24))
+        wanted = whole * WORLD + WORLD * (WORLD - 1) // 2
+        assert torch.equal(got, wanted), (runtime.rank, size, (got != wanted).nonzero()[:4])
     check(group)
 
 

@@ -132,6 +132,16 @@ def test_two_levels_in_one_launch(generated, nodes, mesh, plan, on):
     assert report.ok, str(report)
 
 
+def test_copies_within_a_node_and_puts_between(generated, nodes, repo, tmp_path):
+    """One launch: the inner level by copy engine, the outer through NVSHMEM."""
+    nodes(2)
+    plan = tmp_path / "mixed.yaml"
+    plan.write_text((repo / "templates/plans/all_gather_2d.yaml").read_text().rstrip() + "\n    backend: copy_engine\n")
+    path = generated(plan=str(plan), mesh="2x2")
+    report = check_module(path, world=4, shape={"M": 70, "N": 40, "K": 24}, dtype="fp16", seeds=list(SEEDS))
+    assert report.ok, str(report)
+
+
 def test_sums_leave_room_for_the_kernels_that_they_wait_for(generated, nodes):
     nodes(1)
     path, shape = generated(plan="all_reduce_two_shot", on="c[]"), {"M": 256, "N": 128, "K": 8}
