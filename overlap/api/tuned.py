@@ -46,6 +46,11 @@ def forced(config: Config) -> Iterator[None]:
         _FORCED.reset(token)
 
 
+def trial() -> Config | None:
+    """The config that calls take here and now, if they are trials."""
+    return _FORCED.get()
+
+
 @cache
 def versions() -> tuple[tuple[str, str], ...]:
     """What a tuned result depends on besides the kernel: sorted by name."""

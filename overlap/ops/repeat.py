@@ -1,7 +1,7 @@
 """Calls of the prebuilt operators that are like an earlier one but for where their tensors lie.
 
-What a call depends on is its key: shapes, strides, dtypes, devices and alignment of its tensors, its other arguments, and all
-settings. The first call under a key goes the long way and leaves a launch made ready
+What a call depends on is its key: shapes, strides, dtypes, devices and alignment of its tensors, its other arguments, all
+settings, and what a tuner tries. The first call under a key goes the long way and leaves a launch made ready
 (`overlap.runtime.repeat`); later ones enqueue that. Keys stand with the group's runtime, so they end with it.
 
 Nobody is passed over: what tracers, modes, subclasses or autograd watch goes the long way, which tells them.
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from overlap import settings
 from overlap.api import LastPlan
 from overlap.api.groups import resolve_group
+from overlap.api.tuned import trial
 from overlap.errors import OverlapError
 from overlap.runtime import launch as launch_layer
 from overlap.runtime.cuda import known_runtime
@@ -176,7 +177,7 @@ def repeated(
         return None
     grad = torch.is_grad_enabled()
     given = () if outs is None else outs
-    key: list[Any] = [operator, options, settings.texts(), len(given)]
+    key: list[Any] = [operator, options, settings.texts(), trial(), len(given)]
     present: list[torch.Tensor] = []
     addresses: list[int] = []
     try:

@@ -6,6 +6,7 @@ watches the short way as it watches the long one: for races, for deadlocks, for 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -245,6 +246,29 @@ def test_settings_are_read_at_every_call(repeated, monkeypatch):
     World(1).run(body)
     assert plans == ["all_reduce_two_shot", "all_reduce_one_shot", "all_reduce_two_shot"]
     assert repeated == ["gemm_ar"]
+
+
+def test_a_trial_of_a_tuner_is_another_call(repeated):
+    """What a tuner tries is not what calls without it repeat, nor the other way round."""
+    from overlap.api.tuned import forced
+    from overlap.autotune.config import Config
+    from overlap.backends.base import Realization
+    from overlap.ops import last_plan
+
+    case, tried = Case(gemm_rs, calls=1, rows=12), Config(Realization(backend="copy_engine", split=3))
+
+    def body(group):
+        chunks = []
+        for attempt in (False, True, False, True):
+            with forced(tried) if attempt else nullcontext():
+                case.call(group, 0)
+            chunks.append(last_plan("gemm_rs").chunks)
+        group.overlap_runtime.synchronize()
+        return chunks
+
+    for ordinary, trial, *again in World(2).run(body):
+        assert ordinary != trial and again == [ordinary, trial]
+    assert len(repeated) == 4
 
 
 def test_a_repeated_launch_that_raises_half_way_poisons_its_workspace(repeated):
