@@ -22,6 +22,7 @@ from overlap.chunkplan.mesh import parse_mesh
 from overlap.chunkplan.plan import TensorSpec
 from overlap.errors import RaceFault, RuntimeContractError, StrayAccessFault, UnsupportedError, UsageError
 from overlap.language.nvshmem import fence, get_nbi, my_pe, put_nbi, put_signal, quiet
+from overlap.ops import ag_gemm, gemm_rs, last_plan
 from overlap.pipeline import Request, compile_source
 from overlap.runtime import far_moves
 from overlap.runtime import moves as tables
@@ -372,3 +373,22 @@ def test_nodes_of_no_ranks_are_refused(generated, nodes):
     nodes(0)
     with pytest.raises(UsageError, match="OVERLAP_NODE_RANKS='0' is not allowed"):
         check_module(generated(), world=2, shape=SMALL, dtype="fp16", seeds=[0])
+
+
+def test_operators(monkeypatch, tmp_path):
+    monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path))
+    x, w = torch.randn(20, 16), torch.randn(16, 24)
+    own = [(x[10 * rank : 10 * rank + 10].clone(), x.clone(), w.clone()) for rank in range(2)]
+
+    def body(group):
+        shard, whole, weight = own[group.rank()]
+        gathered = ag_gemm(shard, weight, group=group, backend="nvshmem")
+        summed = gemm_rs(whole, weight, group=group, backend="nvshmem")
+        return gathered.tolist(), summed.tolist()
+
+    exact = x.double() @ w.double()
+    for rank, (gathered, summed) in enumerate(World(2, node_ranks=1).run(body)):
+        part = 2 * exact[10 * rank : 10 * rank + 10]
+        assert (torch.tensor(gathered).double() - exact).abs().max() < 1e-4
+        assert (torch.tensor(summed).double() - part).abs().max() < 1e-4
+    assert last_plan().backend == last_plan("gemm_rs").backend == "nvshmem"
