@@ -37,10 +37,9 @@ WAYS = (
     ("all_gather_1d", "a[M]"),
     ("all_gather_1d_pull", "b[N]"),
     ("all_gather_ring", "a[M]"),
-    ("all_to_all_1d", "a[K:M]"),
     ("reduce_scatter_1d", "c[M]"),
-    ("all_reduce_two_shot", "c[]"),
 )
+WAYS += (("all_to_all_1d", "a[K:M]"), ("all_reduce_two_shot", "c[]"), ("all_to_all_1d", "c[M:N]")) if SWEEP else ()
 NODES = ((2, 1), (3, 2), *(((3, 3), (4, 2), (5, 1)) if SWEEP else ()))
 """Ranks, and ranks of a node; the last node may have fewer, and where there is one node all goes through NVSHMEM."""
 ROWS, DTYPES = (70, 3), ("bf16", "fp32")
