@@ -27,7 +27,7 @@ from overlap.errors import OverlapError
 from overlap.runtime.protocol import runtime_of
 from overlap.version import __version__
 
-from .auto import choices, machine_world
+from .auto import machine_world
 from .fallback import Choice, impossible
 from .report import logger
 
@@ -104,12 +104,20 @@ def look_up(
     if impossible(group, tensor) or machine_world(group) == 1:
         return None
     runtime = runtime_of(group)
-    known, known_as = choices(runtime), ("tuned", problem)
-    if known_as not in known:
+    known = _known(runtime)
+    if problem not in known:
         if torch.cuda.is_current_stream_capturing():
             return None  # ranks cannot meet now, and all of them capture
-        known[known_as] = _agreed(runtime, key, refuse)
-    return known[known_as]
+        known[problem] = _agreed(runtime, key, refuse)
+    return known[problem]
+
+
+def _known(runtime: Any) -> dict[Any, Choice | None]:
+    """What was looked up on a runtime, by problem."""
+    found: dict[Any, Choice | None] | None = getattr(runtime, "overlap_tuned", None)
+    if found is None:
+        found = runtime.overlap_tuned = {}
+    return found
 
 
 def _agreed(runtime: Any, key: Callable[[], Key], refuse: Callable[[Config], str]) -> Choice | None:
@@ -157,7 +165,5 @@ def sizes_of(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
 def forget(group: Any) -> None:
     """Lets calls of a group look up again what is tuned: something has been since."""
     runtime = runtime_of(group)
-    known = choices(runtime)
-    for key in [key for key in known if isinstance(key, tuple) and key and key[0] == "tuned"]:
-        del known[key]
+    _known(runtime).clear()
     getattr(runtime, "overlap_calls", {}).clear()

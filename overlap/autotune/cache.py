@@ -137,7 +137,8 @@ def _read(path: Path) -> Entry | None:
         return _set_aside(path, error.message)
 
 
-def _set_aside(path: Path, why: str) -> None:
+def _set_aside(path: Path, why: str) -> Entry | None:
+    """None, once the file is out of the way."""
     aside = path.with_name(path.name + ".bad")
     try:
         os.replace(path, aside)
@@ -145,3 +146,4 @@ def _set_aside(path: Path, why: str) -> None:
     except OSError as error:
         said = f"left where it is ({(error.strerror or 'no reason given').lower()})"
     logging.getLogger("overlap").warning("%s is no tuned result (%s); %s", path, why, said)
+    return None

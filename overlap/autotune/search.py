@@ -22,6 +22,10 @@ RUNS = (5, 20, 60)
 KEPT = 3
 """One of so many goes on to the next rung."""
 FINALISTS = 3
+CLOSE = 1.2
+"""Times the best, beyond which a config is no finalist."""
+TRIAL_MS = 1000.0
+"""Timed runs of a trial take no longer than about this, as far as the fewest runs allow."""
 MARGIN = 0.01
 """Times that differ by less are the same: the config that came first wins."""
 EXPLORE = 0.55
@@ -109,7 +113,7 @@ class Search:
             near = [config for config in refine(best[0].config) if config not in self._trials]
             self._halve("refine", near, (1 - DECIDE) * self._budget)
         able = sorted((t for t in self._trials.values() if t.ms < math.inf), key=lambda trial: trial.ms)
-        finalists = able[:FINALISTS]
+        finalists = [trial for trial in able[:FINALISTS] if trial.ms <= CLOSE * able[0].ms]
         built_in = self._trials.get(default)
         if built_in is not None and built_in.ms < math.inf and built_in not in finalists:
             finalists.append(built_in)
@@ -152,7 +156,8 @@ class Search:
                 good += [t for t in map(self._trials.get, configs[number:]) if t is not None and t.ms < math.inf]
                 break
             trial = self._trials.setdefault(config, Trial(config))
-            found = self._measurer.measure(config, runs)
+            fewer = runs if not trial.times else max(RUNS[0], min(runs, int(TRIAL_MS / max(1e-6, trial.ms))))
+            found = self._measurer.measure(config, fewer)
             again = known is not None
             self._longest[again] = max(self._longest[again], found.elapsed - self._elapsed)
             self._elapsed = found.elapsed

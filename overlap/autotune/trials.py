@@ -63,25 +63,25 @@ class RankMeasurer:
             DeadlineError: a rank does not come to the verdict: it has ended.
         """
         self._number += 1
-        ms, why = math.nan, ""
+        ms, why, begun, until = math.nan, "", self._clock(), math.inf
         try:
             ms = self._ground.run(config, runs)
             if not math.isfinite(ms) or ms < 0:
                 why = f"a time of {ms} ms"
         except Exception as error:  # any rank's any failure takes the config out, not the job
-            why = reason(error)
+            why, until = reason(error), self._clock() - begun
             try:
                 self._ground.fail(error)
             except Exception as more:
                 why += f"; {reason(more)}"
-        told = self._meet(f"the verdict of trial {self._number}", (ms, why, self._clock() - self._start))
-        elapsed = told[0][2]
-        failed = [(rank, theirs) for rank, (_, theirs, _) in enumerate(told) if theirs]
+        told = self._meet(f"the verdict of trial {self._number}", (ms, why, until, self._clock() - self._start))
+        elapsed = told[0][-1]
+        failed = [(secondary(theirs), when, rank, theirs) for rank, (_, theirs, when, _) in enumerate(told) if theirs]
         if not failed:
-            return Measured(max(theirs for theirs, _, _ in told), elapsed=elapsed)
+            return Measured(max(theirs for theirs, *_ in told), elapsed=elapsed)
         self._ground.renew()
-        # Others fail because one did; its own words say most.
-        rank, text = next((pair for pair in failed if not secondary(pair[1])), failed[0])
+        # Others fail because one did, and later; its own words say most.
+        *_, rank, text = min(failed)
         return Measured(None, f"rank {rank}: {text}", elapsed)
 
 

@@ -24,6 +24,7 @@ from overlap.backends.capabilities import names
 
 from .grad_weights import MainGrad, bias_gradient, weight_gradient
 
+COPIES = "copy_engine"
 Maybe: TypeAlias = "torch.Tensor | None"
 
 
@@ -45,8 +46,9 @@ class Half:
 
     @property
     def reverse(self) -> str | None:
-        """The backend of a gather's scatter and a scatter's gather: some ways carry only one of the two."""
-        return self.backend if self.backend is None or self.backend in names("input", "result") else "copy_engine"
+        """The backend of a gather's scatter and a scatter's gather: some carry only one of the two, or not every result."""
+        both = names("input", "result")
+        return self.backend if self.backend is None or self.backend in both and self.backend != "tma_inline" else COPIES
 
 
 @dataclass(frozen=True)

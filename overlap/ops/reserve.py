@@ -98,10 +98,10 @@ def reserve(
     moved_by = "copy_engine" if backend == SERIAL else backend
     how = (moved_by,) if made else (moved_by, comm_sms)
     fits = rows_fit(hidden, dtype)
-    if reason := storing_reason(backend, fits):
+    if made and (reason := storing_reason(backend, fits)):
         raise UsageError(f"{backend} is impossible here: {reason}", help='backend="ldst_inline"')
     kernels = (tma, ag_gemm_any) if fits else (ag_gemm_any,)
-    served = (tma,) if storing_reason(backend, False) else (tma, ag_gemm_any)
+    served = (tma,) if made and storing_reason(backend, False) else (tma, ag_gemm_any)
     for kernel in served:
         for along in form.along:
             usual = kernel is kernels[0] and along == form.along[0]

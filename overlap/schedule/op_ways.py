@@ -16,10 +16,15 @@ from .ways import Candidate, Task, Way, predicted, programs_tried, way_seconds
 from .work import best_blocks, itemsize_of
 
 
-def operator_task(op: Operator, world: int, sizes: Sizes, machine: Machine, dtype: str) -> Task:
-    """The product of one rank, in the tiles that the model likes best, and what is communicated of it."""
+def operator_task(
+    op: Operator, world: int, sizes: Sizes, machine: Machine, dtype: str, blocks: tuple[int, int] | None = None
+) -> Task:
+    """The product of one rank, in tiles of these rows and columns, else those that the model likes best, and what is
+    communicated of it."""
     own = {**sizes, op.divided: -(-sizes[op.divided] // world)}
     gemm = best_blocks(own["M"], own["N"], own["K"], machine, dtype)
+    if blocks is not None:
+        gemm = replace(gemm, block_m=blocks[0], block_n=blocks[1])
     itemsize = itemsize_of(dtype)
     whole = float(itemsize * sizes[op.moved[0]] * sizes[op.moved[1]])
     return Task(
@@ -43,12 +48,14 @@ def operator_candidates(
     dtype: str = "bf16",
     split: int = 1,
     plan: str | None = None,
+    blocks: tuple[int, int] | None = None,
 ) -> tuple[Candidate, ...]:
     """What each of ``ways`` takes; one by moving programs whose number is open is there once for every number tried.
 
     Args:
         op, sizes, dtype, split: as for `predict`.
         plan: the template that moves the tensor; None: the operator's own.
+        blocks: rows and columns of a tile; None: those that the model likes best.
 
     Raises:
         UsageError: an unknown operator, or sizes that are not M, N and K.
@@ -61,7 +68,7 @@ def operator_candidates(
     for way in counted(ways, machine, produced=operator.produced):
 
         def seconds(way: Way = way) -> float:
-            task = operator_task(operator, world, sizes, machine, dtype)
+            task = operator_task(operator, world, sizes, machine, dtype, blocks)
             made = _plan(operator, world, sizes, split, plan, way.pushed)
             return way_seconds(way, task, made, machine, itemsize=itemsize)
 

@@ -1,0 +1,171 @@
+"""What the tuner tries of a prebuilt operator: plans that do the same x backends x pieces of a shard x programs that move them,
+then tiles around the best.
+
+    communication   plan, backend, split, comm_sms            what the model orders (`ordered`)
+    tiles           blocks, warps, stages, grouping           around the best of those (`around`)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from overlap.backends import backends
+from overlap.backends.base import Backend, Realization
+from overlap.backends.capabilities import SERIAL, Need
+from overlap.backends.ways import SERIAL_WAY, able_ways, way_of
+from overlap.errors import OverlapError
+from overlap.schedule.machine import Machine
+from overlap.schedule.op_ways import operator_candidates
+from overlap.schedule.operators import operator_of
+from overlap.schedule.ways import programs_tried
+
+from .config import Config
+
+GATHERS = ("all_gather_1d", "all_gather_1d_pull", "all_gather_1d_push", "all_gather_ring")
+PLANS: Mapping[str, tuple[str, ...]] = {
+    "all_gather": GATHERS,
+    "reduce_scatter": ("reduce_scatter_1d", "reduce_scatter_ring"),
+    "all_reduce": ("all_reduce_two_shot", "all_reduce_one_shot", "all_reduce_ring"),
+    "all_to_all": ("all_to_all_1d",),
+}
+"""Templates that do the same, by what they do."""
+SPLITS = (1, 2, 4, 8)
+MODELLED = 24
+"""Configs that go on from prediction to measurement."""
+EACH = 2
+"""Of each backend, so many go on in any case: the model knows them unequally well."""
+
+Tiles = Sequence[Mapping[str, int]]
+"""Launch arguments of tiles: block sizes, ``GROUP_M``, ``num_warps``, ``num_stages``."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product to tune.
+
+    Args:
+        op: as `overlap.schedule.operators` has it.
+        sizes: M, N and K, global.
+        dtype: as machines have it.
+    """
+
+    op: str
+    sizes: Mapping[str, int]
+    dtype: str
+    world: int
+
+
+def communication(
+    product: Product, machine: Machine, need: Need, *, serial: bool = True, lacking: Callable[[str], str]
+) -> tuple[tuple[Config, ...], Counter[str]]:
+    """All configs of what is communicated, and those refused by the capability table, counted by reason.
+
+    Args:
+        machine: whose measured numbers of programs are tried.
+        need: what the operator needs of a backend on the device that is here.
+        lacking: why a backend, by its name, cannot serve the operator.
+    """
+    operator = operator_of(product.op, product.sizes)
+    plans = PLANS[operator.kind]
+    ways, refused = able_ways(need, serial=False, lacking=lacking)
+    counted: Counter[str] = Counter()
+    for candidate in refused:
+        counted[candidate.refused] += len(plans) * len(SPLITS)
+    found = [Config(Realization(SERIAL))] if serial else []
+    for way in ways:
+        backend = backends[way.name]
+        for plan in _of_backend(plans, backend):
+            direction = "push" if operator.produced or plan.endswith("_push") else backend.default_direction
+            programs: Iterable[int] = (0,)
+            if way.form == "moves":
+                programs = programs_tried(machine, direction, tma=way.tma) or (0,)
+            found += [
+                Config(Realization(way.name, split=split, comm_sms=count), plan)
+                for split in SPLITS
+                for count in programs
+            ]
+    return tuple(found), counted
+
+
+def _of_backend(plans: Sequence[str], backend: Backend) -> tuple[str, ...]:
+    """Without the plan that a backend's own direction makes of a neutral one, and without directions it has not."""
+    neutral = {plan.rpartition("_")[0] for plan in plans if plan.endswith(("_pull", "_push"))}
+    found = []
+    for plan in plans:
+        stem, _, direction = plan.rpartition("_")
+        if stem in neutral and direction in ("pull", "push"):
+            if direction == backend.default_direction or direction not in backend.directions:
+                continue
+        found.append(plan)
+    return tuple(found)
+
+
+def predict(product: Product, machine: Machine, config: Config) -> float | None:
+    """Seconds of a config on the slowest rank, or None where the model has no say."""
+    realization, meta = config.realization, dict(config.realization.meta)
+    produced = operator_of(product.op, product.sizes).produced
+    way = SERIAL_WAY if config.serial else way_of(backends[realization.backend], produced, realization.comm_sms)
+    try:
+        found = operator_candidates(
+            product.op,
+            [way],
+            world=product.world,
+            sizes=product.sizes,
+            machine=machine,
+            dtype=product.dtype,
+            split=realization.split,
+            plan=config.plan or None,
+            blocks=(meta["BLOCK_M"], meta["BLOCK_N"]) if {"BLOCK_M", "BLOCK_N"} <= set(meta) else None,
+        )
+    except OverlapError:
+        return None
+    return min((c.seconds for c in found if c.seconds is not None), default=None)
+
+
+def ordered(
+    configs: Iterable[Config], seconds: Callable[[Config], float | None], *, most: int = MODELLED, each: int = EACH
+) -> tuple[tuple[Config, ...], dict[Config, float], int]:
+    """The configs that go on to measurement, those predicted to take least first; predictions; how many stay behind.
+
+    Args:
+        most: of all; ``each``: of every backend at least.
+    """
+    configs = tuple(configs)
+    predicted = {config: time for config in configs if (time := seconds(config)) is not None}
+    # To a tenth of a microsecond: what the model holds for the same stays in its order.
+    order = sorted(configs, key=lambda config: round(predicted.get(config, float("inf")), 7))
+    taken: Counter[str] = Counter()
+    first: list[Config] = []
+    rest: list[Config] = []
+    for config in order:
+        name = config.realization.backend
+        (first if taken[name] < each else rest).append(config)
+        taken[name] += 1
+    chosen = set((*first, *rest[: max(0, most - len(first))]))
+    return tuple(config for config in order if config in chosen), predicted, len(order) - len(chosen)
+
+
+def around(config: Config, tiles: Tiles) -> tuple[Config, ...]:
+    """The config with other tiles, and with half and twice as many pieces and programs."""
+    if config.serial:
+        return ()
+    realization = config.realization
+    found = [with_tile(config, tile) for tile in tiles]
+    for split in (realization.split // 2, realization.split * 2):
+        if split >= 1:
+            found.append(replace(config, realization=replace(realization, split=split)))
+    for programs in (realization.comm_sms // 2, realization.comm_sms * 2):
+        if programs >= 1:
+            found.append(replace(config, realization=replace(realization, comm_sms=programs)))
+    return tuple(dict.fromkeys(found))
+
+
+def with_tile(config: Config, tile: Mapping[str, int]) -> Config:
+    """The config with the launch arguments of a tile."""
+    meta = tuple(sorted((key, value) for key, value in tile.items() if key not in ("num_warps", "num_stages")))
+    realization = replace(
+        config.realization, num_warps=tile.get("num_warps"), num_stages=tile.get("num_stages"), meta=meta
+    )
+    return replace(config, realization=realization)
