@@ -5,6 +5,7 @@
 As `ldst_inline`, for kernels that store through descriptors. One descriptor reaches all places (`overlap.language.stores`), so
 neither a place nor a tile costs one, and the tile loop may stay flattened with all its stages. A store has landed in the peer's
 memory, and not only been read, before its tile is counted; where no tile waits for anything it has the next tile's time for it.
+Of an input programs copy their parts as with `ldst_inline`, in small boxes.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ from .base import Backend
 TMA_INLINE = Backend(
     name="tma_inline",
     default_direction="push",
-    directions=("push",),
-    ordered=False,
+    directions=("pull", "push"),
+    ordered=True,
     strided=True,
     reduce=False,
     comm_sms=False,
     writer="tma store",
-    moves=("result",),
     inline=True,
 )

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from overlap.backends.memory_rules import PROXY_FENCE, READERS, SCOPE, SEM, WRITERS
 from overlap.schedule import table
-from overlap.schedule.moves import SHARED_BYTES
+from overlap.schedule.moves import BETWEEN_BYTES, SHARED_BYTES
 
 from . import ptx, ttir
 from .artifact import Artifact
@@ -62,9 +62,16 @@ def check(
     if artifact.target.nvidia:
         found += _machine_code(kernel, ptx.parse(artifact.assembly))
     if original is not None:
-        found += compare(artifact, original, nested, taken=SHARED_BYTES[writer] if moves and reserved else 0)
+        found += compare(artifact, original, nested, **_shared(moves, writer, reserved))
     order = {"error": 0, "warning": 1, "note": 2}
     return sorted(dict.fromkeys(found), key=lambda f: (order[f.severity], f.line, f.rule))
+
+
+def _shared(moves: str, writer: str, reserved: bool) -> dict[str, int]:
+    """What moving may take of shared memory: programs of their own in the place of what tiles have, others beside it."""
+    if not moves:
+        return {}
+    return {"taken": SHARED_BYTES[writer]} if reserved else {"beside": BETWEEN_BYTES * (writer == "tma store")}
 
 
 class _Kernel:

@@ -22,7 +22,7 @@ from overlap.schedule import table as _layout
 
 from .far import move_chunks_far
 from .flags import after, after_async, landed, poll, raise_flag
-from .interleave import move_rest, move_rest_async, move_some, move_some_async
+from .interleave import move_rest, move_rest_async, move_rest_boxes, move_some, move_some_async, move_some_boxes
 from .moves import computing_id, computing_position, computing_programs, move_chunks, move_chunks_async, moving
 from .stores import lowest, no_run, pushed, pushed_async, shaped, shift, spot, steps, stride, ways
 from .symm import get, notify, notify_async, num_ranks, put, rank, symm_at, wait
@@ -43,8 +43,10 @@ __all__ = [
     "move_chunks_far",
     "move_rest",
     "move_rest_async",
+    "move_rest_boxes",
     "move_some",
     "move_some_async",
+    "move_some_boxes",
     "moving",
     "notify",
     "notify_async",

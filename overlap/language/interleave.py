@@ -19,6 +19,7 @@ from .moves import (
     _MOVES,
     _PROGRAMS,
     _REGISTERS,
+    _SMALL_TMA,
     _make_part,
 )
 
@@ -52,6 +53,18 @@ def move_rest(moves, state, epoch, step):
 def move_rest_async(moves, state, epoch, step):
     """As `move_rest`, in kernels that store through descriptors (sm_90)."""
     _move_rest(moves, state, epoch, step, _REGISTERS, True)
+
+
+@triton.jit
+def move_some_boxes(moves, state, epoch, step, table, run):
+    """As `move_some`, by TMA where a piece of a chunk is `BOXES` (sm_90)."""
+    return _move_some(moves, state, epoch, step, table, run, _SMALL_TMA, True)
+
+
+@triton.jit
+def move_rest_boxes(moves, state, epoch, step):
+    """As `move_rest`, by TMA where a piece of a chunk is `BOXES` (sm_90)."""
+    _move_rest(moves, state, epoch, step, _SMALL_TMA, True)
 
 
 @triton.jit

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from overlap.schedule import moves as _table
 
-from .boxes import copy_boxes
+from .boxes import copy_boxes, copy_small_boxes
 from .flags import after, after_async, landed, poll
 
 _HEADER: tl.constexpr = tl.constexpr(_table.HEADER_WORDS)
@@ -44,7 +44,9 @@ _NARROW: tl.constexpr = tl.constexpr(1024)
 _LOAD_STORE: tl.constexpr = tl.constexpr("load/store")
 _REGISTERS: tl.constexpr = tl.constexpr("load/store, without shared memory")
 _TMA: tl.constexpr = tl.constexpr("tma store")
+_SMALL_TMA: tl.constexpr = tl.constexpr("tma store, a small box at a time")
 _BETWEEN_PAIRS: tl.constexpr = tl.constexpr(1024)
+_BOX_ROWS: tl.constexpr = tl.constexpr(_table.BOX_ROWS)
 
 
 @triton.jit
@@ -104,11 +106,12 @@ def move_chunks_async(moves, state, epoch):
 def _make_part(moves, move, number, programs, state, epoch, TRANSPORT: tl.constexpr, LANDED: tl.constexpr):
     """Makes part ``number`` of ``programs`` of a move: awaits, copies, counts; the last one in raises the flag.
 
-    ``LANDED``: the barrier behind the copies is `landed`. Each program acquires the flags for itself, and its loads depend on what it saw. Counting acquires and releases at system
-    scope, so that the flag stands for the stores of all programs of the group, in peers' memory too.
+    ``LANDED``: the barrier behind the copies is `landed`. Each program acquires the flags for itself, and its loads depend on
+    what it saw. Counting acquires and releases at system scope, so that the flag stands for the stores of all programs of the
+    group, in peers' memory too.
     """
-    known: tl.constexpr = (TRANSPORT == _LOAD_STORE) | (TRANSPORT == _REGISTERS) | (TRANSPORT == _TMA)
-    tl.static_assert(known, "a move goes by load/store or TMA")
+    boxes: tl.constexpr = (TRANSPORT == _TMA) | (TRANSPORT == _SMALL_TMA)
+    tl.static_assert(boxes | (TRANSPORT == _LOAD_STORE) | (TRANSPORT == _REGISTERS), "a move goes by load/store or TMA")
     seen = epoch
     i = tl.load(move + _AWAIT)
     end = tl.load(move + _AWAIT_END)
@@ -117,7 +120,7 @@ def _make_part(moves, move, number, programs, state, epoch, TRANSPORT: tl.conste
         i += 1
     piece = tl.load(move + _PIECE)
     last_piece = tl.load(move + _PIECE_END)
-    if TRANSPORT == _TMA:
+    if boxes:
         turn = after_async(number, seen)
     else:
         turn = after(number, seen)
@@ -143,9 +146,14 @@ def _copy(piece, turn, programs, TRANSPORT: tl.constexpr):
     kind = tl.load(piece + _KIND)
     if TRANSPORT == _TMA:
         if kind == _BOXES:
-            copy_boxes(piece, turn, programs)
+            copy_boxes(piece, turn, programs, _BOX_ROWS, _STAGES)
         else:
             _copy_words(piece, kind, turn, programs, _PAIRS, _STAGES)
+    elif TRANSPORT == _SMALL_TMA:
+        if kind == _BOXES:
+            copy_small_boxes(piece, turn, programs)
+        else:
+            _copy_words(piece, kind, turn, programs, _BETWEEN_PAIRS, 0)
     elif TRANSPORT == _REGISTERS:
         _copy_words(piece, kind, turn, programs, _BETWEEN_PAIRS, 0)
     elif kind == _IN_ROW:

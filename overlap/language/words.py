@@ -134,6 +134,18 @@ WORDS = {
             "as `move_some`, in loops that are flattened and in kernels that store by TMA",
             nvidia=True,
         ),
+        Word(
+            "move_some_boxes",
+            ("moves", "state", "epoch", "step", "table", "run"),
+            "as `move_some`, by TMA where a piece of a chunk lets it",
+            nvidia=True,
+        ),
+        Word(
+            "move_rest_boxes",
+            ("moves", "state", "epoch", "step"),
+            "as `move_rest`, by TMA where a piece of a chunk lets it",
+            nvidia=True,
+        ),
         Word("move_rest", ("moves", "state", "epoch", "step"), "this program's parts of all moves that are left"),
         Word(
             "move_rest_async",

@@ -202,7 +202,7 @@ def _pieces(instance: Instance, op_id: OpId) -> Iterator[tuple[int, ...]]:
     src = instance.parts[op.src.tensor].source(op_id)
     dst = instance.parts[op.dst.tensor].destination(op_id)
     mover = instance.operator.mover
-    boxes = mover.reserved and mover.writer == "tma store"
+    boxes = mover.writer == "tma store"
     for piece in plan_copy(dst, src) if src.numel() else ():
         yield from piece_words(piece, boxes=boxes)
 

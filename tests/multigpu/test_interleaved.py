@@ -16,9 +16,11 @@ from tests.support.ranks import WAYS, Product, delay, template
 from .conftest import WORLD
 from .test_results_op import piece, random, wrong
 
-BETWEEN = [way for way, (_, on, *backend) in WAYS.items() if backend == ["ldst_inline"] and on[0] != "c"]
+BACKENDS = ("ldst_inline", "tma_inline")
+BETWEEN = [way for way, (_, on, *backend) in WAYS.items() if backend and backend[0] in BACKENDS and on[0] != "c"]
+PERSISTENT = (("all_gather_1d", "a[M]"), ("all_gather_1d", "a[K]"))
 FORMS = [("grouped_gemm", way) for way in BETWEEN]
-FORMS += [("persistent_gemm", way) for way in ("gather, between tiles", "gather in the loop, between its parts")]
+FORMS += [("persistent_gemm", way) for way in BETWEEN if WAYS[way][:2] in PERSISTENT]
 SHAPES = [(515, 136, 96 * WORLD), (4091, 264, 1000), (1000, 136, 96), (3, 64, 64), (1, 8, 8)]
 MANY_TILES = (8192, 4096, 1024)
 """Of 64 x 64: more than are resident at a time, and dozens to a program of a persistent grid."""
@@ -59,9 +61,10 @@ def test_launches_with_new_data_and_delays(generated, group, name, way):
     check(group)
 
 
-def test_large_launches_in_a_row(generated, group):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_large_launches_in_a_row(generated, group, backend):
     """Parts of the next launch may not overtake what peers still read of this one."""
-    module = generated(template("persistent_gemm"), "all_gather_1d", "a[M]", "ldst_inline")
+    module = generated(template("persistent_gemm"), "all_gather_1d", "a[M]", backend)
     product = Product(group, *MANY_TILES, torch.float16)
     wrongs = torch.zeros((), dtype=torch.int64, device="cuda")
     for seed in range(20):
@@ -94,14 +97,15 @@ def test_the_same_programs_store_the_result(tmp_path, repo, group):
     check(group)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("lead", "dim"), [((8192,), 0), ((2, 1032), 1), ((33,), 0), ((1,), 0)])
-def test_operators(group, lead, dim):
+def test_operators(group, backend, lead, dim):
     dtype, rank = torch.bfloat16, dist.get_rank(group)
     for n, k in ((1024, 2048), (257, 999)):
         x, w, bias = random((*lead, k), n, dtype), random((k, n), n + 9, dtype), random((n,), n, dtype)
         whole = x.float() @ w.float() + bias.float()
         scale, held = whole.abs() + 1, piece(x, -1, rank).clone()
-        options = {"bias": bias, "group": group, "backend": "ldst_inline"}
+        options = {"bias": bias, "group": group, "backend": backend}
         for plan in ("all_gather_1d", "all_gather_1d_pull", "all_gather_ring"):
             delay(n, rank)
             shard = piece(x, dim, rank).clone()
@@ -111,7 +115,7 @@ def test_operators(group, lead, dim):
         assert not wrong(y, whole, scale, dtype, k), ("ag_gemm_k", lead, n, k)
         y = a2a_gemm(held, w, scatter_dim=dim, **options)
         assert not wrong(y, piece(whole, dim, rank), piece(scale, dim, rank), dtype, k), ("a2a_gemm", lead, n, k)
-        assert {last_plan(name).backend for name in ("ag_gemm_k", "a2a_gemm", "ag_gemm")} == {"ldst_inline"}
+        assert {last_plan(name).backend for name in ("ag_gemm_k", "a2a_gemm", "ag_gemm")} == {backend}
     overlap.check(group)
 
 

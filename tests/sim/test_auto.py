@@ -75,7 +75,6 @@ def test_all_ranks_do_what_rank_0_found(machines):
     assert said is not None and said.backend == "ldst_reserved" and said.considered == one[0].considered
     assert said.considered[0].startswith("ldst_reserved with 2 programs ")
     assert any(text.startswith("copy_engine 1.") for text in said.considered)
-    assert any("tma_inline stores what a kernel makes" in text for text in said.considered)
 
 
 def test_copies_where_programs_were_not_measured(machines):

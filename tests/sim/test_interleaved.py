@@ -48,12 +48,12 @@ def generated(tmp_path_factory, repo):
     folder = tmp_path_factory.mktemp("generated")
     made: dict = {}
 
-    def make(kernel="grouped_gemm", plan="all_gather_1d", on="a[M]", words=(), mesh=None) -> str:
-        key = (kernel, plan, on, tuple(words), mesh)
+    def make(kernel="grouped_gemm", plan="all_gather_1d", on="a[M]", words=(), mesh=None, backend="ldst_inline") -> str:
+        key = (kernel, plan, on, tuple(words), mesh, backend)
         if key not in made:
             path = folder / f"module_{len(made)}.py"
             unit = SourceUnit.from_file(kernel if "/" in kernel else repo / "templates" / "kernels" / f"{kernel}.py")
-            request = Request(unit, plan=plan, on=on, backend="ldst_inline", output=str(path), mesh=mesh)
+            request = Request(unit, plan=plan, on=on, backend=backend, output=str(path), mesh=mesh)
             text = compile_source(request).module.text
             if words:
                 name = f"words_{len(made)}"
@@ -99,6 +99,14 @@ def test_programs_with_many_tiles_that_wait_for_each_host(generated, flattened):
     report = check_module(
         path, world=3, shape={"M": 264, "N": 136, "K": 16}, dtype="fp16", seeds=[int(flattened)], **options
     )
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize(("kernel", "way"), [("persistent_gemm", WAYS[0]), ("grouped_gemm", FURTHER[1])])
+def test_by_tma(generated, kernel, way):
+    """Rows that boxes take, of chunks of several boxes, and what is left of them."""
+    path = generated(kernel, *way, backend="tma_inline")
+    report = check_module(path, world=3, shape={"M": 130, "N": 40, "K": 200}, dtype="bf16", seeds=SEEDS, launches=2)
     assert report.ok, str(report)
 
 

@@ -143,7 +143,6 @@ def test_a_launch_that_does_not_wait_for_the_peers(generated):
     [
         ("persistent_gemm", "ldst_inline", "c[M]", "stores by descriptor or block pointer into `c_ptr`", "tma_inline"),
         ("grouped_gemm", "tma_inline", "c[M]", "through tensor descriptors; this one stores by pointer", "ldst_inline"),
-        ("persistent_gemm", "tma_inline", "a[M]", "stores what a kernel makes, and `a` is an input", "copy_engine"),
     ],
 )
 def test_what_it_cannot_do_is_refused(generated, kernel, backend, on, why, instead):

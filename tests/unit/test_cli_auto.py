@@ -32,10 +32,7 @@ def compiled(repo, capsys, monkeypatch, tmp_path):
 def test_a_module_for_what_is_predicted_to_take_least(compiled):
     code, said, text = compiled("all_gather_1d", "a[M]", "--world", "4", "--shape", "M=8192,N=28672,K=8192")
     assert code == 0 and said.startswith("copy_engine of: copy_engine 4."), said
-    assert (
-        "; ldst_reserved with 4 programs 5." in said
-        and "tma_inline: a[M]: tma_inline stores what a kernel makes" in said
-    )
+    assert "; ldst_reserved with 4 programs 5." in said
     assert 'Realization(backend="copy_engine")' in text and "--backend copy_engine" in text
 
 

@@ -47,7 +47,8 @@ def run(module: cst.Module, context: Context) -> cst.Module:
     if not context.interleaving:
         return module
     kernel = find_function(module, context.program.kernel.name)
-    insert = _Insert(context, _asynchronous(kernel, context))
+    form = "_boxes" if context.mover.writer == "tma store" else "_async" if _asynchronous(kernel, context) else ""
+    insert = _Insert(context, form)
     changed = kernel.visit(insert)
     assert isinstance(changed, cst.FunctionDef) and isinstance(changed.body, cst.IndentedBlock)
     if not insert.begun or not insert.waits:
@@ -67,17 +68,17 @@ def _asynchronous(kernel: cst.FunctionDef, context: Context) -> bool:
 class _Insert(cst.CSTTransformer):
     """Puts `move_some` ahead of every wait, `move_rest` ahead of every return, and the first step behind the epoch."""
 
-    def __init__(self, context: Context, asynchronous: bool) -> None:
+    def __init__(self, context: Context, form: str) -> None:
         super().__init__()
         self.waits = 0
         self.begun = False
         names = context.names
-        self._ol, self._suffix = names.language, "_async" if asynchronous else ""
+        self._ol, self._form = names.language, form
         self._step, self._epoch = names.local("step"), names.local("epoch")
         self._given = ", ".join((names.local("moves"), names.local("state"), self._epoch, self._step))
 
     def rest(self) -> cst.BaseStatement:
-        (made,) = statements(f"{self._ol}.move_rest{self._suffix}({self._given})\n")
+        (made,) = statements(f"{self._ol}.move_rest{self._form}({self._given})\n")
         return made.with_changes(leading_lines=[comment(REST)])
 
     def leave_SimpleStatementSuite(
@@ -106,7 +107,7 @@ class _Insert(cst.CSTTransformer):
         assert isinstance(value, cst.Call)
         self.waits += 1
         table, run = (cst.Module([]).code_for_node(arg.value) for arg in value.args[:2])
-        (some,) = statements(f"{self._step} = {self._ol}.move_some{self._suffix}({self._given}, {table}, {run})\n")
+        (some,) = statements(f"{self._step} = {self._ol}.move_some{self._form}({self._given}, {table}, {run})\n")
         return cst.FlattenSentinel([some.with_changes(leading_lines=[comment(SOME)]), updated_node])
 
     def _ahead_of_return(self, line: cst.SimpleStatementLine) -> list[cst.BaseStatement]:
