@@ -7,8 +7,9 @@
 
 The descriptor that reaches every place has two dimensions in front of the result's own, which are not of the result: steps of
 `HIGH_BYTES` and of `LOW_BYTES` from the lowest place, so that two coordinates are an address. A place costs no descriptor, and
-a program makes none for a tile. Rows and columns are bounded as in the result, whatever the place; coordinates outside, which
-``spot`` gives where a run has no such place, store nothing.
+a program makes none for a tile. Rows and columns are bounded as in the result, whatever the place; coordinates past the end, which
+``spot`` gives where a run has no such place, store nothing. Never coordinates below zero: a box that is wholly below zero is
+an illegal instruction on an H100, one that is wholly past the end is none.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ _STATES: tl.constexpr = tl.constexpr(_layout.W_STATES)
 _LOW_BYTES: tl.constexpr = tl.constexpr(_layout.LOW_BYTES)
 _HIGH_BYTES: tl.constexpr = tl.constexpr(_layout.HIGH_BYTES)
 _LOW_STEPS: tl.constexpr = tl.constexpr(_layout.HIGH_BYTES // _layout.LOW_BYTES)
+_NOWHERE: tl.constexpr = tl.constexpr((_layout.HIGH_BYTES // _layout.LOW_BYTES) << 30)
 _LOW_BITS: tl.constexpr = tl.constexpr((_layout.HIGH_BYTES // _layout.LOW_BYTES).bit_length() - 1)
 
 
@@ -60,11 +62,11 @@ def shift(table, run, way, slots):
 def spot(table, run, way, slots):
     """The ``way``-th place where the run's tiles are stored, as the first two coordinates of the descriptor that reaches all.
 
-    Where the run has no such place the first is negative, and the store that it is given to stores nothing.
+    Where the run has no such place the first is past the end, and the store that it is given to stores nothing.
     """
     entry = tl.load(table + run + _R_WAY) + way
     there = entry < tl.load(table + run + _RUN_WORDS + _R_WAY)
-    place = tl.load(slots + entry, mask=there, other=-1)
+    place = tl.load(slots + entry, mask=there, other=_NOWHERE)
     return (place >> _LOW_BITS).to(tl.int32), (place & (_LOW_STEPS - 1)).to(tl.int32)
 
 

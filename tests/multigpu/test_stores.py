@@ -64,7 +64,8 @@ def test_one_descriptor_reaches_every_rank(group, dtype):
     described = TensorDescriptor(own, [rows, columns], [columns, 1], [32, 32])
     anywhere = Slots(None, 1, lowest - own.data_ptr(), steps).anywhere(described)
     assert anywhere.base.data_ptr() == lowest and anywhere.shape[:2] == [steps, HIGH_BYTES // LOW_BYTES]
-    places = torch.tensor([*((a - lowest) // LOW_BYTES for a in reached), -1], device="cuda")
+    nowhere = (HIGH_BYTES // LOW_BYTES) << 30
+    places = torch.tensor([*((a - lowest) // LOW_BYTES for a in reached), nowhere], device="cuda")
     store_everywhere[(triton.cdiv(rows, 32), triton.cdiv(columns, 32))](anywhere, places, len(reached), 32, 32)
     torch.cuda.synchronize()
     meet("every rank has stored", rank)
