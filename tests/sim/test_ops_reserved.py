@@ -27,11 +27,13 @@ CASES = {
         *((name, "tma_reserved") for name in CASES),
         ("rows that are boxes", "ldst_reserved"),
         ("uneven pieces of everything", "ldst_inline"),
+        ("a rank without rows", "ldst_inline"),
+        ("rows that are boxes", "tma_inline"),
     ],
 )
 def test_pieces_are_moved_by_programs(name, backend):
     case = CASES[name]
-    options = {"backend": backend, **({"comm_sms": 2} if backend != "ldst_inline" else {})}
+    options = {"backend": backend, **({"comm_sms": 2} if backend.endswith("_reserved") else {})}
 
     def call(group, rank, x, w, bias):
         held = piece(case, x, -1, rank)
