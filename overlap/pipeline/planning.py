@@ -137,18 +137,20 @@ def check_backend(ons: Sequence[OnSpec], plans: Sequence[PlanText], realization:
 
     Raises:
         UnsupportedError: names the tensor and the backends that can, or two backends that do not go together.
-        UsageError: programs that nobody takes are to move chunks.
     """
     for on, plan in zip(ons, plans, strict=True):
         moves = "result" if on.produced else "input"
         if None in named_backends(plan.text, plan.path):
             require(find_backend(realization.backend), Need(str(on), on.tensor, moves))
-    carriers = carriers_of(ons, plans, realization)
+    return carriers_of(ons, plans, realization)
+
+
+def check_programs(carriers: Carriers, realization: Realization) -> None:
+    """Raises UsageError where programs are to move chunks that nobody takes."""
     mover = find_backend(carriers.moving or realization.backend)
     if realization.comm_sms and not mover.comm_sms:
         takers = " or ".join(other.name for other in backends.values() if other.comm_sms)
         raise UsageError(f"{mover.name} takes no multiprocessors: comm_sms must be 0", help=f"--backend {takers}")
-    return carriers
 
 
 def carriers_of(ons: Sequence[OnSpec], plans: Sequence[PlanText], realization: Realization) -> Carriers:

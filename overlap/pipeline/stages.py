@@ -28,7 +28,7 @@ from overlap.schedule.describe import describe as describe_schedule
 from overlap.schedule.events import ItemSize
 
 from .paths import plan_text
-from .planning import Planned, check_backend, plan_launch, probe
+from .planning import Planned, check_backend, check_programs, plan_launch, probe
 from .request import Request, check_command, need_sizes, realize, regenerate_command, source_path
 
 
@@ -140,6 +140,7 @@ def _communicated(
         safe = probe(program, ons, plans, realization, request.world) and not looped
     except OverlapError as error:
         raise error.at(where) from None
+    check_programs(carriers, realization)
     return ons, tuple(plans), safe or not _flattens(request.unit, program)
 
 
