@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from overlap.chunkplan.plan import P2P, CommPlan
+from overlap.chunkplan.plan import P2P, CommOp, CommPlan
 from overlap.chunkplan.region import Box
 
 
@@ -36,7 +36,7 @@ def narrow_by(
     """
     shape = plan.tensor(tensor).shape
 
-    def changed(op: object) -> object:
+    def changed(op: CommOp) -> CommOp:
         if not isinstance(op, P2P) or op.src.tensor != tensor or op.backend is not None or op.src.box.empty:
             return op
         run = row_bytes(op.src.box, shape, order, itemsize)
@@ -44,4 +44,4 @@ def narrow_by(
             return op
         return replace(op, backend=backend)
 
-    return replace(plan, ops=tuple(tuple(changed(op) for op in own) for own in plan.ops))  # type: ignore[arg-type]
+    return replace(plan, ops=tuple(tuple(changed(op) for op in own) for own in plan.ops))
