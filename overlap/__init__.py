@@ -20,6 +20,7 @@ _LAZY = {
     "reserve": "overlap.ops",
     "symmetric": "overlap.api",
     "transfer": "overlap.api",
+    "tune": "overlap.ops",
 }
 """Public name to the module that defines it."""
 

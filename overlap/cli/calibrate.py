@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,8 +9,9 @@ from pathlib import Path
 
 import click
 
-from overlap.doctor.children import NO_MULTICAST
-from overlap.errors import MissingDependencyError, UsageError
+from overlap.errors import UsageError
+
+from .on_gpus import check_ranks, gpus, in_job, join, start
 
 SOURCE = "overlap calibrate"
 
@@ -32,55 +31,22 @@ def command(output: str | None, name: str | None, ranks: int | None) -> None:
     `predict`, `explain`, `compile` and the setting `machine` take the file as a machine. Starts a process a GPU by itself;
     under torchrun it measures the GPUs of that job.
     """
-    count = _gpus()
-    if "RANK" not in os.environ:
-        raise SystemExit(_start(count, ranks, output, name))
-    if ranks is not None and ranks != int(os.environ["WORLD_SIZE"]):
-        raise UsageError(
-            f"--ranks {ranks} in a job of {os.environ['WORLD_SIZE']}", help="leave --ranks out under torchrun"
-        )
+    count = gpus("measure", "`overlap predict --machine h100-nvlink` takes one by name")
+    if not in_job():
+        words = ["calibrate", *(["-o", output] if output else []), *(["--name", name] if name else [])]
+        raise SystemExit(start(count, ranks, words))
+    check_ranks(ranks)
     _measure(output, name)
 
 
-def _gpus() -> int:
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingDependencyError(f"nothing can be measured: {error}", help="pip install torch triton") from error
-    if not torch.cuda.is_available():
-        raise UsageError(
-            "there is no GPU here to measure", help="`overlap predict --machine h100-nvlink` takes one by name"
-        )
-    return torch.cuda.device_count()
-
-
-def _start(count: int, ranks: int | None, output: str | None, name: str | None) -> int:
-    """Runs the command again in a process a GPU; its exit status."""
-    wanted = ranks or count
-    if wanted < 2 or wanted > count:
-        raise UsageError(
-            f"{wanted} ranks on {count} GPU{'s' * (count != 1)}", help="links join two GPUs or more of one host"
-        )
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(wanted)]
-    words += ["-m", "overlap", "calibrate"]
-    words += ["-o", output] if output else []
-    words += ["--name", name] if name else []
-    environment = {**NO_MULTICAST, "OMP_NUM_THREADS": "1", **os.environ}
-    return subprocess.run(words, env=environment, check=False).returncode
-
-
 def _measure(output: str | None, name: str | None) -> None:
-    import torch
     import torch.distributed as dist
 
     from overlap.autotune.calibrate.machinefile import machine_name, machine_text
     from overlap.autotune.calibrate.run import calibrate
     from overlap.schedule.machine import parse_machine
 
-    os.environ.update({key: os.environ.get(key, value) for key, value in NO_MULTICAST.items()})
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", os.environ["RANK"])))
-    torch.cuda.set_device(device)
-    dist.init_process_group("nccl", device_id=device)
+    join("nccl")
     try:
         with _progress(dist.get_rank() == 0) as say:
             found = calibrate(say=say)

@@ -13,7 +13,19 @@ import click
 from overlap.errors import MissingDependencyError, OverlapError, SourceSpan, UsageError
 from overlap.version import __version__
 
-COMMANDS = ("compile", "simulate", "verify", "check", "explain", "predict", "calibrate", "build", "doctor")
+COMMANDS = (
+    "compile",
+    "simulate",
+    "verify",
+    "check",
+    "explain",
+    "predict",
+    "calibrate",
+    "tune",
+    "cache",
+    "build",
+    "doctor",
+)
 """In the order a user meets them; each is the module of that name in this room."""
 
 

@@ -8,6 +8,7 @@ from .record import last_plan
 from .reduce_gemm import gemm_ar
 from .reserve import reserve
 from .scatter_gemm import gemm_rs
+from .tuning import tune
 
 __all__ = [
     "a2a_gemm",
@@ -19,4 +20,5 @@ __all__ = [
     "last_plan",
     "measure",
     "reserve",
+    "tune",
 ]

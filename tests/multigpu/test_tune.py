@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import overlap.ops.tune as tune_module
+import overlap.ops.tuning as tune_module
 from overlap.api.tuned import BUILT_IN
 from overlap.autotune import cache
 from overlap.autotune.config import Config
@@ -20,7 +20,7 @@ from overlap.autotune.lock import write_lock
 from overlap.autotune.log import TOP
 from overlap.backends.base import Realization
 from overlap.ops import ag_gemm, gemm_rs, last_plan
-from overlap.ops.tune import tune
+from overlap.ops.tuning import tune
 
 SIZES = {"M": 2048, "N": 4096, "K": 2048}
 BUDGET = 14.0

@@ -21,7 +21,7 @@ from overlap.autotune.trials import RankMeasurer
 from overlap.backends.base import Realization
 from overlap.errors import RuntimeContractError, UsageError
 from overlap.ops import ag_gemm, gemm_rs
-from overlap.ops.tune import tune as tune_operator
+from overlap.ops.tuning import tune as tune_operator
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,155 @@
+"""The space of configs, what prunes it, and successive halving on a clock that the test turns."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from overlap.autotune.config import Config
+from overlap.autotune.prune import Limits, by_limits, by_rows, prune
+from overlap.autotune.search import KEPT, RUNS, TRIAL_MS, Measured, Search
+from overlap.autotune.space import PLANS, Product, around, communication, ordered, predict, with_tile
+from overlap.backends.base import Realization
+from overlap.backends.capabilities import Need
+from overlap.chunkplan.library import list_templates
+from overlap.schedule.machine import load_machine
+
+H100 = Limits(shared=227 * 1024, threads=1024, units=132)
+
+
+def config(split: int = 1, backend: str = "copy_engine", **meta: int) -> Config:
+    return Config(Realization(backend, split=split, meta=tuple(sorted(meta.items()))))
+
+
+class Clock:
+    """Measures as a table says; a trial takes its runs and, the first time, what compiling takes."""
+
+    def __init__(self, ms: dict[Config, float], compile_s: float = 1.0) -> None:
+        self.ms = ms
+        self.now = 0.0
+        self.asked: list[tuple[Config, int]] = []
+        self._compile = compile_s
+
+    def measure(self, config: Config, runs: int) -> Measured:
+        first = config not in [known for known, _ in self.asked]
+        self.asked.append((config, runs))
+        ms = self.ms[config]
+        if not math.isfinite(ms):
+            self.now += 1
+            return Measured(None, "rank 1: OutOfResources: shared memory", self.now)
+        self.now += self._compile * first + runs * ms / 1e3
+        # Few runs are noisy: a tenth either way.
+        noise = 1 + (0.1 if len(self.asked) % 2 else -0.1) * (runs == RUNS[0])
+        return Measured(ms * noise, elapsed=self.now)
+
+
+def test_the_best_is_found_with_few_long_trials():
+    ms = {config(n): 1.0 + abs(n - 7) / 5 for n in range(1, 31)}
+    clock = Clock(ms)
+    outcome = Search(clock, 1000).run(config(30), [config(n) for n in range(1, 30)])
+    assert outcome.winner is not None and outcome.winner.config == config(7) and outcome.left == 0
+    longest = [c for c, runs in clock.asked if runs == RUNS[-1]]
+    assert len(longest) <= 4 and sum(runs == RUNS[0] for _, runs in clock.asked) == 30
+    assert sum(runs == RUNS[1] for _, runs in clock.asked) == 30 // KEPT
+
+
+def test_neighbours_of_the_best_are_tried_and_the_built_in_wins_a_draw():
+    ms = {config(n): 2.0 - n / 10 for n in range(1, 5)} | {config(4, BLOCK_M=64): 0.5}
+    outcome = Search(Clock(ms), 1000).run(
+        config(1), [config(n) for n in range(2, 5)], lambda best: [config(4, BLOCK_M=64), best]
+    )
+    assert outcome.winner.config == config(4, BLOCK_M=64)
+    level = {config(1): 1.0, config(2): 0.995}
+    assert Search(Clock(level), 1000).run(config(1), [config(2)]).winner.config == config(1)
+
+
+def test_failures_take_configs_out():
+    ms = {config(1): math.inf, config(2): 1.0, config(3): math.inf}
+    outcome = Search(Clock(ms), 1000).run(config(1), [config(2), config(3)], lambda best: ())
+    assert outcome.winner.config == config(2)
+    assert [bool(trial.failed) for trial in outcome.trials] == [True, False, True]
+    nothing = Search(Clock({config(1): math.inf}), 1000).run(config(1), ())
+    assert nothing.winner is None and nothing.trials[0].failed
+
+
+@pytest.mark.parametrize("budget", [5.0, 12.0, 40.0])
+def test_the_budget_is_kept_and_the_likeliest_are_measured(budget):
+    ms = {config(n): 1.0 for n in (*range(1, 200), 300)}
+    clock = Clock(ms, compile_s=0.7)
+    outcome = Search(clock, budget).run(config(1), [config(n) for n in range(2, 200)], lambda best: [config(300)])
+    assert clock.now <= budget and outcome.seconds == clock.now
+    assert outcome.winner is not None and outcome.left == 199 - len({c for c, _ in clock.asked if c != config(300)})
+    assert [c for c, runs in clock.asked][:3] == [config(1), config(2), config(3)]
+
+
+def test_a_budget_for_nothing_still_measures_what_is_built_in():
+    clock = Clock({config(1): 1.0}, compile_s=3)
+    outcome = Search(clock, 1e-9).run(config(1), [config(2)])
+    assert outcome.winner.config == config(1) and outcome.left == 1
+
+
+def test_slow_configs_are_run_fewer_times():
+    clock = Clock({config(1): 900.0, config(2): 899.0}, compile_s=0)
+    Search(clock, 1000).run(config(1), [config(2)])
+    assert max(runs for _, runs in clock.asked) == RUNS[0] and TRIAL_MS < 900 * RUNS[0]
+
+
+def test_what_no_device_can_hold_is_counted_by_reason():
+    tile = {"BLOCK_K": 64, "BLOCK_M": 128}
+    small = config(**tile, BLOCK_N=128)
+    huge = config(**tile, BLOCK_N=256)  # 4 warps by default: 256 accumulators a thread
+    odd = config(**tile, BLOCK_N=96)
+    deep = Config(Realization(num_stages=9, meta=small.realization.meta))
+    wide = Config(Realization(num_warps=64, meta=small.realization.meta))
+    crowd = Config(Realization("ldst_reserved", comm_sms=132))
+    found = prune(
+        [small, small, huge, odd, deep, wide, crowd, config(9), config(8), config(backend="serial")],
+        [by_limits(H100, 2), by_rows(8)],
+    )
+    assert found.kept == (small, config(8), config(backend="serial"))
+    assert found.refused == {
+        "more registers than a thread has": 1,
+        "block sizes that are no powers of two": 1,
+        "more shared memory than a block has": 1,
+        "more threads than a block has": 1,
+        "no multiprocessor left to compute": 1,
+        "chunks of less than a row": 1,
+    }
+    assert str(found).startswith("3 configs, 6 refused: 1 block sizes")
+
+
+def test_the_space_of_an_operator_is_what_the_capability_table_leaves():
+    machine = load_machine("h100-nvlink")
+    product = Product("ag_gemm", {"M": 1000, "N": 512, "K": 96}, "bf16", 3)
+    configs, refused = communication(
+        product,
+        machine,
+        Need("ag_gemm", moves="input", triton=(3, 6)),
+        lacking=lambda name: "asleep" * (name == "ldst_inline"),
+    )
+    backends = {c.realization.backend for c in configs}
+    assert {"copy_engine", "ldst_reserved", "tma_reserved", "serial"} <= backends and "ldst_inline" not in backends
+    assert refused["asleep"] > 0
+    plans = {c.plan for c in configs if c.realization.backend == "copy_engine"}
+    assert plans == {"all_gather_1d", "all_gather_1d_push", "all_gather_ring"}, (
+        "what its own direction makes is there once"
+    )
+    assert len({c.realization.comm_sms for c in configs if c.realization.backend == "ldst_reserved"}) > 2
+    chosen, predicted, behind = ordered(configs, lambda c: predict(product, machine, c), most=12, each=1)
+    assert len(chosen) == 12 and behind == len(configs) - 12
+    assert {c.realization.backend for c in chosen} == backends, "each backend is measured"
+    times = [round(predicted[c], 7) for c in chosen]
+    assert times == sorted(times) and times[0] == min(round(time, 7) for time in predicted.values())
+    assert all(name in list_templates() for names in PLANS.values() for name in names)
+
+
+def test_tiles_and_numbers_around_a_config():
+    start = Config(Realization("ldst_reserved", split=2, comm_sms=8), "all_gather_1d")
+    tile = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "GROUP_M": 4, "num_warps": 8, "num_stages": 2}
+    near = around(start, [tile])
+    assert with_tile(start, tile) in near and with_tile(start, tile).realization.num_warps == 8
+    assert {(c.realization.split, c.realization.comm_sms) for c in near} == {(2, 8), (1, 8), (4, 8), (2, 4), (2, 16)}
+    assert around(Config(Realization("serial")), [tile]) == ()
+    machine, product = load_machine("h100-nvlink"), Product("ag_gemm", {"M": 8192, "N": 8192, "K": 8192}, "bf16", 4)
+    assert predict(product, machine, with_tile(start, tile)) != predict(product, machine, start)
