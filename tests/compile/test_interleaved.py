@@ -13,10 +13,8 @@ from overlap.schedule.moves import BETWEEN_BYTES
 
 SWEEP = os.environ.get("OVERLAP_SWEEP") == "1"
 LARGE = {"BLOCK_M": "128", "BLOCK_N": "256", "BLOCK_K": "64", "num_warps": "8", "num_stages": "3"}
-KERNELS = [
-    ("persistent_gemm", "a[M]", False),
-    pytest.param("grouped_gemm", "a[K]", False, marks=pytest.mark.one_triton),
-]
+KERNELS = [("persistent_gemm", "a[M]", False)]
+KERNELS += [("grouped_gemm", "a[K]", False)] * SWEEP
 KERNELS += [(k, on, True) for k in ("persistent_gemm", "grouped_gemm", "gemm_2d") for on in ("a[M]", "a[K]") if SWEEP]
 
 
@@ -62,6 +60,7 @@ def test_parts_are_wide_and_go_through_registers(built):
     assert re.search(r"st\.global\.v2\.b64|st\.global\.v4\.b32", ptx)
 
 
+@pytest.mark.one_triton
 @pytest.mark.parametrize("large", [False, True] if SWEEP else [False])
 def test_small_boxes_stand_beside_the_buffers_of_a_flattened_loop(built, large):
     result = built("persistent_gemm", large=large, backend="tma_inline")
