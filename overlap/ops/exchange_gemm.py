@@ -81,8 +81,9 @@ def a2a_gemm(
         out: where the result goes, of its shape and dtype.
         out_dtype: of the result; by default ``out``'s, else x's.
         backend: ``copy_engine`` (fused), ``ldst_reserved`` or ``tma_reserved`` (fused, some of the kernel's programs move
-            the pieces), ``ldst_inline`` (fused, all of them do between their tiles) or ``serial`` (a collective, then torch's
-            product); by default fused, and serial where that is impossible or slower, which `last_plan` and the log say.
+            the pieces), ``ldst_inline`` or ``tma_inline`` (fused, all of them do between their tiles) or ``serial`` (a
+            collective, then torch's product); by default fused, and serial where that is impossible or slower, which
+            `last_plan` and the log say.
         plan: the plan template that moves the pieces.
         split: parts a piece is cut into, along the rows; a tile waits for its part of every rank's.
         comm_sms: programs that move the pieces, with a backend that reserves some; 0: an eighth of the multiprocessors.

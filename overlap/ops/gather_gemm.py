@@ -74,8 +74,9 @@ def ag_gemm(
         out: where results go, of their shape and dtype; one for each weight.
         return_gathered: return the gathered x as well, as a tensor of its own.
         backend: ``copy_engine`` (fused), ``ldst_reserved`` or ``tma_reserved`` (fused, some of the kernel's programs move
-            the shards), ``ldst_inline`` (fused, all of them do between their tiles) or ``serial`` (a collective, then torch's
-            product); by default fused, and serial where that is impossible or slower, which `last_plan` and the log say.
+            the shards), ``ldst_inline`` or ``tma_inline`` (fused, all of them do between their tiles) or ``serial`` (a
+            collective, then torch's product); by default fused, and serial where that is impossible or slower, which
+            `last_plan` and the log say.
         plan: the plan template that moves the shards: ``all_gather_1d``, which pulls or pushes as the backend does it
             better, ``all_gather_1d_push``, ...
         split: chunks a shard is cut into.

@@ -64,8 +64,9 @@ def ag_gemm_k(
         out: where the result goes, [..., N], of its dtype.
         out_dtype: of the result; by default ``out``'s, else x's.
         backend: ``copy_engine`` (fused), ``ldst_reserved`` or ``tma_reserved`` (fused, some of the kernel's programs move
-            the pieces), ``ldst_inline`` (fused, all of them do between their tiles) or ``serial`` (a collective, then torch's
-            product); by default fused, and serial where that is impossible or slower, which `last_plan` and the log say.
+            the pieces), ``ldst_inline`` or ``tma_inline`` (fused, all of them do between their tiles) or ``serial`` (a
+            collective, then torch's product); by default fused, and serial where that is impossible or slower, which
+            `last_plan` and the log say.
         plan: the plan template that moves the pieces.
         split: chunks a piece is cut into.
         comm_sms: programs that move the pieces, with a backend that reserves some; 0: an eighth of the multiprocessors.
