@@ -18,6 +18,8 @@ from typing import Any
 import torch
 
 from overlap.annotate.source import SourceUnit
+from overlap.autotune.config import Config
+from overlap.autotune.session import Tuned
 from overlap.backends.base import Realization
 from overlap.backends.capabilities import AUTO, SERIAL
 from overlap.errors import UnsupportedError, UsageError
@@ -36,6 +38,7 @@ from .made import Made, plan_facts
 from .measure import exposed_ms
 from .memory import reserve_operator
 from .report import LastPlan, announce, logger, predicted_ms
+from .tuned_kernel import open_to_tuning, options_of, tuned_launch
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,7 @@ class CompiledKernel:
         self.options = options
         self.last_plan: LastPlan | None = None
         self._variants: dict[tuple[str, int], CompiledKernel] = {}
+        self._configured: dict[Config, CompiledKernel] = {}
         self.arg_names = list(parameters_of(source.function()))
         self.__name__ = source.function().__name__
         self.__doc__ = source.function().__doc__
@@ -211,6 +215,10 @@ class CompiledKernel:
         group = resolve_group(group)
         if (backend or self.backend) == AUTO:
             return self._automatic(group, grid, args, kwargs, behind, transport, repeat)
+        if backend is None and open_to_tuning(self):
+            found = tuned_launch(self, group, grid, args, kwargs, transport)
+            if found is not None:
+                return self._tuned(found, group, grid, args, kwargs, behind, transport, repeat)
         choice = self._choose(group, args, kwargs, backend or self.backend)
         self._forced = choice.forced
         if choice.backend == "serial":
@@ -261,6 +269,58 @@ class CompiledKernel:
         if self.last_plan is None or replace(self.last_plan, considered=()) != said:
             self.last_plan = replace(said, considered=choice.considered)
         return self.last_plan
+
+    def _tuned(
+        self,
+        choice: Choice,
+        group: Any,
+        grid: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        behind: Callable[[Instance], None] | None,
+        transport: torch.dtype | None,
+        repeat: Repeat | None,
+    ) -> LastPlan:
+        """A launch by what was looked up."""
+        self._forced = False
+        if choice.backend == SERIAL:
+            return self._serial(group, grid, args, kwargs, choice, transport)
+        assert choice.config is not None
+        variant = self.variant_of(choice.config)
+        said = variant.launch(
+            grid, args, kwargs, group=group, backend=choice.backend, behind=behind, transport=transport, repeat=repeat
+        )
+        if self.last_plan is None or replace(self.last_plan, source="") != said:
+            self.last_plan = replace(said, source=choice.source)
+        return self.last_plan
+
+    def variant_of(self, config: Config) -> CompiledKernel:
+        """The same kernel compiled for a config."""
+        if config not in self._configured:
+            self._configured[config] = CompiledKernel(
+                self.source,
+                plan=config.plan or self.plan,
+                on=self.on,
+                world=self.world,
+                backend=config.realization.backend,
+                options={**self.options, **options_of(config)},
+                made=self.made,
+            )
+        return self._configured[config]
+
+    def tune(self, grid: Any, *args: Any, group: Any = None, **kwargs: Any) -> Tuned:
+        """Measures how to carry a launch out, and keeps the fastest for later launches of its sizes; collective.
+
+        Args:
+            grid, args, kwargs: a launch, as for ``kernel[grid](...)``. It must bear being repeated, and a ``grid`` that is a
+                function lets block sizes vary too. ``budget=``, ``deadline=``, ``lock=`` and ``say=`` are as for `overlap.tune`.
+
+        Raises:
+            UsageError: the kernel's author named a backend or other keys: there is nothing left to choose.
+        """
+        from .tune_kernel import tune_kernel
+
+        return tune_kernel(self, grid, args, kwargs, group)
 
     def variant(self, backend: str, programs: int = 0) -> CompiledKernel:
         """The same kernel compiled for a backend; ``programs`` of its launches move chunks (0: the backend's own number)."""
@@ -377,5 +437,6 @@ class CompiledKernel:
             why_serial=choice.why_serial,
             kind=self._kind,
             considered=choice.considered,
+            source=choice.source,
         )
         return self.last_plan
