@@ -38,6 +38,7 @@ from .made import Made, plan_facts
 from .measure import exposed_ms
 from .memory import reserve_operator
 from .report import LastPlan, announce, logger, predicted_ms
+from .tuned import BUILT_IN, KEYWORD
 from .tuned_kernel import open_to_tuning, options_of, tuned_launch
 
 
@@ -242,6 +243,7 @@ class CompiledKernel:
                 dtype=str(part.dtype),
                 predicted_ms=predicted_ms(plan, runtime.rank, instance.machine, instance.itemsize),
                 kind=self._kind,
+                source=KEYWORD if backend is not None or not open_to_tuning(self) else BUILT_IN,
             )
         return self.last_plan
 
@@ -290,7 +292,7 @@ class CompiledKernel:
         said = variant.launch(
             grid, args, kwargs, group=group, backend=choice.backend, behind=behind, transport=transport, repeat=repeat
         )
-        if self.last_plan is None or replace(self.last_plan, source="") != said:
+        if self.last_plan is None or replace(self.last_plan, source=said.source) != said:
             self.last_plan = replace(said, source=choice.source)
         return self.last_plan
 

@@ -11,7 +11,9 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+import triton
 
+import overlap
 import overlap.ops.tuning as tune_module
 from overlap.api.tuned import BUILT_IN
 from overlap.autotune import cache
@@ -19,6 +21,8 @@ from overlap.autotune.config import Config
 from overlap.autotune.lock import write_lock
 from overlap.autotune.log import TOP
 from overlap.backends.base import Realization
+from overlap.chunkplan.region import shard_interval
+from overlap.codegen.module_io import load_module
 from overlap.ops import ag_gemm, gemm_rs, last_plan
 from overlap.ops.tuning import tune
 
@@ -112,6 +116,36 @@ def test_a_pin_beats_the_cache_and_a_keyword_both(group, own_cache):
     ag_gemm(x, w, group=group, backend="copy_engine")
     said = last_plan("ag_gemm")
     assert (said.source, said.backend) == ("keyword", "copy_engine"), f"{said.source}: {said}"
+
+
+def test_a_kernel_of_ones_own(group, repo):
+    kernel = overlap.compile(plan="all_gather_1d", on="a[M]")(
+        load_module(str(repo / "templates/kernels/grouped_gemm.py")).matmul_kernel
+    )
+    rank, world = dist.get_rank(), dist.get_world_size()
+    m, n, k = 1000, 1024, 512
+    generator = torch.Generator("cuda").manual_seed(7)
+    a = torch.randn(m, k, generator=generator, device="cuda").half()
+    b = torch.randn(k, n, generator=generator, device="cuda").half()
+    shard, c = a[slice(*shard_interval(m, world, rank))].clone(), torch.empty(m, n, device="cuda", dtype=torch.float16)
+
+    def grid(meta):
+        return (triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]),)
+
+    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "GROUP_M": 4, "num_warps": 4, "num_stages": 3}
+    arguments = (shard, b, c, m, n, k, k, 1, n, 1, n, 1)
+    found = kernel.tune(grid, *arguments, **blocks, group=group, budget=12, deadline=3.0)
+    show(found)
+    assert found.entry.tried >= 3, found.log
+    assert any("meta" in row["config"] for row in found.log["trials"]), "no tile was tried"
+    for _ in range(3):
+        c.fill_(float("nan"))
+        kernel[grid](*arguments, **blocks, group=group)
+        off = (c.float() - a.float() @ b.float()).abs().max().item()
+        assert off < 0.5, f"off by {off:.3g}: {kernel.last_plan}"
+    said = kernel.last_plan
+    wanted = found.entry.config.realization.backend
+    assert (said.source, said.backend) == ("cache", wanted), f"{said.source}: {said}, not {found.entry.config}"
 
 
 @pytest.mark.parametrize("how", ["raises", "leaves a launch out"])
