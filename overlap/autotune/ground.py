@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from overlap.runtime.cuda import known_runtime
+from overlap.runtime.cuda import known_runtime, runtime_for_group
 from overlap.runtime.meeting import Meetings
 from overlap.runtime.workspace import check, release, workspaces
 
@@ -89,10 +89,9 @@ class GroupGround:
         return queued_ms(call, runs, self._device) if self._device.type == "cuda" else host_ms(call, runs)
 
     def fail(self, error: BaseException) -> None:
-        runtime = known_runtime(self._made)
-        if runtime is not None:
+        if self._made is not None and self._device.type == "cuda":
             with deadlines(self._deadline):
-                runtime.agree("a trial", error)
+                runtime_for_group(self._made).agree("a trial", error)
 
     def renew(self) -> None:
         old, self._made = self._made, None

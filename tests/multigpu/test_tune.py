@@ -28,6 +28,8 @@ from overlap.ops.tuning import tune
 
 SIZES = {"M": 2048, "N": 4096, "K": 2048}
 BUDGET = 14.0
+PUSHED = "all_gather_1d_push"
+"""The plan that one rank spoils; the model likes it for a gather."""
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +89,7 @@ def test_what_is_tuned_is_taken_by_the_next_call(operator, group):
     dist.all_gather_object(told, found.entry)
     assert told == [found.entry] * len(told), f"ranks disagree: {told}"
     assert took < BUDGET + 12, f"{took:.1f} s with a budget of {BUDGET} s"
-    assert found.entry.tried >= 3, found.log
+    assert found.entry.tried >= 2, found.log
     assert found.entry.ms <= 1.02 * found.default_ms, f"{found.entry.ms} against built in {found.default_ms}"
     kept = cache.read(found.entry.key)
     assert kept == found.entry, f"the cache has {kept}"
@@ -100,7 +102,7 @@ def test_what_is_tuned_is_taken_by_the_next_call(operator, group):
 
 
 def test_a_pin_beats_the_cache_and_a_keyword_both(group, own_cache):
-    found = tune("ag_gemm", SIZES, group=group, budget=4)
+    found = tune("ag_gemm", SIZES, group=group, budget=3)
     pinned = Config(Realization("ldst_reserved", split=2, comm_sms=8), "all_gather_1d_pull")
     if dist.get_rank() == 0:
         from dataclasses import replace
@@ -134,9 +136,9 @@ def test_a_kernel_of_ones_own(group, repo):
 
     blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "GROUP_M": 4, "num_warps": 4, "num_stages": 3}
     arguments = (shard, b, c, m, n, k, k, 1, n, 1, n, 1)
-    found = kernel.tune(grid, *arguments, **blocks, group=group, budget=12, deadline=3.0)
+    found = kernel.tune(grid, *arguments, **blocks, group=group, budget=8, deadline=3.0)
     show(found)
-    assert found.entry.tried >= 3, found.log
+    assert found.entry.tried >= 2, found.log
     assert any("meta" in row["config"] for row in found.log["trials"]), "no tile was tried"
     for _ in range(3):
         c.fill_(float("nan"))
@@ -155,7 +157,7 @@ def test_a_rank_that_fails_takes_the_config_out(how, group, monkeypatch):
     calls = {"count": 0}
 
     def broken(self, config, trial_group):
-        if last and config.realization.split == 4:
+        if last and config.plan == PUSHED:
             if how == "raises":
                 raise ValueError("no room on this rank")
             calls["count"] += 1
@@ -165,12 +167,12 @@ def test_a_rank_that_fails_takes_the_config_out(how, group, monkeypatch):
 
     monkeypatch.setattr(tune_module._Call, "__call__", broken)
     start = time.monotonic()
-    found = tune("ag_gemm", SIZES, group=group, budget=12, deadline=2.0)
+    found = tune("ag_gemm", SIZES, group=group, budget=8, deadline=2.0)
     show(found)
-    failed = [row["failed"] for row in found.log["trials"] if row["config"].get("split") == 4 and "failed" in row]
-    ran = [row for row in found.log["trials"] if row["config"].get("split") == 4]
+    ran = [row for row in found.log["trials"] if row["config"].get("plan") == PUSHED]
+    failed = [row["failed"] for row in ran if "failed" in row]
     assert len(failed) == len(ran) > 0, f"{len(failed)} of {len(ran)} failed: {found.log['trials']}"
-    assert found.entry.config.realization.split != 4
+    assert found.entry.config.plan != PUSHED
     if how == "raises":
         assert all("no room on this rank" in text for text in failed), failed
     assert time.monotonic() - start < 40
