@@ -1,4 +1,4 @@
-"""Run by test_tune_ranks.py as each of three real ranks over gloo, on the CPU: rank, world, a file for the store."""
+"""Run by test_tune_ranks.py as each of two real ranks over gloo, on the CPU: rank, world, a file for the store."""
 
 import json
 import os
@@ -108,7 +108,7 @@ def check_session(rank: int, world: int) -> None:
         tune(dist.group.WORLD, other, space, caller, CPU, budget=5)
 
     def broken():
-        if rank == 2:
+        if rank == world - 1:
             raise MemoryError("no memory")
         return caller()
 
@@ -126,7 +126,7 @@ def check_operators(rank: int, world: int) -> None:
     """On the CPU an operator has one way, which is rehearsed; uneven pieces as well."""
     found = tune_operator("ag_gemm", {"M": 10, "N": 7, "K": 4}, dtype=torch.float32, budget=5)
     assert found.entry.config.serial and found.entry.key.device == "cpu"
-    assert dict(found.entry.key.sizes) == {"M": 10, "N": 9, "K": 4}
+    assert dict(found.entry.key.sizes) == {"M": 10, "N": 8, "K": 4}
     tune_operator("gemm_a2a", {"M": 10, "N": 7, "K": 4}, dtype=torch.float32, budget=5)
     with pytest.raises(UsageError, match="did you mean|operators"):
         tune_operator("ag_gem", {"M": 1, "N": 1, "K": 1})
