@@ -7,8 +7,8 @@
 
 The descriptor that reaches every place has two dimensions in front of the result's own, which are not of the result: steps of
 `HIGH_BYTES` and of `LOW_BYTES` from the lowest place, so that two coordinates are an address. A place costs no descriptor, and
-a program makes none for a tile. Rows and columns are bounded as in the result, whatever the place; coordinates past the end, which
-``spot`` gives where a run has no such place, store nothing. Never coordinates below zero: a box that is wholly below zero is
+a program makes none for a tile. Rows and columns are bounded as in the result, whatever the place; coordinates past the end,
+which ``spot`` gives where a run has no such place, store nothing. Never coordinates below zero: a box that is wholly below zero is
 an illegal instruction on an H100, one that is wholly past the end is none.
 """
 
