@@ -19,7 +19,7 @@ from overlap.codegen.module_io import Header, find_operator, find_source, load_m
 from overlap.codegen.original import load_original
 from overlap.errors import OverlapError, SourceSpan, UnsupportedError, UsageError
 from overlap.language.words import WORDS
-from overlap.runtime.device_code import link_options
+from overlap.runtime.device_code import joined, link_options
 
 from .artifact import Artifact, Facts, compile_kernel, facts
 from .device import planned_device
@@ -98,7 +98,7 @@ def build_module(
         bound, _ = operator.capture(sizes, DTYPES[dtype], world=world, device="meta", **others)
     _refuse_foreign_words(bound.kernel, chosen, path)
     linked = link_options() if operator.moves and operator.mover.far else {}
-    made = compile_kernel(bound.kernel, bound.arguments, chosen, {**bound.options, **linked})
+    made = compile_kernel(bound.kernel, bound.arguments, chosen, joined(bound.options, linked))
     theirs = None
     if source is not None:
         arguments = {name: value for name, value in bound.arguments.items() if name not in operator.ours}

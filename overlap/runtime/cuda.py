@@ -10,6 +10,7 @@ behind a grid that fills the multiprocessors. Ranks meet through the group's sto
 from __future__ import annotations
 
 import atexit
+import os
 import socket
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ from overlap.errors import OverlapError, RuntimeContractError
 from .bound_launch import bound_launch
 from .copies import plan_copy
 from .deadline import Watch, spins_for
-from .device_code import link_options
+from .device_code import calls_nvshmem, link_options, stand_in_options
 from .driver import Calls, Event, Graph, Stream, chain, copy_call, hold_call, length
 from .kernels import compiled, require_room, resident_blocks
 from .library import Boxed, call_all
@@ -62,6 +63,7 @@ class CudaRuntime:
         self._lanes: dict[int, _Lane] = {}
         self._streams: dict[int, Stream] = {}
         self._recorder: _Lane | None = None
+        self._forked: Event | None = None
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -84,7 +86,7 @@ class CudaRuntime:
 
     @property
     def linked(self) -> dict[str, Any]:
-        return dict(link_options())
+        return link_options() if self.pes else stand_in_options()
 
     @property
     def provider(self) -> Provider:
@@ -185,12 +187,20 @@ class CudaRuntime:
         call_all(plan, self.group, source, target)
 
     def fork(self, lane: int) -> Stream:
-        found = self._lanes.get(lane)
-        if found is None:
-            found = self._lanes[lane] = _Lane(self.device)
-        found.forked.record(self.main_stream())
-        found.forked.hold(found.stream)
-        return found.stream
+        return self.forks((lane,))[0]
+
+    def forks(self, lanes: Sequence[int]) -> list[Stream]:
+        if self._forked is None:
+            self._forked = Event()
+        self._forked.record(self.main_stream())
+        streams = []
+        for lane in lanes:
+            found = self._lanes.get(lane)
+            if found is None:
+                found = self._lanes[lane] = _Lane(self.device)
+            self._forked.hold(found.stream)
+            streams.append(found.stream)
+        return streams
 
     def join(self, stream: Stream) -> None:
         joined = next(lane.joined for lane in self._lanes.values() if lane.stream is stream)
@@ -222,10 +232,14 @@ class CudaRuntime:
     def chained(self, enqueues: Sequence[Callable[[Stream], None]]) -> Callable[[Stream], None]:
         return chain(enqueues)
 
-    def settled(self, enqueue: Callable[[Stream], None]) -> Callable[[Stream], None]:
-        """As a graph, where that is less work for the host and the caller's stream is not captured now."""
-        if length(enqueue) < GRAPH_FROM or not settings.get("lane_graphs") or _capture_of(self.main_stream()):
+    def settled(self, enqueue: Callable[[Stream], None]) -> Callable[[Stream], None] | None:
+        """As a graph, where that is less work for the host."""
+        if length(enqueue) < GRAPH_FROM or not settings.get("lane_graphs"):
             return enqueue
+        if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
+            return enqueue  # the host would wait for the lane, and not only for its kernels
+        if _capture_of(self.main_stream()):
+            return None
         if self._recorder is None:
             self._recorder = _Lane(self.device)
         try:
@@ -255,7 +269,7 @@ class CudaRuntime:
     def launch(
         self, kernel: Any, grid: tuple[int, int, int], args: tuple[Any, ...], kwargs: dict[str, Any], stream: Any
     ) -> None:
-        if "extern_libs" in kwargs and not args:
+        if calls_nvshmem(kwargs) and not args:
             compiled(kernel, grid, kwargs)  # which Triton's launch would compile as well, without a word to NVSHMEM
         with scratch():
             if stream.cuda_stream == self.main_stream().cuda_stream:
@@ -276,13 +290,13 @@ class CudaRuntime:
 
 
 class _Lane:
-    """A side stream, and the events between it and the caller's."""
+    """A side stream, and the event by which the caller's joins it."""
 
     def __init__(self, device: torch.device) -> None:
         # Ahead of the grid: what a lane launches is waited for.
         self._made = torch.cuda.Stream(device, priority=-1)
         self.stream = Stream(self._made.cuda_stream)
-        self.forked, self.joined = Event(), Event()
+        self.joined = Event()
 
 
 class _InOrder:
@@ -294,11 +308,12 @@ class _InOrder:
 
     def __enter__(self) -> bool:
         runtime = self._runtime
-        self._main = runtime.main_stream()
-        self._capture = _capture_of(self._main)
-        self._event = runtime._last_call(self._key, self._capture)
-        if self._event is not None:
-            self._event.hold(self._main)
+        self._main = main = runtime.main_stream()
+        self._capture = _capture_of(main)
+        self._event = event = runtime._last_call(self._key, self._capture)
+        # On one stream calls are in order anyway. Only of the default one it is certain that it is still the same.
+        if event is not None and (event.recorded_on or main.cuda_stream):
+            event.hold(main)
         return self._capture != 0
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -2,6 +2,9 @@
 
 The whole is 31 MB, and Triton would read it for every kernel, seconds each. Triton's own LLVM takes out the functions and what
 they need, once for a version of both; the text is kept in the cache folder. Kernels come out the same to the byte.
+
+Where a group has no peer that NVSHMEM reaches (one rank, say), nothing of it is needed: a kernel that would call it is linked
+with a stand-in whose functions trap, as none of them is called.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import hashlib
 import os
 import re
 import tempfile
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +28,8 @@ from .folders import cache_folder
 
 SMALL = 1 << 20
 """Bytes of a library that is not worth the trouble."""
+STAND_IN = "no_nvshmem"
+"""Name of the stand-in, among the libraries that a kernel is linked with."""
 
 
 def link_options() -> dict[str, Any]:
@@ -33,6 +39,57 @@ def link_options() -> dict[str, Any]:
         RuntimeContractError: its bitcode is not here.
     """
     return dict(_options(os.environ.get("NVSHMEM_HOME", "")))
+
+
+def stand_in_options() -> dict[str, Any]:
+    """Launch options of kernels that hold calls of NVSHMEM and make none.
+
+    Raises:
+        RuntimeContractError: there is no folder to write to.
+    """
+    return dict(_stand_in())
+
+
+def joined(options: Mapping[str, Any], linked: Mapping[str, Any]) -> dict[str, Any]:
+    """Launch options of a user's kernel with those of `link_options`; what the user links stays linked."""
+    if not linked:
+        return {**options}
+    libraries = dict(options.get("extern_libs") or ()) | dict(linked["extern_libs"])
+    return {**options, "extern_libs": tuple(libraries.items())}
+
+
+def calls_nvshmem(options: Mapping[str, Any]) -> bool:
+    """Whether a kernel launched with these options is linked with NVSHMEM."""
+    return LIBRARY in dict(options.get("extern_libs") or ())
+
+
+@cache
+def _stand_in() -> dict[str, Any]:
+    text = stand_in()
+    try:
+        folder = cache_folder() / "nvshmem"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{STAND_IN}_{hashlib.sha256(text.encode()).hexdigest()[:20]}.ll"
+        if not path.is_file():
+            scratch = path.with_suffix(f".{os.getpid()}.part")
+            scratch.write_text(text, encoding="utf-8")
+            os.replace(scratch, path)
+    except OSError as error:
+        raise RuntimeContractError(
+            f"no place for what kernels are linked with: {error}",
+            help="set OVERLAP_CACHE_DIR to a folder that can be written",
+        ) from None
+    return {"extern_libs": ((STAND_IN, str(path)),)}
+
+
+def stand_in() -> str:
+    """Functions of the names and types of `SYMBOLS`, as LLVM's text, that stop the kernel: no peer is there to be reached."""
+    bodies = [
+        f"define i32 @{symbol}({', '.join(f'{kind} %{i}' for i, kind in enumerate(kinds))}) noinline nounwind "
+        "{\n  call void @llvm.trap()\n  ret i32 0\n}"
+        for symbol, kinds in SYMBOLS.items()
+    ]
+    return "\n".join(["declare void @llvm.trap()", *bodies, ""])
 
 
 @cache

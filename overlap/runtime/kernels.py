@@ -9,6 +9,7 @@ import torch
 
 from overlap.errors import UnsupportedError
 
+from .device_code import calls_nvshmem
 from .modules import introduce
 from .occupancy import Block, Multiprocessor, room_beside
 
@@ -33,7 +34,7 @@ def compiled(kernel: Any, grid: Any, kwargs: dict[str, Any]) -> Any:
     if hasattr(made, "result"):
         made = made.result()
     made._init_handles()
-    if "extern_libs" in kwargs:
+    if calls_nvshmem(kwargs):
         introduce(made)
     return made
 

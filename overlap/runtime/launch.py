@@ -21,6 +21,7 @@ from overlap.schedule.moves import Move
 
 from .acts import Act, Ends, InFlight, carry_out, make_acts
 from .bound_plan import BoundPlan
+from .device_code import joined
 from .entry import MOVE_KERNELS
 from .instance import Instance, LaunchTable
 from .moves import Grid, Reserved, reserved
@@ -73,7 +74,7 @@ def launch(
     if table.slots is not None:
         ours |= store_arguments(operator, table.slots, bound.arguments, table.tiles)
     linked = runtime.linked if operator.moves and operator.mover.far else {}
-    kernel, options, place = bound.kernel, {**bound.options, **linked}, operator.moves
+    kernel, options, place = bound.kernel, joined(bound.options, linked), operator.moves
     if operator.moves:
         # What is moved is known once the kernel is compiled; until then a table like any other stands for it.
         ours[place] = instance.state

@@ -10,18 +10,31 @@ from typing import Any
 
 from overlap.errors import RuntimeContractError
 
+from .providers.nvshmem import initialised
+
 _KNOWN = "overlap_known_to_nvshmem"
 
 
 def introduce(made: Any) -> None:
-    """Has NVSHMEM fill the state of a compiled kernel's loaded module, once; NVSHMEM is initialised by then.
+    """Has NVSHMEM fill the state of a compiled kernel's loaded module, once.
 
     Raises:
-        RuntimeContractError: it refuses.
+        RuntimeContractError: it refuses, is not initialised (it would crash the process), or is not installed.
     """
     if hasattr(made, _KNOWN):
         return
-    from nvshmem import bindings
+    try:
+        from nvshmem import bindings, core
+    except ImportError as error:
+        raise RuntimeContractError(
+            f"`{made.name}` calls NVSHMEM, whose host library is not here: {error}",
+            help="install nvshmem4py-cu12 or -cu13",
+        ) from None
+    if not initialised(core):
+        raise RuntimeContractError(
+            f"`{made.name}` calls NVSHMEM, which is not initialised in this process",
+            help="OVERLAP_PROVIDER=nvshmem before the group's first call: its symmetric memory is then NVSHMEM's",
+        )
 
     try:
         status = bindings.cumodule_init(int(made.module))

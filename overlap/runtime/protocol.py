@@ -44,7 +44,7 @@ class Runtime(Protocol):
 
     @property
     def linked(self) -> dict[str, Any]:
-        """Launch options of kernels that call NVSHMEM."""
+        """Launch options of kernels that call NVSHMEM; of a group whose memory is not NVSHMEM's, of kernels that may not."""
 
     def symmetric(self, shape: Sequence[int], dtype: Any, *, zero: bool = False) -> Any:
         """Collective: the same contiguous tensor on every rank, reachable by peers; ``zero``: cleared before any can reach it."""
@@ -82,6 +82,9 @@ class Runtime(Protocol):
     def fork(self, lane: int) -> Any:
         """Side stream number ``lane``, ordered behind all work enqueued so far on the main stream."""
 
+    def forks(self, lanes: Sequence[int]) -> Sequence[Any]:
+        """As `fork` gives them one by one."""
+
     def join(self, stream: Any) -> None:
         """Orders the main stream behind all work enqueued so far on ``stream``."""
 
@@ -108,8 +111,11 @@ class Runtime(Protocol):
     def chained(self, enqueues: Sequence[Callable[[Any], None]]) -> Callable[[Any], None]:
         """What `copier`, `holder` and `warm` made, as one: called with a stream, it enqueues them one behind the other."""
 
-    def settled(self, enqueue: Callable[[Any], None]) -> Callable[[Any], None]:
-        """What `chained` made, for streams that no graph captures and for many launches, of which one is in flight at a time."""
+    def settled(self, enqueue: Callable[[Any], None]) -> Callable[[Any], None] | None:
+        """What `chained` made, for streams that no graph captures and for many launches, of which one is in flight at a time.
+
+        None: it cannot be made at present, while the main stream is captured.
+        """
 
     def warm(
         self,

@@ -17,7 +17,7 @@ from overlap.build.artifact import Artifact
 from overlap.codegen.module_io import load_module
 from overlap.errors import CodegenError, RuntimeContractError
 from overlap.pipeline import Request, compile_source
-from overlap.runtime.device_code import link_options
+from overlap.runtime.device_code import link_options, stand_in_options
 from overlap.runtime.entry import credit_kernel, far_move_kernel
 
 from .support import HERE, state
@@ -52,8 +52,8 @@ def events(made: Artifact) -> list[str]:
     return found
 
 
-def moved(kernel=far_move_kernel) -> Artifact:
-    options = {"num_warps": 8, **link_options()}
+def moved(kernel=far_move_kernel, linked=link_options) -> Artifact:
+    options = {"num_warps": 8, **linked()}
     return compile_kernel(kernel, {"moves": state(), "state": state()}, TARGET, options)
 
 
@@ -69,14 +69,21 @@ def test_the_rule_of_puts_in_machine_code():
     assert made.binary
 
 
+COUNT = """\
+    quiet()
+    tl.debug_barrier()
+    counted = tl.atomic_add(state + tl.load(move + _COUNTER), 1, sem="acq_rel", scope="sys")
+"""
+
+
 @pytest.mark.parametrize(
     "edit",
     [
         ("    quiet()\n    tl.debug_barrier()\n", "    tl.debug_barrier()\n"),
-        ("    quiet()\n    tl.debug_barrier()\n", "    tl.debug_barrier()\n    quiet()\n"),
+        (COUNT, "".join([*COUNT.splitlines(keepends=True)[1:], "    quiet()\n"])),
         ("        move += _MOVE_WORDS\n    quiet()\n", "        move += _MOVE_WORDS\n"),
     ],
-    ids=["no quiet", "a quiet behind the barrier", "no quiet at the end"],
+    ids=["no quiet", "a quiet behind the count", "no quiet at the end"],
 )
 @pytest.mark.one_triton
 def test_a_kernel_that_breaks_the_rule_is_found(tmp_path, edit):
@@ -106,6 +113,14 @@ def test_a_module_keeps_its_pipeline(repo, tmp_path):
     assert [str(f) for f in result.findings if f.severity != "note"] == []
     assert set(result.original.buffers) <= set(result.facts.buffers) and result.facts.spill_bytes == 0
     assert {"put", "put_signal", "quiet"} <= set(events(result.artifact))
+
+
+def test_without_peers(monkeypatch, tmp_path):
+    """Nothing of the library is in a kernel that is linked with the stand-in; what would reach a peer stops it."""
+    monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path))
+    made = moved(linked=stand_in_options)
+    assert ".extern .func" not in made.assembly and made.binary
+    assert "nvshmem: " not in made.assembly and "trap;" in made.assembly
 
 
 @pytest.mark.one_triton

@@ -33,7 +33,7 @@ class NvshmemMemory:
         self.device = device
         self.world = dist.get_world_size(group)
         ranks = tuple(dist.get_process_group_ranks(group))
-        if _initialised(core):
+        if initialised(core):
             self._check(ranks)
         else:
             self._initialise(group, ranks)
@@ -103,7 +103,8 @@ class NvshmemMemory:
         self._held.clear()
 
 
-def _initialised(core: Any) -> bool:
+def initialised(core: Any) -> bool:
+    """Whether NVSHMEM runs in this process; ``core``: ``nvshmem.core``."""
     from nvshmem.core._internal_tracking import InternalInitStatus, _is_initialized
 
     return bool(_is_initialized["status"] == InternalInitStatus.INITIALIZED)
