@@ -42,8 +42,8 @@ class NullRuntime:
     def main_stream(self) -> int:
         return 0
 
-    def fork(self, lane: int) -> int:
-        return 1 + lane
+    def forks(self, lanes: Sequence[int]) -> list[int]:
+        return [1 + lane for lane in lanes]
 
     def join(self, stream: int) -> None:
         """Nothing was enqueued."""

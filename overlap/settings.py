@@ -163,7 +163,7 @@ SETTINGS: dict[str, Setting] = {
         Setting(
             "lane_graphs",
             bool,
-            False,
+            True,
             "Copies and flags of launches that repeat an earlier one are enqueued as a CUDA graph of the library's own.",
         ),
         Setting(

@@ -111,13 +111,13 @@ class Asked:
     """A call that goes the long way, and may leave what the next one like it repeats.
 
     Args:
-        calls: those known on its group's runtime.
+        group: its process group, or what stands for its runtime.
         operands: its tensors, in the order that the operator always gives them in.
         apart: results may not share memory with operands.
     """
 
-    def __init__(self, calls: dict[Any, Known], key: Any, operands: Sequence[torch.Tensor], apart: bool) -> None:
-        self._calls = calls
+    def __init__(self, group: Any, key: Any, operands: Sequence[torch.Tensor], apart: bool) -> None:
+        self._group = group
         self._key = key
         self._operands = operands
         self._apart = apart
@@ -140,7 +140,11 @@ class Asked:
         ready = self._repeat.ready if self._repeat is not None else None
         if ready is None:
             return
-        calls = self._calls
+        # A group's first call makes its runtime on the way.
+        runtime = _runtime(self._group)
+        if runtime is None:
+            return
+        calls = _calls(runtime)
         calls.pop(self._key, None)
         if len(calls) >= KEPT:
             del calls[next(iter(calls))]
@@ -172,8 +176,8 @@ def repeated(
     """
     if torch.compiler.is_compiling():
         return None
-    runtime = _runtime(group)
-    if runtime is None:
+    group = _resolved(group)
+    if group is None:
         return None
     grad = torch.is_grad_enabled()
     given = () if outs is None else outs
@@ -191,26 +195,31 @@ def repeated(
             key += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, address % 16)
             present.append(tensor)
             addresses.append(address)
-        calls = _calls(runtime)
         known_as = tuple(key)
-        known = calls.get(known_as)
+        runtime = _runtime(group)
+        known = None if runtime is None else _calls(runtime).get(known_as)
     except (TypeError, RuntimeError):  # an argument without a hash; a tensor without memory
         return None
     if given:
         del present[-len(given) :]
     found = None if known is None else known.again(present, given, addresses)
-    return Asked(calls, known_as, present, apart) if found is None else found
+    return Asked(group, known_as, present, apart) if found is None else found
 
 
-def _runtime(group: Any) -> Any:
-    """The runtime of a group that has one, where nobody watches what is dispatched on this thread."""
-    carried = getattr(group, "overlap_runtime", None)
-    if carried is not None:
-        return carried
+def _resolved(group: Any) -> Any:
+    """What has, or will have, the runtime of a group; None where somebody watches what is dispatched on this thread."""
+    if getattr(group, "overlap_runtime", None) is not None:
+        return group
     if torch._C._len_torch_dispatch_stack() or not dist.is_initialized():
         return None
     found = dist.group.WORLD if group is None else group
-    return known_runtime(found if isinstance(found, dist.ProcessGroup) else resolve_group(found))
+    return found if isinstance(found, dist.ProcessGroup) else resolve_group(found)
+
+
+def _runtime(group: Any) -> Any:
+    """The runtime of a resolved group, if it has one by now."""
+    carried = getattr(group, "overlap_runtime", None)
+    return known_runtime(group) if carried is None else carried
 
 
 def _calls(runtime: Any) -> dict[Any, Known]:

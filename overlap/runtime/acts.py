@@ -28,8 +28,8 @@ IN_FLIGHT = "overlap"
 """One launch is in flight on a device at a time: two that spin side by side could each hold what the other needs."""
 
 
-MAIN = -1
-"""Stands for the main stream among lanes."""
+MAIN, FORKS = -1, -2
+"""Stand among lanes for the main stream, and for forks."""
 
 
 class InFlight:
@@ -112,11 +112,14 @@ def carry_out(instance: BoundPlan, acts: Iterable[Act], now: InFlight) -> None:
 def make_acts(
     instance: BoundPlan, table: LaunchTable | None, opening: Opening, steps: Sequence[st.Step], ends: Ends
 ) -> list[Act]:
-    """The steps as functions of a call. Neighbours on one lane are one function."""
+    """The steps as functions of a call. Neighbours on one lane are one function, as are forks."""
     acts: list[Act] = []
     for lane, group in groupby(steps, key=_lane):
         if lane is None:
             acts += [act for step in group for act in _act(instance, table, opening, step, ends)]
+            continue
+        if lane == FORKS:
+            acts.append(_fork(instance.runtime, [step.lane for step in group if isinstance(step, st.Fork)]))
             continue
         made = [lane_step(instance, table, step) for step in group]  # type: ignore[arg-type]
         enqueues = [enqueue for enqueue in made if enqueue is not None]
@@ -139,16 +142,21 @@ class OnLane:
         enqueue = self._enqueue if now.captured else self._often
         enqueue(now.lanes[self._lane])
 
-    def settle(self, runtime: Runtime) -> None:
-        """Makes them ready for many launches."""
-        self._often = runtime.settled(self._enqueue)
+    def settle(self, runtime: Runtime) -> bool:
+        """Makes them ready for many launches; whether it could be told by now what is best."""
+        settled = runtime.settled(self._enqueue)
+        if settled is not None:
+            self._often = settled
+        return settled is not None
 
 
 def _lane(step: st.Step) -> int | None:
-    """The lane that a step is enqueued on, or `MAIN` for credits on the main stream; None for what stands by itself."""
+    """The lane that a step is enqueued on, `MAIN` for credits on the main stream, `FORKS`; None for what stands by itself."""
+    if isinstance(step, st.Fork):
+        return FORKS
     if isinstance(step, st.Credit):
         return MAIN if step.lane is None else step.lane
-    return None if isinstance(step, (st.Fork, st.Join)) else getattr(step, "lane", None)
+    return None if isinstance(step, st.Join) else getattr(step, "lane", None)
 
 
 def _act(instance: BoundPlan, table: LaunchTable | None, opening: Opening, step: st.Step, ends: Ends) -> Iterable[Act]:
@@ -157,8 +165,6 @@ def _act(instance: BoundPlan, table: LaunchTable | None, opening: Opening, step:
         case st.Entry():
             for enqueue in opening.launches(ends.given, ends.given_at):
                 yield _on_main(enqueue)
-        case st.Fork(lane):
-            yield _fork(runtime, lane)
         case st.Kernel():
             if table is not None and (table.tiles or step.moves):
                 yield _kernel
@@ -192,10 +198,10 @@ def _credits_on_main(credits: Enqueue) -> Act:
     return act
 
 
-def _fork(runtime: Any, lane: int) -> Act:
+def _fork(runtime: Any, lanes: Sequence[int]) -> Act:
     def act(now: InFlight) -> None:
-        now.lanes[lane] = runtime.fork(lane)
-        now.open_lanes.add(lane)
+        now.lanes.update(zip(lanes, runtime.forks(lanes), strict=True))
+        now.open_lanes.update(lanes)
 
     return act
 

@@ -67,17 +67,19 @@ class Stream:
 
 
 class Event:
-    """A CUDA event without timing, made in the current context."""
+    """A CUDA event without timing, made in the current context; ``recorded_on``: the handle of the stream that was last."""
 
     def __init__(self) -> None:
         made = ctypes.c_void_p()
         check(libcuda().cuEventCreate(ctypes.byref(made), _DISABLE_TIMING), "an event")
         self._argument = made
+        self.recorded_on = 0
         self._record, self._wait = libcuda().cuEventRecord, libcuda().cuStreamWaitEvent
         weakref.finalize(self, libcuda().cuEventDestroy_v2, made).atexit = False
 
     def record(self, stream: Stream) -> None:
         """Stands for what ``stream`` holds so far."""
+        self.recorded_on = stream.cuda_stream
         error = self._record(self._argument, stream.argument)
         if error:
             check(error, "recording an event")

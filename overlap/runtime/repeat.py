@@ -128,11 +128,9 @@ class ReadyLaunch:
         self.enqueue(carried)
 
     def _settle(self) -> None:
-        """At the first repetition, and before it enqueues anything, since what is made may take the device's memory."""
-        self._settled = True
-        for act in self._acts:
-            if isinstance(act, OnLane):
-                act.settle(self.instance.runtime)
+        """At the first repetition that can, and before it enqueues anything: what is made may take the device's memory."""
+        runtime = self.instance.runtime
+        self._settled = all([act.settle(runtime) for act in self._acts if isinstance(act, OnLane)])
 
     def enqueue(self, carried: Carried) -> None:
         """The launch of a call that has looked its instance up."""

@@ -211,10 +211,14 @@ class SimRuntime:
         self._main.enqueue(collective_operation(self._world, self.rank, number, plan, source, target), self.host)
 
     def fork(self, lane: int) -> Stream:
-        side = self._stream(f"lane {lane}")
+        return self.forks((lane,))[0]
+
+    def forks(self, lanes: Sequence[int]) -> list[Stream]:
+        sides = [self._stream(f"lane {lane}") for lane in lanes]
         event = self._record(self._main)
-        side.enqueue(wait_operation(event, f"the main stream of rank {self.rank}"), self.host)
-        return side
+        for side in sides:
+            side.enqueue(wait_operation(event, f"the main stream of rank {self.rank}"), self.host)
+        return sides
 
     def join(self, stream: Stream) -> None:
         event = self._record(stream)

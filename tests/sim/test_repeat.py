@@ -136,6 +136,29 @@ def test_repeated_calls_find_their_own_operands(name, repeated):
     assert len(repeated) == (case.calls - 1) * case.world
 
 
+def test_the_first_call_of_a_group_is_known_although_it_makes_the_runtime(monkeypatch):
+    """A process group has its runtime from its first call on, which is not there yet when the call is looked up."""
+    import torch.distributed as dist
+
+    from overlap.ops import repeat
+
+    made: dict[Any, Any] = {}
+    monkeypatch.setattr(repeat, "known_runtime", made.get)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        asked = repeat.repeated("gemm_rs", None, (torch.empty(4, 3),), None, ())
+        assert isinstance(asked, repeat.Asked)
+        result, ready = torch.empty(2, 3), type("Ready", (), {})()
+        asked.repeat([result]).ready = ready
+        runtime = made[dist.group.WORLD] = type("Made", (), {})()
+        asked.keep([result], None, forced=False)
+        monkeypatch.setattr(Known, "again", lambda self, *call: [result] if self._launch() is ready else None)
+        found = repeat.repeated("gemm_rs", dist.group.WORLD, (torch.empty(4, 3),), None, ())
+    finally:
+        dist.destroy_process_group()
+    assert found == [result] and len(runtime.overlap_calls) == 1
+
+
 def test_another_layout_is_another_call(repeated):
     """Strides, alignment, dtype and options are in the key; none of these calls may run as another."""
     case = Case(gemm_rs, calls=1)
