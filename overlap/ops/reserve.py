@@ -22,6 +22,7 @@ from .partials import compiled_partial, storing_reason
 from .products import rows_fit
 from .reduce_gemm import ONE_SHOT, TWO_SHOT
 from .scatter_gemm import SPLIT
+from .tuned import settle
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ def reserve(
 ) -> None:
     """Makes the symmetric memory of an operator on a group, for ``dtype``; collective.
 
-    Afterwards calls with this plan, split and dtype make none, ever: one that needs more is refused, both sizes named.
+    Afterwards calls with this plan, split and dtype make none, ever: one that needs more is refused, both sizes named. Calls
+    that name neither take what is built in, and nothing that was tuned, whose memory would be another.
 
     Args:
         group: as for the operators.
@@ -111,3 +113,4 @@ def reserve(
             for chosen in form.plans if plan is None else (plan,):
                 compiled = form.make(kernel, along, chosen, form.split if split is None else split, *how)
                 reserve_operator(compiled.operator, group, {**rows, form.width: width}, dtype)
+    settle(group, operator)

@@ -11,10 +11,12 @@ import triton
 
 from overlap.api.auto import DTYPES, Problem, machine_world
 from overlap.api.fallback import Choice
+from overlap.api.groups import no_group, resolve_group
 from overlap.api.tuned import device_name, look_up, refusal, sizes_of, versions
 from overlap.autotune.config import Config
 from overlap.autotune.key import Key, text_hash
 from overlap.backends.capabilities import Need
+from overlap.runtime.cuda import known_runtime
 
 from . import kernels
 
@@ -49,13 +51,25 @@ def need_of(problem: Problem, device: torch.device) -> Need:
 
 def tuned_choice(group: Any, x: torch.Tensor, problem: Problem) -> Choice | None:
     """The choice that was tuned for a call that names neither backend, plan, split nor programs; None: nothing was."""
-    if not problem.open:
+    if not problem.open or problem.op in getattr(known_runtime(group), "overlap_settled", ()):
         return None
 
     def refuse(config: Config) -> str:
         return refusal(config, need_of(problem, x.device), problem.lacking)
 
     return look_up(group, x, problem, partial(_key, group, x, problem), refuse)
+
+
+def settle(group: Any, operator: str) -> None:
+    """Leaves an operator's calls on a group to keyword and built-in, until its memory is released: it is reserved for these."""
+    if no_group(group):
+        return
+    resolved = resolve_group(group)
+    runtime = None if hasattr(resolved, "overlap_runtime") else known_runtime(resolved)
+    if runtime is not None:
+        settled: dict[str, bool] = getattr(runtime, "overlap_settled", {})
+        settled[operator] = True
+        runtime.overlap_settled = settled  # type: ignore[attr-defined]
 
 
 def _key(group: Any, x: torch.Tensor, problem: Problem) -> Key:

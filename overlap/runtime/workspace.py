@@ -351,7 +351,7 @@ def release(group: Any = None) -> None:
         workspace.kept.clear()
         workspace.instances.clear()
     workspaces(runtime).clear()
-    for known in ("overlap_calls", "overlap_instances"):
+    for known in ("overlap_calls", "overlap_instances", "overlap_tuned", "overlap_settled"):
         getattr(runtime, known, {}).clear()
     release_symmetric(runtime)
     gc.collect()

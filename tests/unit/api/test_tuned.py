@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -145,6 +146,18 @@ def test_switched_off_alone_simulated_or_named(ranks, monkeypatch):
         assert [choice.source for choice in ranks.choose()] == [tuned.TRIAL] * 4
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     assert ranks.choose()[0].source == "shipped defaults"
+
+
+def test_an_operator_with_reserved_memory_keeps_to_it(ranks, monkeypatch):
+    group = object()
+    monkeypatch.setattr("overlap.ops.tuned.known_runtime", lambda group: ranks.runtimes[ranks.now])
+    monkeypatch.setattr("overlap.ops.tuned.resolve_group", lambda group: group)
+    monkeypatch.setattr(sys.modules["overlap.ops.reserve"], "reserve_operator", lambda *_: None)
+    assert ranks.choose()[0] is not None
+    for ranks.now in range(4):
+        ops.reserve(group, max_tokens=8192, hidden=8192)
+    assert ranks.choose() == [None] * 4
+    assert ranks.choose(replace(PROBLEM, op="gemm_rs", n=8192))[0].source == "shipped defaults"
 
 
 CALLS = {
