@@ -1,6 +1,7 @@
 """NVSHMEM's device functions, and the backend of that name, on real ranks: peers of other nodes are reached by no pointer.
 
-On one host the halves of the ranks count as nodes. 2 ranks are 2 nodes of 1, 4 ranks 2 nodes of 2.
+On one host the halves of the ranks count as nodes. 2 ranks are 2 nodes of 1, 4 ranks 2 nodes of 2. A single rank has no peer: its
+kernels run without NVSHMEM, and only the test of the functions themselves asks for it.
 """
 
 import importlib.util
@@ -18,7 +19,6 @@ from overlap.chunkplan.region import shard_interval
 from overlap.codegen.module_io import load_module
 from overlap.errors import RuntimeContractError, UnsupportedError
 from overlap.language.nvshmem import fence, get_nbi, my_pe, put_nbi, put_signal, quiet
-from overlap.ops import ag_gemm, last_plan
 from overlap.pipeline import Request, compile_source
 from overlap.runtime.cuda import runtime_for_group
 from overlap.runtime.workspace import check
@@ -80,7 +80,9 @@ def ring_kernel(mine, there, got, words, right, left, size, epoch):
     quiet()
 
 
-def test_the_device_functions(group):
+def test_the_device_functions(group, monkeypatch):
+    if WORLD == 1:
+        monkeypatch.setenv("OVERLAP_PROVIDER", "nvshmem")
     runtime = runtime_for_group(group)
     count = 100_003
     mine, there, got = (runtime.symmetric([count], torch.int32) for _ in range(3))
@@ -106,6 +108,7 @@ def test_the_device_functions(group):
     assert torch.equal(got, wanted), (got[:4], got[-4:], wanted[:4], int((got != wanted).sum()))
 
 
+@pytest.mark.ranks(2)
 def test_no_pointer_reaches_another_node(group, generated):
     runtime = runtime_for_group(group)
     memory = runtime.symmetric([64], torch.float32)
@@ -211,19 +214,4 @@ def test_plans_without_a_kernel(group):
         got = overlap.transfer("all_reduce_two_shot", whole + runtime.rank, group=group, shape=(size, 24))
         wanted = whole * WORLD + WORLD * (WORLD - 1) // 2
         assert torch.equal(got, wanted), (runtime.rank, size, (got != wanted).nonzero()[:4])
-    check(group)
-
-
-def test_the_operator(group):
-    rank, world = runtime_for_group(group).rank, WORLD
-    generator = torch.Generator("cuda").manual_seed(5)
-    whole = torch.randn(4096, 1024, device="cuda", generator=generator).to(torch.bfloat16)
-    low, high = shard_interval(4096, world, rank)
-    w = torch.randn(1024, 768, device="cuda", generator=generator).to(torch.bfloat16)
-    for _ in range(5):
-        y = ag_gemm(whole[low:high].clone(), w, group=group, backend="nvshmem")
-        wanted = whole.float() @ w.float()
-        error = ((y.float() - wanted).abs() / (wanted.abs() + 1)).max().item()
-        assert error < 2e-2, (rank, error)
-    assert "nvshmem" in repr(last_plan()), last_plan()
     check(group)
