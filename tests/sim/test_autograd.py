@@ -62,28 +62,29 @@ def whole_gradients(parameters, x, c):
 
 
 def piece(tensor, dim, world, rank):
+    """A rank's own copy: no pointer need reach it."""
     if dim is None:
-        return tensor
+        return tensor.clone()
     low, high = shard_interval(tensor.shape[dim], world, rank)
-    return tensor.narrow(dim, low, high - low).contiguous()
+    return tensor.narrow(dim, low, high - low).clone()
 
 
-def run(world, shape, hidden, *, dim=0, dtype=torch.float32, save_gathered=True, main_grad=False, seed=0, steps=1):
+def run(world, shape, hidden, *, dim=0, dtype=torch.float32, save_gathered=True, main_grad=False, seed=0, steps=1, backend=None):
     parameters, x, c = model(shape, hidden, dtype)
     size = shape[dim]
 
     def step(group, mine, x, dy, sums):
-        half = Half(dim, size, group, None)
+        half = Half(dim, size, group, backend)
         kept = []
         for p in mine:
             result = ag_gemm(
                 x, [p["up"], p["gate"]], bias=[p["up_bias"], None], gather_dim=dim, gather_size=size, group=group,
-                return_gathered=save_gathered,
+                return_gathered=save_gathered, backend=backend,
             )  # fmt: skip
             (up, gate), gathered = result if save_gathered else (result, None)
             gated = gate * torch.sigmoid(gate)
             h = gated * up
-            y = gemm_rs(h, p["down"], bias=p["down_bias"], scatter_dim=dim, group=group)
+            y = gemm_rs(h, p["down"], bias=p["down_bias"], scatter_dim=dim, group=group, backend=backend)
             kept.append((x, gathered, up, gate, gated, h))
             x = y
         gradients = []
@@ -115,9 +116,10 @@ def run(world, shape, hidden, *, dim=0, dtype=torch.float32, save_gathered=True,
         group.overlap_runtime.synchronize()
         return y, dx, gradients, sums
 
-    results = World(world, seed=seed).run(body)
+    far = {"node_ranks": 1} if backend == "nvshmem" else {}
+    results = World(world, seed=seed, **far).run(body)
     said = last_plan("gemm_rs")
-    assert said.backend == last_plan("ag_gemm").backend == "copy_engine"
+    assert said.backend == last_plan("ag_gemm").backend == (backend or "copy_engine")
     whole_y, whole_dx, whole = whole_gradients(parameters, x, c)
     allowed = {torch.float32: 1e-4, torch.bfloat16: 4e-2}[dtype]
     for rank, (y, dx, gradients, sums) in enumerate(results):
@@ -144,6 +146,7 @@ CASES = {
     "inner dimension, gathered again": dict(world=2, shape=(2, 19, 16), hidden=24, dim=1, save_gathered=False),
     "a rank without columns": dict(world=4, shape=(8, 8), hidden=5),
     "bf16 into main_grad": dict(world=2, shape=(32, 16), hidden=32, dtype=torch.bfloat16, main_grad=True, steps=2),
+    "every rank a node": dict(world=2, shape=(5, 8), hidden=8, backend="nvshmem"),
     "one rank": dict(world=1, shape=(9, 8), hidden=8, save_gathered=False),
 }
 

@@ -1,6 +1,7 @@
 """Ranks that no pointer reaches: moves through NVSHMEM against the original kernel, and with one thing taken away.
 
-CI runs a subset in which every pair of values meets; ``make sweep`` runs it with 20 seeds and all of it.
+CI runs a subset in which every pair of values meets, and plans that test_realizations.py has are not in it; ``make sweep``
+runs one of all values with 20 seeds, and all of it.
 """
 
 import itertools
@@ -20,9 +21,10 @@ from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.library import find_template
 from overlap.chunkplan.mesh import parse_mesh
 from overlap.chunkplan.plan import TensorSpec
+from overlap.chunkplan.region import shard_interval
 from overlap.errors import RaceFault, RuntimeContractError, StrayAccessFault, UnsupportedError, UsageError
 from overlap.language.nvshmem import fence, get_nbi, my_pe, put_nbi, put_signal, quiet
-from overlap.ops import ag_gemm, gemm_rs, last_plan
+from overlap.ops import a2a_gemm, ag_gemm_k, gemm_a2a, gemm_ar, last_plan
 from overlap.pipeline import Request, compile_source
 from overlap.runtime import far_moves
 from overlap.runtime import moves as tables
@@ -33,20 +35,16 @@ pytestmark = pytest.mark.one_triton
 
 SWEEP = os.environ.get("OVERLAP_SWEEP") == "1"
 KERNELS = ("grouped_gemm", "persistent_gemm")
-WAYS = (
-    ("all_gather_1d", "a[M]"),
-    ("all_gather_1d_pull", "b[N]"),
-    ("all_gather_ring", "a[M]"),
-    ("reduce_scatter_1d", "c[M]"),
-)
-WAYS += (("all_to_all_1d", "a[K:M]"), ("all_reduce_two_shot", "c[]"), ("all_to_all_1d", "c[M:N]")) if SWEEP else ()
+WAYS = (("all_gather_1d_pull", "b[N]"), ("all_gather_ring", "a[M]"))
+WAYS += (("all_gather_1d", "a[M]"), ("reduce_scatter_1d", "c[M]"), ("all_to_all_1d", "a[K:M]")) if SWEEP else ()
+WAYS += (("all_reduce_two_shot", "c[]"), ("all_to_all_1d", "c[M:N]")) if SWEEP else ()
 NODES = ((2, 1), (3, 2), *(((3, 3), (4, 2), (5, 1)) if SWEEP else ()))
 """Ranks, and ranks of a node; the last node may have fewer, and where there is one node all goes through NVSHMEM."""
 ROWS, DTYPES = (70, 3), ("bf16", "fp32")
 FACTORS = (KERNELS, WAYS, NODES, ROWS, DTYPES)
 PAIRS = pairwise(FACTORS)
 REST = [case for case in itertools.product(*FACTORS) if case not in PAIRS] if SWEEP else []
-ALONE = ("grouped_gemm", WAYS[0], (3, 3), 70, "fp16")
+ALONE = ("grouped_gemm", ("all_gather_1d", "a[M]"), (3, 3), 70, "fp16")
 CASES = [(*case, range(20) if SWEEP else (seed,)) for seed, case in enumerate([*PAIRS, ALONE, *REST])]
 LEVELS = [
     (mesh, plan, on)
@@ -374,20 +372,39 @@ def test_nodes_of_no_ranks_are_refused(generated, nodes):
         check_module(generated(), world=2, shape=SMALL, dtype="fp16", seeds=[0])
 
 
+ROWS, COLUMNS, WHOLE = 0, 1, None
+OPERATORS = {
+    ag_gemm_k: (COLUMNS, WHOLE, WHOLE),
+    a2a_gemm: (COLUMNS, WHOLE, ROWS),
+    gemm_a2a: (ROWS, WHOLE, COLUMNS),
+    gemm_ar: (COLUMNS, ROWS, WHOLE),
+}
+"""Of x, w and y = x @ w, the dimension of which a rank has its piece; `ag_gemm` and `gemm_rs` are in test_autograd.py."""
+
+
 def test_operators(monkeypatch, tmp_path):
     monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path))
-    x, w = torch.randn(20, 16), torch.randn(16, 24)
-    own = [(x[10 * rank : 10 * rank + 10].clone(), x.clone(), w.clone()) for rank in range(2)]
+    world, rows = 2, 5
+    x, w = torch.randn(rows, 16), torch.randn(16, 8)
+
+    def mine(tensor, dim, rank):
+        if dim is None:
+            return tensor.clone()
+        low, high = shard_interval(tensor.shape[dim], world, rank)
+        return tensor.narrow(dim, low, high - low).clone()
+
+    given = [[(mine(x, of_x, r), mine(w, of_w, r)) for of_x, of_w, _ in OPERATORS.values()] for r in range(world)]
 
     def body(group):
-        shard, whole, weight = own[group.rank()]
-        gathered = ag_gemm(shard, weight, group=group, backend="nvshmem")
-        summed = gemm_rs(whole, weight, group=group, backend="nvshmem")
-        return gathered.tolist(), summed.tolist()
+        made = []
+        for operator, operands in zip(OPERATORS, given[group.rank()], strict=True):
+            sizes = {"gather_size": rows} if operator is gemm_a2a else {}
+            made.append(operator(*operands, group=group, backend="nvshmem", **sizes))
+        group.overlap_runtime.synchronize()
+        return made
 
-    exact = x.double() @ w.double()
-    for rank, (gathered, summed) in enumerate(World(2, node_ranks=1).run(body)):
-        part = 2 * exact[10 * rank : 10 * rank + 10]
-        assert (torch.tensor(gathered).double() - exact).abs().max() < 1e-4
-        assert (torch.tensor(summed).double() - part).abs().max() < 1e-4
-    assert last_plan().backend == last_plan("gemm_rs").backend == "nvshmem"
+    for rank, made in enumerate(World(world, node_ranks=1).run(body)):
+        for y, (operator, (_, _, dim)) in zip(made, OPERATORS.items(), strict=True):
+            wanted = mine(x.double() @ w.double(), dim, rank)
+            assert y.shape == wanted.shape and (y.double() - wanted).abs().max() < 1e-4, (operator.__name__, rank)
+    assert {last_plan(operator.__name__).backend for operator in OPERATORS} == {"nvshmem"}
