@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from tests.support.forked import run_alone, run_ranks
+
 ROWS = [
     # op, M, N, K, contender, ms
     (
@@ -208,29 +210,35 @@ def test_journal_goes_on_only_in_a_restart(bench, tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
-def start(repo, *words: str, ranks: int = 2, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A script under torchrun, on this repository."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *words]
-    env = {**os.environ, "PYTHONPATH": str(repo), "OMP_NUM_THREADS": "1", **environment}
+def start(repo, *words: str) -> subprocess.CompletedProcess[str]:
+    """A script under torchrun, two ranks, on this repository."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words]
+    env = {**os.environ, "PYTHONPATH": str(repo), "OMP_NUM_THREADS": "1"}
     env = {name: value for name, value in env.items() if name not in ("RANK", "TORCHELASTIC_RESTART_COUNT")}
     return subprocess.run(command, capture_output=True, text=True, cwd=repo, env=env, timeout=300, check=False)
+
+
+def rehearsed(repo, script: str, *words: str) -> str:
+    """What two ranks print, of which neither fails."""
+    ranks = run_ranks(2, script, *words, cwd=repo, timeout=300)
+    assert [done.returncode for done in ranks] == [0, 0], [done.stdout + done.stderr for done in ranks]
+    return "".join(done.stdout for done in ranks)
 
 
 def test_ag_gemm_rehearsed_on_two_cpu_ranks(repo, tmp_path):
     """The whole script: what needs a GPU and a shape that does not divide are left out, the rest is measured."""
     out = tmp_path / "ag.json"
     shapes = ["--shapes", "64,32,16", "7,4,4", "2,2,1"]
-    done = start(repo, "bench/ag_gemm.py", "--device", "cpu", "--out", str(out), "--rounds", "2", *shapes)
-    assert done.returncode == 0, done.stderr
+    printed = rehearsed(repo, "bench/ag_gemm.py", "--device", "cpu", "--out", str(out), "--rounds", "2", *shapes)
     told = json.loads(out.read_text())
     assert list(told) == ["hardware", "versions", "clocks", "commit", "command", "date", "rows"]
     assert [(r["M"], r["contender"]) for r in told["rows"]] == [
         (m, who) for m in (64, 2) for who in ("gemm", "nccl", "serial", "ours")
     ]
     assert all(r["ms"] > 0 and r["world"] == 2 and r["op"] == "ag_gemm" for r in told["rows"])
-    assert "asynctp left out: needs a GPU" in done.stdout
-    assert "ours runs serial: no peer copies for tensors on cpu" in done.stdout
-    assert "7,4,4 left out: M and N must be multiples of 2 here" in done.stdout
+    assert "asynctp left out: needs a GPU" in printed
+    assert "ours runs serial: no peer copies for tensors on cpu" in printed
+    assert "7,4,4 left out: M and N must be multiples of 2 here" in printed
     assert os.listdir(tmp_path) == ["ag.json"]
 
 
@@ -254,13 +262,12 @@ session.close()
 def test_every_operator_rehearsed_on_two_cpu_ranks(repo, tmp_path):
     script = tmp_path / "every.py"
     script.write_text(EVERY_OPERATOR.format(bench=str(repo / "bench"), ops=OPS))
-    done = start(repo, str(script))
-    assert done.returncode == 0, done.stdout + done.stderr
-    told = [line for line in done.stdout.splitlines() if ": [" in line]
+    printed = rehearsed(repo, str(script))
+    told = [line for line in printed.splitlines() if ": [" in line]
     assert [line.split(":")[0] for line in told] == list(OPS)
     assert all("['gemm', 'nccl', 'ours', 'serial'], wrong [], " in line for line in told), told
     assert all("of 2 here" in line for line in told)
-    assert done.stdout.count("ours runs serial: no peer copies for tensors on cpu") == len(OPS)
+    assert printed.count("ours runs serial: no peer copies for tensors on cpu") == len(OPS)
 
 
 def test_every_benchmark_has_what_the_driver_and_the_ways_need(bench):
@@ -329,14 +336,7 @@ def test_a_contender_that_hangs_is_left_out_after_a_restart(repo, tmp_path):
 
 
 def test_without_torchrun_it_says_how_to_start(repo):
-    done = subprocess.run(
-        [sys.executable, "bench/ag_gemm.py"],
-        capture_output=True,
-        text=True,
-        cwd=repo,
-        env={**{k: v for k, v in os.environ.items() if k != "RANK"}, "PYTHONPATH": str(repo)},
-        check=False,
-    )
+    done = run_alone("bench/ag_gemm.py", cwd=repo)
     assert done.returncode == 1
     assert done.stderr.strip() == ("start me with: python -m torch.distributed.run --nproc-per-node 4 bench/ag_gemm.py")
 
@@ -446,7 +446,7 @@ def test_the_hosts_part_of_a_call_is_measured_without_a_gpu(bench, monkeypatch, 
     assert re.fullmatch(
         r"  gemm_rs +96 +24 +48  3 ranks +[0-9.]+ us in the best of 2 rounds, [0-9.]+ in the median", first
     )
-    assert any(line.endswith("  ops/repeat.py") for line in modules), modules
+    assert any(line.endswith("  api/repeat.py") for line in modules), modules
     assert not any("scatter_view" in line or line.endswith("runtime/kernel_call.py") for line in modules), (
         "the long way"
     )
