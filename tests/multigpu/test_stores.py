@@ -2,7 +2,13 @@
 and of their own, operators, graphs.
 
     python -m torch.distributed.run --nproc-per-node 2 -m pytest tests/multigpu/test_stores.py -q -o faulthandler_timeout=130
+
+What could be wrong is told apart by ``OVERLAP_TEST_STORES``, a list of: ``poison`` (all memory is NaN ahead of each call),
+``long`` (Triton launches every call), ``once`` (tiles are counted at once), ``fenced`` and ``system`` (a fence between a store
+that has landed and its count, of the proxy and of the system too).
 """
+
+import os
 
 import pytest
 import torch
@@ -20,9 +26,12 @@ from overlap.schedule.table import HIGH_BYTES, LOW_BYTES
 from tests.support.ranks import Product, delay, template
 
 from .conftest import WORLD, meet
+from .findings import findings, poison
 from .test_graphs import Captured
+from .test_landing import waited
 from .test_results_op import Sum, piece, random, wrong
 
+ASKED = set(filter(None, os.environ.get("OVERLAP_TEST_STORES", "").split(",")))
 BACKEND = "tma_inline"
 KERNELS = {"persistent_gemm": template("persistent_gemm"), "host_descriptors": "tests/kernels/host_descriptors.py"}
 WAYS = {
@@ -38,6 +47,62 @@ SHAPES = [(515, 136, 96), (1000, 264, 200), (2048, 512, 512), (130, 64, 64), (3,
 def cache(tmp_path_factory, monkeypatch):
     """One folder for every test: operators keep their modules while the process lives."""
     monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "modules"))
+
+
+@triton.jit
+def fenced(value):
+    return waited(value, "fenced")
+
+
+@triton.jit
+def system(value):
+    return waited(value, "system")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def told_apart():
+    """What was asked for, before anything is compiled."""
+    from overlap.codegen import emit, kernel_module
+    from overlap.language import stores
+    from overlap.runtime import launch
+    from overlap.runtime.variant import Variant
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ASKED & {"fenced", "system"}:
+            patch.setattr(stores, "landed", {"fenced": fenced, "system": system}[name])
+        if "long" in ASKED:
+            exact = launch.variant_of
+            patch.setattr(launch, "variant_of", lambda *given: Variant(exact(*given).key, False))
+        if "once" in ASKED:
+            for module in (kernel_module, emit):
+                patch.setattr(module, "PASSES", tuple(each for each in module.PASSES if each[0] != "delay"))
+        yield
+
+
+def checked(product, module, seed):
+    """A call whose failure says what is wrong where, on every rank."""
+    if "poison" in ASKED:
+        poison(product.group)
+    delay(seed, product.rank)
+    got, wanted = product.call(module, seed)
+    misses = product.misses(got, wanted)
+
+    def partial(rank):
+        a, b = product.data(seed, rank)
+        return a.float() @ b.float()
+
+    agreed(
+        product.group, f"call {seed} of {product.on} {product.sizes} {product.dtype}", got, wanted[0], misses, partial
+    )
+
+
+def agreed(group, what, got, exact, misses, partial):
+    """Fails on every rank where a result is wrong on any, with what each found."""
+    rank = dist.get_rank(group)
+    if not any(meet(f"{what}: wrong", bool(misses.any()))):
+        return
+    told = meet(f"{what}: findings", findings(group, got, exact, misses, partial))
+    pytest.fail(f"{what}, with {sorted(ASKED) or 'nothing'} asked for, on rank {rank}:\n" + "\n".join(told))
 
 
 @triton.jit
@@ -84,7 +149,7 @@ def test_every_form(generated, group, name, plan):
     module = generated(KERNELS[name], plan, WAYS[plan], BACKEND)
     # A rank without rows has no descriptor of them to make on the host.
     for seed, shape in enumerate(SHAPES if name == "persistent_gemm" else SHAPES[:4]):
-        Product(group, *shape, torch.bfloat16, on=WAYS[plan]).check(module, seed)
+        checked(Product(group, *shape, torch.bfloat16, on=WAYS[plan]), module, seed)
     check(group)
 
 
@@ -92,7 +157,7 @@ def test_columns_and_wide_elements(generated, group):
     for dtype in (torch.float32, torch.float16):
         module = generated(KERNELS["persistent_gemm"], "reduce_scatter_1d", "c[N]", BACKEND)
         for seed, shape in enumerate([(130, 136, 96), (515, 1000, 64)]):
-            Product(group, *shape, dtype, on="c[N]").check(module, seed)
+            checked(Product(group, *shape, dtype, on="c[N]"), module, seed)
     check(group)
 
 
@@ -122,15 +187,58 @@ def test_a_graph_replayed_with_new_data(generated, group, name):
     check(group)
 
 
+@pytest.mark.parametrize("plan", WAYS)
+def test_ranks_of_different_speed(generated, group, plan, monkeypatch):
+    """One rank's kernel begins late, so that what waits for its flags is there already and reads as soon as they are raised."""
+    from overlap.runtime import acts
+
+    rank, kernel, turn = dist.get_rank(group), acts._kernel, [0]
+
+    def late(now):
+        if turn[0] % WORLD == rank:
+            torch.cuda._sleep(50_000 * (1 + turn[0] % 7))
+        kernel(now)
+
+    monkeypatch.setattr(acts, "_kernel", late)
+    module = generated(KERNELS["persistent_gemm"], plan, WAYS[plan], BACKEND)
+    for seed in range(60):
+        turn[0] = seed
+        shape = SHAPES[(2, 4, 0)[seed % 3]]
+        checked(Product(group, *shape, torch.bfloat16, on=WAYS[plan]), module, seed)
+    check(group)
+
+
+def summed(operator, sums, m, n, k, seed, **options):
+    """An operator's call whose failure says what is wrong where."""
+    if "poison" in ASKED:
+        poison(sums.group)
+    exact = piece(sums.total, 0, sums.rank) if operator is gemm_rs else sums.total
+    magnitude = piece(sums.magnitude, 0, sums.rank) if operator is gemm_rs else sums.magnitude
+    dtype = sums.x.dtype
+    out = torch.full(exact.shape, float("nan"), device="cuda", dtype=dtype)
+    operator(sums.x, sums.w, bias=sums.bias, group=sums.group, out=out, backend=BACKEND, **options)
+    assert last_plan(operator.__name__).backend == BACKEND
+    eps = torch.finfo(dtype).eps
+    misses = ~((out.float() - exact).abs() <= eps * exact.abs() + eps * magnitude + 2**-20 * sums.depth)
+
+    def partial(rank):
+        return (
+            random((m, k), 31 * seed + 2 * rank, dtype).float()
+            @ random((k, n), 31 * seed + 2 * rank + 1, dtype).float()
+        )
+
+    agreed(sums.group, f"{operator.__name__} {(m, n, k)} {dtype} {seed} {options}", out, exact, misses, partial)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_sums(group, dtype):
     for m, n, k in ((8192, 4096, 14336 // WORLD), (2048, 1024, 512), (515, 264, 96), (129, 40, 64), (3, 64, 64)):
         for seed in range(2):
             sums = Sum(group, (m,), n, k, dtype, seed, bias=seed == 1)
             delay(seed, sums.rank)
-            assert not sums.check(gemm_rs, backend=BACKEND, split=seed + 1), ("gemm_rs", m, n, k, seed)
+            summed(gemm_rs, sums, m, n, k, seed, split=seed + 1)
             for plan in ("all_reduce_one_shot", "all_reduce_two_shot"):
-                assert not sums.check(gemm_ar, backend=BACKEND, plan=plan), (plan, m, n, k, seed)
+                summed(gemm_ar, sums, m, n, k, seed, plan=plan)
     overlap.check(group)
 
 
