@@ -61,7 +61,11 @@ def run_on_every_rank(scenario: str, argument: str, *, env: dict[str, str] | Non
 
 
 class Scenario:
-    """What every scenario starts with: a group, a compiled module a plan, and a product on the group."""
+    """What every scenario starts with: a group, a compiled module a plan, and a product on the group.
+
+    Args:
+        plans: names of plans, which go by copy engine, or of `REALIZATIONS`.
+    """
 
     def __init__(self, *plans: str) -> None:
         import torch
@@ -72,21 +76,24 @@ class Scenario:
         from overlap.codegen.module_io import load_module
         from overlap.pipeline import Request, compile_source
         from tests.support.ranks import WAYS, template
+        from tests.support.realizations import REALIZATIONS, Realized
 
         self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.last = self.rank == self.world - 1
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init_process_group("cpu:gloo,cuda:nccl")
         triton.set_allocator(lambda size, align, stream: torch.empty(size, device="cuda", dtype=torch.int8))
-        source = SourceUnit.from_file(str(ROOT / template("grouped_gemm")))
         # Triton reads a kernel's source when it compiles it: the folder stays until the process ends.
         self.folder = tempfile.TemporaryDirectory(prefix="overlap_child_")
         self.modules = {}
-        self.on = {plan: next(on for known, on, *_ in WAYS.values() if known == plan) for plan in plans}
-        for plan, on in self.on.items():
-            path = Path(self.folder.name) / f"{plan}.py"
-            path.write_text(compile_source(Request(source, plan=plan, on=on)).module.text)
-            self.modules[plan] = load_module(str(path))
+        self.on = {}
+        for number, plan in enumerate(plans):
+            on = next((on for known, on, *_ in WAYS.values() if known == plan), "")
+            how = REALIZATIONS.get(plan) or Realized(plan, on, "copy_engine", "grouped_gemm")
+            source = SourceUnit.from_file(str(ROOT / template(how.kernel)))
+            path = Path(self.folder.name) / f"module_{number}.py"
+            path.write_text(compile_source(Request(source, plan=how.plan, on=how.on, backend=how.backend)).module.text)
+            self.modules[plan], self.on[plan] = load_module(str(path)), how.on
         self.module = self.modules[plans[0]]
         self.group = dist.group.WORLD
         self.product = self.make(plans[0], 515)
@@ -205,6 +212,26 @@ def right(plans: str) -> None:
         "captured": [int(torch.stack(captured).sum()), len(captured)],
         "provider": runtime_for_group(scenario.group).provider.name,
     }
+    print(json.dumps(found), flush=True)
+    release(scenario.group)
+    torch.distributed.destroy_process_group()
+
+
+def right_by(realizations: str) -> None:
+    """Wrong results, eager, of realizations: each one's number, one call of several shapes after the other."""
+    import torch
+
+    from overlap.runtime.workspace import release
+
+    scenario = Scenario(*realizations.split(";"))
+    found = {}
+    for name, module in scenario.modules.items():
+        wrong = []
+        for seed in range(5):
+            for m in (515, 64, 1):
+                one = scenario.make(name, m)
+                wrong.append(one.wrong(*one.call(module, seed)))
+        found[name] = [int(torch.stack(wrong).sum()), len(wrong)]
     print(json.dumps(found), flush=True)
     release(scenario.group)
     torch.distributed.destroy_process_group()

@@ -22,11 +22,12 @@ from overlap.chunkplan.library import find_template
 from overlap.chunkplan.mesh import parse_mesh
 from overlap.chunkplan.plan import TensorSpec
 from overlap.chunkplan.region import shard_interval
+from overlap.codegen.module_io import load_module
 from overlap.errors import RaceFault, RuntimeContractError, StrayAccessFault, UnsupportedError, UsageError
 from overlap.language.nvshmem import fence, get_nbi, my_pe, put_nbi, put_signal, quiet
 from overlap.ops import a2a_gemm, ag_gemm_k, gemm_a2a, gemm_ar, last_plan
 from overlap.pipeline import Request, compile_source
-from overlap.runtime import far_moves
+from overlap.runtime import far_moves, prepared
 from overlap.runtime import moves as tables
 from overlap.schedule import steps as st
 from overlap.sim import World, check_module, check_plan
@@ -49,11 +50,30 @@ CASES = [(*case, range(20) if SWEEP else (seed,)) for seed, case in enumerate([*
 LEVELS = [
     (mesh, plan, on)
     for mesh in ("2x2", "2x4", "3x2")
-    for plan, on in (("all_gather_2d", "a[M]"), ("all_to_all_2d", "a[K:M]"), ("reduce_scatter_2d", "c[M]"))
+    for plan, on in (
+        ("all_gather_2d", "a[M]"),
+        ("all_to_all_2d", "a[K:M]"),
+        ("reduce_scatter_2d", "c[M]"),
+        ("all_reduce_2d", "c[]"),
+    )
 ]
 FEW = [("2x2", "reduce_scatter_2d", "c[M]"), ("2x2", "all_to_all_2d", "a[K:M]"), ("3x2", "all_gather_2d", "a[M]")]
 SEEDS = range(10) if SWEEP else range(1)
+SMALL_PART = 256
+"""Bytes of a part, where several programs are to share a small chunk."""
 SMALL = {"M": 40, "N": 24, "K": 24}
+
+
+def changed_words(edits, behind=""):
+    """The text of the words that move with each edit made once, behind ``behind``; several programs share a chunk."""
+    source = Path(words_that_move.__file__).read_text(encoding="utf-8").replace("from .", "from overlap.language.")
+    source = source.replace("import annotations\n", 'import annotations\n\n__name__ = "overlap.language.changed"\n')
+    source = source.replace("tl.constexpr(_far.PART_BYTES)", f"tl.constexpr({SMALL_PART})")
+    start = source.index(behind)
+    for old, new in edits:
+        assert old in source[start:], old
+        source = source[:start] + source[start:].replace(old, new, 1)
+    return source
 
 
 @pytest.fixture(scope="module")
@@ -72,22 +92,9 @@ def generated(tmp_path_factory, repo):
             )
             text = compile_source(request).module.text
             if words:
-                source = (
-                    Path(words_that_move.__file__)
-                    .read_text(encoding="utf-8")
-                    .replace("from .", "from overlap.language.")
-                )
-                source = source.replace(
-                    "import annotations\n", 'import annotations\n\n__name__ = "overlap.language.changed"\n'
-                )
-                # Several parts a chunk, for several programs.
-                source = source.replace("tl.constexpr(_far.PART_BYTES)", "tl.constexpr(256)")
-                for old, new in words:
-                    # Moves stand ahead of what lanes carry, which is written alike.
-                    assert old in source, old
-                    source = source.replace(old, new, 1)
                 other = folder / f"words_{len(made)}.py"
-                other.write_text(source)
+                # Moves stand ahead of what lanes carry, which is written alike.
+                other.write_text(changed_words(words))
                 text = text.replace("ol.move_chunks_far(", f"{other.stem}.move_chunks_far(")
                 text = text.replace(
                     "import overlap.language as ol\n", f"import overlap.language as ol\nimport {other.stem}\n"
@@ -191,6 +198,60 @@ def test_words_changed(generated, nodes, name):
 def test_the_words_as_they_are(generated, nodes):
     nodes(1)
     assert set(faults(generated(plan="all_gather_ring"), world=2, seeds=SEEDS, shape=SMALL)) == {"ok"}
+
+
+LANE_COUNT = """\
+    quiet()
+    tl.debug_barrier()
+    counted = tl.atomic_add(words + _LANE_COUNTER"""
+LANES = {
+    "no quiet ahead of the count": ((LANE_COUNT, LANE_COUNT.replace("    quiet()\n", "")), {"race"}),
+    "no barrier behind the quiet": ((LANE_COUNT, LANE_COUNT.replace("    tl.debug_barrier()\n", "")), {"race"}),
+    "the flag ahead of the last puts": (("if counted == programs - 1:", "if counted == 0:"), {"race", "deadlock"}),
+    "a count that acquires nothing": (('sem="acq_rel", scope="sys"', 'sem="release", scope="sys"'), {"race"}),
+    "a count that releases nothing": (('sem="acq_rel", scope="sys"', 'sem="acquire", scope="sys"'), {"race"}),
+    "a count that stays": (
+        ('tl.atomic_xchg(words + _LANE_COUNTER, 0, sem="relaxed", scope="gpu")', "pass"),
+        {"deadlock"},
+    ),
+    "a chunk put to another rank": WORDS["a chunk put to another rank"],
+    "a flag at another rank": (("_LANE_PE).to(tl.int32)", "_LANE_PE).to(tl.int32) ^ 1"), {"race", "deadlock"}),
+    "the last part of a row left out": WORDS["the last part of a row left out"],
+}
+"""Edits of `carry_chunk`, by which a lane carries an operation."""
+
+
+@pytest.fixture
+def carried(nodes, monkeypatch, tmp_path):
+    """``carried(edits)``: the kinds of faults of a push to another node that lanes carry, by edited words."""
+
+    def run(edits):
+        nodes(1)
+        path = tmp_path / "lanes.py"
+        kernel = "@triton.jit\ndef kernel(words, state):\n    carry_chunk(words, state, tl.load(state))\n"
+        path.write_text(changed_words(edits, "def carry_chunk(") + "\n\n" + kernel)
+        monkeypatch.setattr(prepared, "carry_kernel", load_module(str(path)).kernel)
+        monkeypatch.setattr(far_moves, "PART_BYTES", SMALL_PART)
+        _, text = find_template("all_gather_1d_push")
+        plan = build_plan(text, world=2, tensor=TensorSpec("x", (4, 192)), dim=0)
+        found = set()
+        for seed in range(2):
+            report = check_plan(plan, seeds=[seed])
+            found.add("ok" if report.ok else report.faults[0].kind)
+        return found
+
+    return run
+
+
+@pytest.mark.parametrize("name", LANES)
+def test_words_of_lanes_changed(carried, name):
+    edit, wanted = LANES[name]
+    found = carried((edit,))
+    assert found <= wanted | {"ok"} and found & wanted, found
+
+
+def test_the_words_of_lanes_as_they_are(carried):
+    assert carried(()) == {"ok"}
 
 
 @pytest.mark.parametrize(

@@ -24,19 +24,22 @@ FACTORS = (KERNELS, PLANS, WORLDS, ROWS, DTYPES, ON)
 SWEEP = os.environ.get("OVERLAP_SWEEP") == "1"
 
 
-def pairwise(factors: tuple[tuple, ...]) -> list[tuple]:
-    """A small list of combinations in which every two values of different factors meet; always the same one."""
-    left = {(i, x, j, y) for (i, xs), (j, ys) in itertools.combinations(enumerate(factors), 2) for x in xs for y in ys}
+def covering(rows: list[tuple]) -> list[tuple]:
+    """A small part of the rows in which every two values that meet in any row meet; always the same one."""
+    pairs = {row: set(itertools.combinations(enumerate(row), 2)) for row in rows}
+    left = set().union(*pairs.values())
     chosen = []
     while left:
-        best, covered = None, set()
-        for row in itertools.product(*factors):
-            new = {(i, row[i], j, row[j]) for i, j in itertools.combinations(range(len(row)), 2)} & left
-            if len(new) > len(covered):
-                best, covered = row, new
+        # The first of those that cover most.
+        best = max(rows, key=lambda row: len(pairs[row] & left))
         chosen.append(best)
-        left -= covered
+        left -= pairs[best]
     return chosen
+
+
+def pairwise(factors: tuple[tuple, ...]) -> list[tuple]:
+    """A small list of combinations in which every two values of different factors meet; always the same one."""
+    return covering(list(itertools.product(*factors)))
 
 
 def thinned(cases: list[tuple]) -> list:
