@@ -22,6 +22,8 @@ from overlap.language.flags import landed
 from .conftest import meet
 
 PROGRAMS, ROWS, PAGES, ROUNDS = 64, 64, 256, 400
+POLLS = tl.constexpr(1 << 24)
+"""Of a flag before a program gives up: some seconds, in which a rank may compile."""
 PAGE = PROGRAMS * ROWS
 """Rows of a page: a tile for each program."""
 
@@ -58,11 +60,11 @@ def count(counter, flag, value, PROGRAMS: tl.constexpr):
 
 
 @triton.jit
-def wait(flag, value):
-    """What a flag has come to, at least ``value`` unless it never does."""
+def wait(flag, value, limit):
+    """What a flag has come to, at least ``value`` unless ``limit`` polls do not see that."""
     seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
     spins = 0
-    while (seen < value) & (spins < 1 << 22):
+    while (seen < value) & (spins < limit):
         seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
         spins += 1
     return seen
@@ -87,6 +89,7 @@ def exchange(
 ):
     """``wrongs``: elements that did not hold what the flag stood for, then tiles with such, then waits in vain."""
     rows, columns = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    limit = tl.zeros((), tl.int32) + POLLS
     for i in tl.range(0, rounds, num_stages=1):
         row = ((i * 97 % PAGES) * PROGRAMS + tl.program_id(0)) * ROWS
         number = ((first + i) % 251 + 1).to(tl.float32)
@@ -99,7 +102,8 @@ def exchange(
             tl.store(there + (row + rows)[:, None] * COLUMNS + columns[None, :], value)
             tl.debug_barrier()
         count(counters + at, peer_flags, first + i + 1, PROGRAMS)
-        seen = wait(flags, first + i + 1)
+        seen = wait(flags, first + i + 1, limit)
+        limit = tl.where(seen < first + i + 1, 1, limit)  # once in vain, no later one waits long
         begin = ol.after(row, seen)
         got = tl.load(here + (begin + rows)[:, None] * COLUMNS + columns[None, :])
         bad = tl.sum(tl.sum((got.to(tl.float32) != number).to(tl.int32), 1), 0)
@@ -108,7 +112,7 @@ def exchange(
         tl.atomic_add(wrongs + 2, (seen < first + i + 1).to(tl.int32))
         tl.debug_barrier()
         count(counters + rounds + i, peer_flags + 4, first + i + 1, PROGRAMS)
-        wait(flags + 4, first + i + 1)
+        wait(flags + 4, first + i + 1, limit)
 
 
 WAYS = ("store", "landed", "fenced", "system", "alias", "read")
