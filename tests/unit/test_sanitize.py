@@ -1,0 +1,61 @@
+"""The program that runs realizations under memcheck, where there is no GPU: what it says without the tool, and how it judges."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.multigpu import sanitize
+from tests.support.realizations import REALIZATIONS, missing
+
+TOOL = """#!/bin/sh
+while [ "$1" != "--launch" ]; do shift; done
+echo "========= ERROR SUMMARY: 0 errors"
+"""
+
+
+def test_without_the_tool(monkeypatch, capsys):
+    monkeypatch.setattr(sanitize, "find_tool", lambda: None)
+    assert sanitize.main([]) == 2
+    assert capsys.readouterr().out.startswith("not run: compute-sanitizer is not on this machine")
+
+
+def test_each_rank_is_watched(monkeypatch, capsys, tmp_path):
+    """A tool that counts nothing and launches nothing, around two ranks."""
+    path = tmp_path / "compute-sanitizer"
+    path.write_text(TOOL)
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert sanitize.find_tool() == str(path)
+    assert sanitize.main(["--ranks", "2", "--only", "gather, copy_engine", "--seconds", "60"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{path}, memcheck, 2 ranks, one launch each"
+    assert lines[1].startswith("gather, copy_engine     clean       exit 0    errors by rank: [0, 0]")
+
+
+@pytest.mark.parametrize(
+    ("status", "summaries"), [(0, (0,)), (1, (0, 3)), (0, (0, 3)), (None, (0, 0))], ids=["alone", "bad", "odd", "late"]
+)
+def test_what_is_not_clean(monkeypatch, capsys, status, summaries):
+    """A rank that nobody watched, errors, and ranks that did not end."""
+    output = "".join(f"========= ERROR SUMMARY: {n} error{'s' * (n != 1)}\n" for n in summaries)
+    outcome = sanitize.Outcome("gather, copy_engine", 2, status, 1.0, output)
+    monkeypatch.setattr(sanitize, "find_tool", lambda: "tool")
+    monkeypatch.setattr(sanitize, "run", lambda *args: outcome)
+    assert sanitize.main(["--only", "gather, copy_engine"]) == 1
+    said = capsys.readouterr().out
+    assert "NOT CLEAN" in said and f"errors by rank: {list(summaries)}" in said and output in said
+
+
+def test_realizations_are_those_of_the_table():
+    found = {how.backend for how in REALIZATIONS.values()}
+    assert found >= {
+        "copy_engine",
+        "ldst_inline",
+        "ldst_reserved",
+        "tma_inline",
+        "tma_reserved",
+        "nvshmem",
+        "collective",
+    }
+    assert not found & {"serial", "auto"}
+    assert not missing("gather, copy_engine")
