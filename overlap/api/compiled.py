@@ -37,6 +37,7 @@ from .groups import no_group, resolve_group
 from .made import Made, plan_facts
 from .measure import exposed_ms
 from .memory import reserve_operator
+from .repeat_kernel import repeated_launch
 from .report import LastPlan, announce, logger, predicted_ms
 from .tuned import BUILT_IN, KEYWORD
 from .tuned_kernel import open_to_tuning, options_of, tuned_launch
@@ -183,10 +184,22 @@ class CompiledKernel:
             self._launched(grid, args, kwargs, group)
 
     def _launched(self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], group: Any) -> None:
+        asked = repeated_launch(self, group, grid, args, kwargs)
+        if isinstance(asked, list):
+            return
         before = self.last_plan
-        said = self.launch(grid, args, kwargs, group=group)
+        repeat = asked.repeat(asked.outs) if asked is not None else None
+        said = self.launch(grid, args, kwargs, group=group, repeat=repeat)
+        if asked is not None:
+            asked.keep(asked.outs, said, forced=self._forced)
         if said is not before:
             announce(said, warn=self._forced)
+
+    def repeated(self, said: LastPlan, forced: bool) -> None:
+        """Takes what a launch did that was repeated."""
+        if said is not self.last_plan:
+            self._reported, self.last_plan = None, said
+            announce(said, warn=forced)
 
     def launch(
         self,

@@ -1,4 +1,4 @@
-"""Calls of the prebuilt operators that repeat an earlier one (`overlap.ops.repeat`), on real ranks.
+"""Calls of the prebuilt operators that repeat an earlier one (`overlap.api.repeat`), on real ranks.
 
 Every call here has operands of its own, somewhere else in memory, whose products every rank can make; results are poisoned.
 """
@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 import overlap
+from overlap.api.repeat import Known
 from overlap.errors import RuntimeContractError, UsageError
 from overlap.ops import a2a_gemm, ag_gemm, gemm_a2a, gemm_ar, gemm_rs
-from overlap.ops.repeat import Known
 from overlap.runtime.bound_launch import _ByAddress, _ByTriton
 from overlap.runtime.driver import Graph
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import overlap.runtime.repeat as repeat_layer
+from overlap.api.repeat import Known
 from overlap.errors import RaceFault, RuntimeContractError, UsageError
 from overlap.ops import a2a_gemm, ag_gemm, gemm_a2a, gemm_ar, gemm_rs
-from overlap.ops.repeat import Known
 from overlap.sim import World
 
 pytestmark = pytest.mark.one_triton
@@ -140,20 +140,20 @@ def test_the_first_call_of_a_group_is_known_although_it_makes_the_runtime(monkey
     """A process group has its runtime from its first call on, which is not there yet when the call is looked up."""
     import torch.distributed as dist
 
-    from overlap.ops import repeat
+    from overlap.api import repeat
 
     made: dict[Any, Any] = {}
     monkeypatch.setattr(repeat, "known_runtime", made.get)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        asked = repeat.repeated("gemm_rs", None, (torch.empty(4, 3),), None, ())
+        asked = repeat.repeated("gemm_rs", None, (torch.empty(4, 3),), None, (), print)
         assert isinstance(asked, repeat.Asked)
         result, ready = torch.empty(2, 3), type("Ready", (), {})()
         asked.repeat([result]).ready = ready
         runtime = made[dist.group.WORLD] = type("Made", (), {})()
         asked.keep([result], None, forced=False)
         monkeypatch.setattr(Known, "again", lambda self, *call: [result] if self._launch() is ready else None)
-        found = repeat.repeated("gemm_rs", dist.group.WORLD, (torch.empty(4, 3),), None, ())
+        found = repeat.repeated("gemm_rs", dist.group.WORLD, (torch.empty(4, 3),), None, (), print)
     finally:
         dist.destroy_process_group()
     assert found == [result] and len(runtime.overlap_calls) == 1
