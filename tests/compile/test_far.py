@@ -18,7 +18,7 @@ from overlap.codegen.module_io import load_module
 from overlap.errors import CodegenError, RuntimeContractError
 from overlap.pipeline import Request, compile_source
 from overlap.runtime.device_code import link_options, stand_in_options
-from overlap.runtime.entry import credit_kernel, far_move_kernel
+from overlap.runtime.entry import carry_kernel, credit_kernel, far_move_kernel
 
 from .support import HERE, state
 
@@ -54,15 +54,16 @@ def events(made: Artifact) -> list[str]:
 
 def moved(kernel=far_move_kernel, linked=link_options) -> Artifact:
     options = {"num_warps": 8, **linked()}
-    return compile_kernel(kernel, {"moves": state(), "state": state()}, TARGET, options)
+    return compile_kernel(kernel, {kernel.arg_names[0]: state(), "state": state()}, TARGET, options)
 
 
 RULE = re.compile(r"\bput\b.*\bquiet(?: bar)+ count\b.*\bput_signal\b.*\bquiet( bar)*$")
 """Puts, their quiet, a barrier, the count; the signal; and nothing is left under way at the end."""
 
 
-def test_the_rule_of_puts_in_machine_code():
-    made = moved()
+@pytest.mark.parametrize("kernel", [far_move_kernel, carry_kernel], ids=["moves", "lanes"])
+def test_the_rule_of_puts_in_machine_code(kernel):
+    made = moved(kernel)
     found = " ".join(events(made))
     assert RULE.search(found), found
     assert ".extern .func" not in made.assembly, "a function of NVSHMEM is not linked"

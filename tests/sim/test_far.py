@@ -31,6 +31,7 @@ from overlap.runtime import far_moves, prepared
 from overlap.runtime import moves as tables
 from overlap.schedule import steps as st
 from overlap.sim import World, check_module, check_plan
+from overlap.sim.runtime import SimRuntime
 
 pytestmark = pytest.mark.one_triton
 
@@ -47,16 +48,14 @@ PAIRS = pairwise(FACTORS)
 REST = [case for case in itertools.product(*FACTORS) if case not in PAIRS] if SWEEP else []
 ALONE = ("grouped_gemm", ("all_gather_1d", "a[M]"), (3, 3), 70, "fp16")
 CASES = [(*case, range(20) if SWEEP else (seed,)) for seed, case in enumerate([*PAIRS, ALONE, *REST])]
-LEVELS = [
-    (mesh, plan, on)
-    for mesh in ("2x2", "2x4", "3x2")
-    for plan, on in (
-        ("all_gather_2d", "a[M]"),
-        ("all_to_all_2d", "a[K:M]"),
-        ("reduce_scatter_2d", "c[M]"),
-        ("all_reduce_2d", "c[]"),
-    )
-]
+TWO_LEVELS = (
+    ("all_gather_2d", "a[M]"),
+    ("all_to_all_2d", "a[K:M]"),
+    ("reduce_scatter_2d", "c[M]"),
+    ("all_reduce_2d", "c[]"),
+)
+MESHES = ("2x2", "2x4", "3x2")
+LEVELS = [(mesh, *way) for mesh in MESHES for way in TWO_LEVELS]
 FEW = [("2x2", "reduce_scatter_2d", "c[M]"), ("2x2", "all_to_all_2d", "a[K:M]"), ("3x2", "all_gather_2d", "a[M]")]
 SEEDS = range(10) if SWEEP else range(1)
 SMALL_PART = 256
@@ -129,11 +128,9 @@ def test_two_levels_in_one_launch(generated, nodes, mesh, plan, on):
     """Within a node by pointer, between nodes through NVSHMEM."""
     node, ranks = map(int, mesh.split("x"))
     nodes(ranks)
-    shape = {"M": 70, "N": 40, "K": 24}
+    shape = {"M": 70, "N": 40, "K": 24} if SWEEP else {"M": 26, "N": 24, "K": 24}
     path = generated(plan=plan, on=on, mesh=mesh)
-    report = check_module(
-        path, world=node * ranks, shape=shape, dtype="bf16", seeds=list(SEEDS)[: None if SWEEP else 1]
-    )
+    report = check_module(path, world=node * ranks, shape=shape, dtype="bf16", seeds=list(SEEDS))
     assert report.ok, str(report)
 
 
@@ -142,8 +139,8 @@ def test_copies_within_a_node_and_puts_between(generated, nodes, repo, tmp_path)
     nodes(2)
     plan = tmp_path / "mixed.yaml"
     plan.write_text((repo / "templates/plans/all_gather_2d.yaml").read_text().rstrip() + "\n    backend: copy_engine\n")
-    path = generated(plan=str(plan), mesh="2x2")
-    report = check_module(path, world=4, shape={"M": 70, "N": 40, "K": 24}, dtype="fp16", seeds=list(SEEDS))
+    path, shape = generated(plan=str(plan), mesh="2x2"), {"M": 26, "N": 24, "K": 24}
+    report = check_module(path, world=4, shape=shape, dtype="fp16", seeds=list(SEEDS))
     assert report.ok, str(report)
 
 
@@ -154,8 +151,11 @@ def test_sums_leave_room_for_the_kernels_that_they_wait_for(generated, nodes):
     assert report.ok, str(report)
 
 
+ALONE_2D = list(itertools.product(MESHES, ("all_gather_2d", "reduce_scatter_2d", "all_reduce_2d")))
+
+
 @pytest.mark.parametrize(
-    ("mesh", "name"), [("2x2", "all_reduce_2d"), ("2x4", "all_gather_2d"), ("3x2", "reduce_scatter_2d")]
+    ("mesh", "name"), ALONE_2D if SWEEP else [("2x2", "all_reduce_2d"), ("3x2", "reduce_scatter_2d")]
 )
 def test_plans_without_a_kernel(nodes, mesh, name):
     axes = parse_mesh(mesh)
@@ -425,6 +425,19 @@ def test_a_pull_of_what_lands_on_another_node_is_refused(generated, nodes, repo,
         UnsupportedError, match="waits for what lands on rank 1, whose flags rank 0 of another node cannot"
     ):
         check_module(generated(plan=str(plan)), world=4, shape=SMALL, dtype="fp16", seeds=[0])
+
+
+def test_memory_that_is_not_its_own_is_refused_where_there_are_peers(generated, monkeypatch):
+    """All ranks on one node, torch's symmetric memory: pointers reach everybody, NVSHMEM nobody. One rank needs neither."""
+    monkeypatch.setattr(SimRuntime, "pes", ())
+    with pytest.raises(
+        UnsupportedError, match="nvshmem moves NVSHMEM's symmetric memory, and that of this group"
+    ) as error:
+        check_module(generated(), world=2, shape=SMALL, dtype="fp16", seeds=[0])
+    assert "OVERLAP_PROVIDER=nvshmem" in error.value.help
+    for plan, on in (("all_gather_1d", "a[M]"), ("reduce_scatter_1d", "c[M]")):
+        report = check_module(generated(plan=plan, on=on), world=1, shape=SMALL, dtype="fp16", seeds=[0])
+        assert report.ok, str(report)
 
 
 def test_nodes_of_no_ranks_are_refused(generated, nodes):
