@@ -23,6 +23,8 @@ from unittest import mock
 PLACES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
 # Torch reads the number of threads as it is imported; whoever has no GPU in sight never starts CUDA before the fork.
 AT_IMPORT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+# Checkpoints and compiled functions import the second, which takes longer than all of torch.
+PRELOADED = ["torch.distributed", "torch._dynamo", "triton", "overlap.ops"]
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 
@@ -98,7 +100,7 @@ def _text(path: str) -> str:
 
 def _start_server(environment: Mapping[str, str]) -> None:
     """Starts it if it does not run yet; every rank takes its environment from its test, not from here."""
-    _CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "triton", "overlap.ops"])
+    _CONTEXT.set_forkserver_preload(PRELOADED)
     with mock.patch.dict(os.environ, {**environment, **AT_IMPORT}, clear=True):
         forkserver.ensure_running()
 

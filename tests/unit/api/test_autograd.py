@@ -1,8 +1,5 @@
 """Gradients of `ag_gemm` and `gemm_rs` on real ranks, four processes over gloo, and what needs no other rank."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from overlap.errors import UsageError
 from overlap.ops import ag_gemm, gemm_rs
 from overlap.ops.grad_weights import MainGrad, main_grad_of, main_grads_of, weight_gradient
+from tests.support.forked import run_alone
 
 CHECKS = (
     "every_gradient_of_two_pairs",
@@ -28,13 +26,11 @@ CHECKS = (
 
 
 @pytest.fixture(scope="module")
-def outputs(repo, tmp_path_factory):
+def outputs(tmp_path_factory):
     """What each of four ranks printed."""
     script, folder = Path(__file__).with_name("autograd_ranks.py"), tmp_path_factory.mktemp("ranks")
-    env = {**os.environ, "PYTHONPATH": str(repo), "OMP_NUM_THREADS": "1", "OVERLAP_CACHE_DIR": str(folder / "cache")}
-    done = subprocess.run(
-        [sys.executable, str(script), str(folder), *CHECKS], env=env, capture_output=True, text=True, timeout=400
-    )
+    cache = str(folder / "cache")
+    done = run_alone(script, str(folder), *CHECKS, cwd=folder, timeout=400, OVERLAP_CACHE_DIR=cache)
     assert not done.stderr, done.stderr
     return [(folder / f"rank{rank}.txt").read_text() for rank in range(4)]
 
