@@ -204,6 +204,8 @@ def _backends(
                 missing.append(f"NVSHMEM: {providers['nvshmem'].why}")
             elif not found_here.get("bitcode"):
                 missing.append(f"NVSHMEM {found_here.get('version', '')}: its device code ({BITCODE}) is not here")
+            elif "nvshmem" not in _allowed(providers):
+                missing.append("OVERLAP_PROVIDER leaves NVSHMEM out")
         oldest = backend.compute_capability
         if oldest is not None:
             needed = f"TMA needs sm_{oldest[0]}{oldest[1]}"
@@ -214,7 +216,10 @@ def _backends(
             missing.append(f"Triton is {answers['triton'].get('version')}, {backend.name} needs {needed}")
         if devices and not shutil.which(os.environ.get("CC", "")) and not any(map(shutil.which, ("gcc", "clang"))):
             missing.append("Triton needs a C compiler: neither gcc nor clang is there")
-        run = Verdict(not missing, "; ".join(missing) or f"up to {len(devices)} ranks")
+        room = f"up to {len(devices)} ranks"
+        if backend.far and devices and _chosen(providers) != "nvshmem":
+            room += " of several nodes; of one node with OVERLAP_PROVIDER=nvshmem"
+        run = Verdict(not missing, "; ".join(missing) or room)
         found.append(BackendAbility(backend.name, backend.directions, parts["compiler"], parts["simulator"], run))
     return tuple(found)
 

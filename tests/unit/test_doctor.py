@@ -138,6 +138,9 @@ def test_a_triton_that_is_too_old_for_a_backend():
     assert found.backends[0].run.why == "Triton is 3.5.1, copy_engine needs 3.6"
 
 
+NVSHMEM = {"ok": True, "error": "", "version": "3.4.5", "bitcode": "/lib/x.bc"}
+
+
 @pytest.mark.parametrize(
     ("told", "why"),
     [
@@ -146,12 +149,22 @@ def test_a_triton_that_is_too_old_for_a_backend():
             {"ok": True, "error": "", "version": "3.4.5"},
             "NVSHMEM 3.4.5: its device code (libnvshmem_device.bc) is not here",
         ),
-        ({"ok": True, "error": "", "version": "3.4.5", "bitcode": "/lib/x.bc"}, "up to 3 ranks"),
+        (NVSHMEM, "up to 3 ranks of several nodes; of one node with OVERLAP_PROVIDER=nvshmem"),
     ],
 )
 def test_what_ranks_of_other_nodes_take(told, why):
     (found,) = (b for b in examined(nvshmem=told).backends if b.name == "nvshmem")
-    assert (found.run.ok, found.run.why) == (why == "up to 3 ranks", why)
+    assert (found.run.ok, found.run.why) == (told is NVSHMEM, why)
+
+
+@pytest.mark.parametrize(
+    ("provider", "ok", "why"),
+    [("nvshmem", True, "up to 3 ranks"), ("torch", False, "OVERLAP_PROVIDER leaves NVSHMEM out")],
+)
+def test_whose_symmetric_memory_ranks_of_other_nodes_take(monkeypatch, provider, ok, why):
+    monkeypatch.setenv("OVERLAP_PROVIDER", provider)
+    (found,) = (b for b in examined(nvshmem=NVSHMEM).backends if b.name == "nvshmem")
+    assert (found.run.ok, found.run.why) == (ok, why)
 
 
 def test_the_table_of_what_backends_can_do():
