@@ -38,6 +38,7 @@ from .exchange_gemm import check_piece
 from .gather_gemm import PLAN, compiled_kernel
 from .products import Product, product_arguments
 from .record import remember, serial_plan
+from .repeat import Asked, repeated
 from .views import GatherView
 
 
@@ -75,12 +76,16 @@ def ag_gemm_k(
         UsageError: shapes, dtypes or devices that do not fit each other.
         RuntimeContractError: an x that is not this rank's piece of K.
     """
+    options = (out_dtype, backend, plan, split, comm_sms)
+    asked = repeated("ag_gemm_k", group, (x, w, bias), None if out is None else (out,), options)
+    if isinstance(asked, list):
+        return asked[0]
     check_product(x, w, bias, sharded_depth=True)
     if out is None and not no_group(group) and traced(group, [x, w, bias]):
         return _OPERATOR(x, w, bias, group_name(group), out_dtype, backend, plan, split, comm_sms)
     refuse_gradient("ag_gemm_k", [x, w, bias])
     group = None if no_group(group) else resolve_group(group)
-    return run(x, w, bias, group, out, out_dtype, backend, plan, split, comm_sms)
+    return run(x, w, bias, group, out, out_dtype, backend, plan, split, comm_sms, asked)
 
 
 def run(
@@ -94,8 +99,9 @@ def run(
     plan: str,
     split: int,
     comm_sms: int,
+    asked: Asked | None = None,
 ) -> torch.Tensor:
-    """One call on a resolved group."""
+    """One call on a resolved group; ``asked``: as it was looked up."""
     world, rank = ranks(group)
     depth, columns = w.shape
     check_piece(x.shape[-1], depth, world, rank)
@@ -125,9 +131,12 @@ def run(
             product, held, view, runtime_of(group), blocks=blocks_of(choice.config)
         )
         compiled = compiled_kernel(kernel, "K", plan, split, choice.backend, comm_sms)
-        said = compiled.launch(grid, (), arguments, group=group, backend=choice.backend)
+        repeat = asked.repeat([y]) if asked is not None else None
+        said = compiled.launch(grid, (), arguments, group=group, backend=choice.backend, repeat=repeat)
     said = replace(said, operator="ag_gemm_k", shape=whole, considered=choice.considered, source=choice.source)
     remember(said, warn=choice.forced)
+    if asked is not None:
+        asked.keep([y], said, forced=choice.forced)
     return y
 
 

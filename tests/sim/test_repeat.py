@@ -16,7 +16,7 @@ import torch
 import overlap.runtime.repeat as repeat_layer
 from overlap.api.repeat import Known
 from overlap.errors import RaceFault, RuntimeContractError, UsageError
-from overlap.ops import a2a_gemm, ag_gemm, gemm_a2a, gemm_ar, gemm_rs
+from overlap.ops import a2a_gemm, ag_gemm, ag_gemm_k, gemm_a2a, gemm_ar, gemm_rs
 from overlap.sim import World
 
 pytestmark = pytest.mark.one_triton
@@ -70,6 +70,7 @@ class Case:
         rows, depth, world = self.rows * self.world, self.depth * self.world, self.world
         return {
             ag_gemm: ((self.rows, depth), (depth, self.columns)),
+            ag_gemm_k: ((rows, self.depth), (depth, self.columns)),
             gemm_rs: ((rows, self.depth), (self.depth, self.columns)),
             gemm_ar: ((rows, self.depth), (self.depth, self.columns)),
             a2a_gemm: ((rows, self.depth), (depth, self.columns)),
@@ -85,6 +86,8 @@ class Case:
         bias = self.biases[call][rank].double() if self.bias else torch.zeros(1, dtype=torch.float64)
         if self.operator is ag_gemm:
             return torch.cat(xs) @ ws[rank] + bias
+        if self.operator is ag_gemm_k:
+            return torch.cat(xs, 1) @ ws[rank] + bias
         if self.operator is a2a_gemm:
             return torch.cat([x.chunk(self.world)[rank] for x in xs], 1) @ ws[rank] + bias
         if self.operator is gemm_a2a:
@@ -121,8 +124,9 @@ class Case:
 
 CASES = {
     "ag_gemm": Case(ag_gemm, bias=True),
-    "gemm_rs": Case(gemm_rs, world=3, bias=True),
+    "gemm_rs": Case(gemm_rs, world=3, bias=True, calls=2),
     "gemm_ar": Case(gemm_ar, calls=2),
+    "ag_gemm_k": Case(ag_gemm_k, calls=2),
     "a2a_gemm": Case(a2a_gemm, bias=True, calls=2),
     "gemm_a2a": Case(gemm_a2a, calls=2),
     "one rank": Case(gemm_rs, world=1, calls=2),
