@@ -3,10 +3,14 @@
     python bench/table.py                            # every file of bench/results, to standard output
     python bench/table.py bench/results/ag_gemm_h100x4.json
     python bench/table.py --into README.md           # replaces what stands between the two marks
+    python bench/table.py --ways --into docs/backends.md    # bench/results/backends, of bench/ways.py
 
 ``limit`` is a perfect overlap: the longer of the product alone (cuBLAS) and the bytes a rank must receive at 377 GB/s,
 what a copy engine moves between two H100s. ``of limit`` is limit over our best time. ``gain`` is the best time of all
 others who compute the same result over our best: below 1 it is a loss, and said so.
+
+``--ways`` has a column a way instead, the shortest time of each shape in bold; ``over serial`` is that of the serial composition
+in a graph over it.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +44,7 @@ HEADINGS = {
     "ours_graph": "ours, graph",
 }
 MARKS = ("<!-- results -->", "<!-- /results -->")
+WAYS_MARKS = ("<!-- ways -->", "<!-- /ways -->")
 
 
 def received_bytes(row: dict[str, Any]) -> float:
@@ -105,14 +110,34 @@ def _gain(best: float | None, rivals: Sequence[float]) -> str:
     return f"{gain:.2f}" if gain >= 1 else f"**{gain:.2f}, a loss**"
 
 
-def section_of(result: dict[str, Any]) -> list[str]:
+def ways_table_of(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """One Markdown table of rows of bench/ways.py: a line a shape, a column a way."""
+    ways = list(dict.fromkeys(row["how"] for row in rows if "how" in row))
+    beside = [name for name in ("gemm", "serial_graph") if any(row["contender"] == name for row in rows)]
+    shown = [way.removeprefix("backend=") if way.count("=") == 1 else way for way in ways]
+    headings = ["M, N, K", *(HEADINGS[name] for name in beside), *shown, "limit", "of limit", "over serial"]
+    lines = ["| " + " | ".join(headings) + " |", "|---" + "|---:" * (len(headings) - 1) + "|"]
+    for shape in shapes_of(rows):
+        times = {row.get("how", row["contender"]): row["ms"] for row in shape}
+        best = min((times[way] for way in ways if way in times), default=None)
+        limit, serial = limit_of(shape), times.get("serial_graph")
+        of_ways = [times.get(way) for way in ways]
+        cells = [", ".join(str(shape[0][axis]) for axis in "MNK"), *(_ms(times.get(name)) for name in beside)]
+        cells += [f"**{_ms(ms)}**" if ms is not None and ms == best else _ms(ms) for ms in of_ways]
+        cells += [_ms(limit), f"{limit / best:.2f}" if limit and best else "-"]
+        cells += [_gain(best, [serial] if serial else [])]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def section_of(result: dict[str, Any], table: Callable[[Sequence[dict[str, Any]]], list[str]] = table_of) -> list[str]:
     """Title, table and provenance of one result file."""
     rows = result["rows"]
     lines: list[str] = []
     for op, world in dict.fromkeys((row["op"], row["world"]) for row in rows):
         some = [row for row in rows if (row["op"], row["world"]) == (op, world)]
         dtypes = ", ".join(dict.fromkeys(row["dtype"] for row in some))
-        lines += [f"**{op}**, {world} x {some[0]['device']}, {dtypes}, ms:", "", *table_of(some), ""]
+        lines += [f"**{op}**, {world} x {some[0]['device']}, {dtypes}, ms:", "", *table(some), ""]
     versions = result["versions"]
     software = ", ".join(
         f"{name} {versions[name]}" for name in ("torch", "triton", "nccl", "driver") if versions.get(name)
@@ -135,32 +160,37 @@ def read(path: Path) -> dict[str, Any]:
     return result
 
 
-def insert(document: str, text: str) -> str:
+def insert(document: str, text: str, marks: tuple[str, str] = MARKS) -> str:
     """The document with ``text`` between its two marks.
 
     Raises:
         SystemExit: a mark is missing, or they stand the wrong way round.
     """
-    begin, end = document.find(MARKS[0]), document.find(MARKS[1])
+    begin, end = map(document.find, marks)
     if begin < 0 or end < begin:
-        sys.exit(f"no place for the tables: write {MARKS[0]} and, below it, {MARKS[1]}")
-    return f"{document[: begin + len(MARKS[0])]}\n{text}{document[end:]}"
+        sys.exit(f"no place for the tables: write {marks[0]} and, below it, {marks[1]}")
+    return f"{document[: begin + len(marks[0])]}\n{text}{document[end:]}"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, help="result files; default: all of bench/results")
     parser.add_argument("--into", type=Path, metavar="FILE", help="document to rewrite in place")
+    parser.add_argument(
+        "--ways", action="store_true", help="files of bench/ways.py; default: all of bench/results/backends"
+    )
     options = parser.parse_args(argv)
-    files = options.files or sorted((record.ROOT / "bench" / "results").glob("*.json"))
+    folder = Path("bench", "results", *(["backends"] if options.ways else []))
+    files = options.files or sorted((record.ROOT / folder).glob("*.json"))
     if not files:
-        sys.exit("no result files in bench/results; run a benchmark first")
-    text = "\n".join(line for path in files for line in section_of(read(path)))
+        sys.exit(f"no result files in {folder}; run a benchmark first")
+    table, marks = (ways_table_of, WAYS_MARKS) if options.ways else (table_of, MARKS)
+    text = "\n".join(line for path in files for line in section_of(read(path), table))
     if options.into is None:
         print(text, end="")
     else:
         document = options.into.read_text(encoding="utf-8")
-        options.into.write_text(insert(document, text), encoding="utf-8")
+        options.into.write_text(insert(document, text, marks), encoding="utf-8")
 
 
 if __name__ == "__main__":

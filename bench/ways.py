@@ -2,9 +2,14 @@
 
     python -m torch.distributed.run --nproc-per-node 4 bench/ways.py --op ag_gemm --way plan=all_gather_1d_pull \
         --way plan=all_gather_1d_push --way plan=all_gather_1d_push,split=2
+    python -m torch.distributed.run --nproc-per-node 4 bench/ways.py --op ag_gemm --backends --seconds 240
 
 A way is a list of the operator's keywords. Every shape times all of them in shuffled order, as the operator's own benchmark
 does, after checking their results. Rows are as in every result file, with ``how``, the way, as a further key.
+
+``--backends`` is a way for each backend that the capability table has for the operator, beside the product alone and the
+serial composition in a graph; it writes bench/results/backends, which ``bench/table.py --ways`` shows. A backend that this
+machine lacks something for is left out, with the reason; so are the shapes that are not begun within ``--seconds``.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +40,18 @@ def way(text: str) -> dict[str, Any]:
 
 def shown(how: dict[str, Any]) -> str:
     return ",".join(f"{key}={value}" for key, value in how.items())
+
+
+BESIDE = ("gemm", "serial", "serial_graph")
+"""Contenders that backends are measured beside; the second is there to be captured."""
+
+
+def backends_of(op: str) -> list[dict[str, Any]]:
+    """A way for each backend of the capability table that can be asked to carry an operator out, but serial and auto."""
+    from overlap.backends.capabilities import AUTO, SERIAL, names
+
+    moves = "result" if op.startswith("gemm") else "input"
+    return [{"backend": name} for name in names(moves) if name not in (AUTO, SERIAL)]
 
 
 def ours_in_graph(bench: Any, problem: Any, built: dict[str, Contender], how: dict[str, Any]) -> Contender:
@@ -59,29 +77,40 @@ def main() -> None:
         required=True,
         help="the benchmark whose problem, shapes and contender ``ours`` are used",
     )
-    parser.add_argument("--way", action="append", type=way, required=True, metavar="KEY=VALUE[,...]", dest="ways")
+    parser.add_argument("--way", action="append", type=way, default=[], metavar="KEY=VALUE[,...]", dest="ways")
+    parser.add_argument("--backends", action="store_true", help="every backend that can, beside serial")
+    parser.add_argument("--seconds", type=float, default=300.0, help="no shape is begun after that")
     parser.add_argument("--shapes", nargs="+", metavar="M,N,K", help="default: those of the operator's benchmark")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--rounds", type=int, default=30, help="published numbers need 20 or more")
-    parser.add_argument("--out", type=Path, help="result file; default: bench/results/ways, by operator and GPUs")
+    parser.add_argument("--out", type=Path, help="result file; default: by operator and GPUs")
     parser.add_argument("--commit", help="the commit measured, where there is no git")
     options = parser.parse_args()
+    ways = [*options.ways, *(backends_of(options.op) if options.backends else ())]
+    if not ways:
+        parser.error("say --way KEY=VALUE, or --backends")
     bench = importlib.import_module(options.op)
     session = Session("cuda")
     default = record.default_path(options.op, session.name, session.world)
-    path = options.out or default.parent / "ways" / default.name
+    path = options.out or default.parent / ("backends" if options.backends else "ways") / default.name
+    begun = time.monotonic()
     watchdog = Watchdog(lambda name, why: None)
     rows: list[dict[str, Any]] = []
     clocks = [record.clocks("start")]
     wrong: list[str] = []
     for m, n, k in map(driver.shape, options.shapes or bench.SHAPES):
         why = driver.indivisible(bench, (m, n, k), session.world)
+        if not session.everywhere(time.monotonic() - begun < options.seconds):
+            why = f"{options.seconds:g} s have passed"
         session.say(f"{m},{n},{k}" + (f" left out: {why}" if why else ""))
         if why:
             continue
         problem = bench.Problem(session, m, n, k, DTYPES[options.dtype])
-        builders = {shown(how): partial(ours_in_graph, bench, problem, how=how) for how in options.ways}
+        others = bench.contenders(problem, {}) if options.backends else {}
+        builders = {name: others[name] for name in BESIDE if name in others}
+        builders |= {shown(how): partial(ours_in_graph, bench, problem, how=how) for how in ways}
         built = build(session, watchdog, builders)
+        built.pop("serial", None)
         problem.fill(1)
         bad = check(session, watchdog, built, problem.expected())
         wrong += bad
@@ -90,9 +119,11 @@ def main() -> None:
         clocks.append(record.clocks(f"after {m},{n},{k}"))
         for name, ms in times.items():
             session.say(f"  {name:<40}{ms:9.4f} ms")
-            values = (options.op, m, n, k, session.world, options.dtype, "ours_graph", round(ms, 5), session.name)
-            rows.append({**dict(zip(record.ROW_KEYS, values, strict=True)), "how": name})
-        del problem, built, right
+            contender = name if name in BESIDE else "ours_graph"
+            values = (options.op, m, n, k, session.world, options.dtype, contender, round(ms, 5), session.name)
+            row = dict(zip(record.ROW_KEYS, values, strict=True))
+            rows.append(row if contender == name else {**row, "how": name})
+        del problem, built, right, others, builders
         session.free()
     if session.rank == 0:
         values = (

@@ -33,7 +33,7 @@ OPS = ("ag_gemm", "ag_gemm_k", "gemm_rs", "gemm_ar", "a2a_gemm", "gemm_a2a")
 def bench(repo, monkeypatch):
     """The benchmarks' modules, as their scripts import them."""
     monkeypatch.syspath_prepend(str(repo / "bench"))
-    for name in ("common", "record", "table", "driver", "host_cost", "null_runtime", *OPS):
+    for name in ("common", "record", "table", "driver", "ways", "host_cost", "null_runtime", *OPS):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return __import__
 
@@ -457,3 +457,38 @@ def test_sizes_that_ranks_cannot_share_are_refused(bench, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         bench("host_cost").main()
     assert "sizes must be multiples of the ranks: (96, 24, 50)" in capsys.readouterr().err
+
+
+def test_ways_side_by_side(bench, tmp_path):
+    """A column a way, the best in bold; what could not be measured is a dash, and a loss is said."""
+    record, table = bench("record"), bench("table")
+    times = {
+        8192: {"gemm": 0.3, "serial_graph": 0.5, "backend=copy_engine": 0.4, "backend=tma_inline": 0.42},
+        64: {"gemm": 0.05, "serial_graph": 0.1, "backend=tma_inline": 0.125},
+    }
+    made = []
+    for m, found in times.items():
+        for how, ms in found.items():
+            row = {**rows()[0], "M": m, "contender": how if "=" not in how else "ours_graph", "ms": ms}
+            made.append({**row, "how": how} if "=" in how else row)
+    path, document = tmp_path / "ag_gemm_h100x4.json", tmp_path / "backends.md"
+    record.write(path, result(rows=made))
+    document.write_text("<!-- results -->kept<!-- /results -->\n<!-- ways -->\n<!-- /ways -->\n")
+    table.main(["--ways", str(path), "--into", str(document)])
+    lines = document.read_text().splitlines()
+    assert lines[0] == "<!-- results -->kept<!-- /results -->"
+    assert lines[4:8] == [
+        "| M, N, K | GEMM | serial, graph | copy_engine | tma_inline | limit | of limit | over serial |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| 8192, 14336, 4096 | 0.300 | 0.500 | **0.400** | 0.420 | 0.300 | 0.75 | 1.25 |",
+        "| 64, 14336, 4096 | 0.050 | 0.100 | - | **0.125** | 0.050 | 0.40 | **0.80, a loss** |",
+    ]
+    assert lines[-1] == "<!-- /ways -->" and "commit 0123456789ab" in lines[-2]
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_way_for_every_backend_that_can(bench, op):
+    found = {how["backend"] for how in bench("ways").backends_of(op)}
+    assert {"copy_engine", "ldst_inline", "tma_inline", "nvshmem", "collective"} <= found
+    assert ("ldst_reserved" in found) == (op in ("ag_gemm", "ag_gemm_k", "a2a_gemm"))
+    assert not found & {"serial", "auto"}
