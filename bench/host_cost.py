@@ -1,6 +1,7 @@
 """What a call of an operator costs the host: microseconds until it has enqueued everything.
 
     python -m torch.distributed.run --nproc-per-node 4 bench/host_cost.py --out FILE
+    python -m torch.distributed.run --nproc-per-node 4 bench/host_cost.py --shapes 8192,8192,8192 --profile
     python bench/host_cost.py --null --world 4 --profile
 
 Every call has the same shapes, as in a loop over layers or steps. Around it the GPU is
@@ -39,6 +40,8 @@ SHAPES = ("512,4096,4096", "8192,8192,8192")
 BUSY_CYCLES = 400_000_000
 """Of `torch.cuda._sleep`: a fifth of a second or more, longer than the calls of a round take to enqueue."""
 WARM_CALLS = 20
+PROFILED = 25
+"""Functions that a profile on GPUs shows."""
 GRAPHS = "OVERLAP_LANE_GRAPHS"
 WAYS = (("ours", None, "0"), ("ours", None, "1"), ("serial", "serial", "0"))
 """Contender, its backend (None: as the command line says), and the setting ``lane_graphs``."""
@@ -89,17 +92,21 @@ def busy(call: Callable[[], Any], calls: int, rounds: int, settle: Callable[[], 
     return statistics.median(times)
 
 
-def profiled(call: Callable[[], Any], calls: int) -> Iterator[str]:
-    """Lines: each module's own microseconds in a call, the most first. The profiler slows everything down."""
+def profiled(call: Callable[[], Any], calls: int, *, functions: bool = False) -> Iterator[str]:
+    """Lines: each module's own microseconds in a call, or each function's, the most first; the profiler slows all down.
+
+    What a function of Python calls through ctypes, as it calls the driver, is its own time.
+    """
     profile = cProfile.Profile(time.thread_time)  # others on the machine do not count
     profile.enable()
     for _ in range(calls):
         call()
     profile.disable()
     spent: dict[str, float] = defaultdict(float)
-    for (path, _, _), (_, _, own, _, _) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
+    for (path, _, name), (_, _, own, _, _) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
         place = path.partition(f"{os.sep}overlap{os.sep}")[2]
-        spent[place or (f"{path}" if path.startswith("<") else Path(path).name) if path != "~" else "built in"] += own
+        module = place or (f"{path}" if path.startswith("<") else Path(path).name) if path != "~" else "built in"
+        spent[f"{module} {name}" if functions else module] += own
     for place, seconds in sorted(spent.items(), key=lambda item: -item[1]):
         if seconds > 0:
             yield f"      {1e6 * seconds / calls:8.1f}  {place}"
@@ -150,6 +157,12 @@ def measure(options: argparse.Namespace) -> None:
                 shown = ", ".join(f"{1e6 * seconds:.1f} us {state}" for state, seconds in worst.items())
                 lanes = " lanes in graphs," if graphs == "1" else ""
                 session.say(f"  {op:10} {m:6} {n:6} {k:6}  {session.world} ranks  {contender:7}{lanes} {shown}")
+                if options.profile and contender == "ours":
+                    settle()
+                    torch.cuda._sleep(BUSY_CYCLES)
+                    found_in = list(profiled(call, options.calls, functions=True))
+                    settle()
+                    session.say("\n".join(found_in[:PROFILED]))
                 for state, seconds in worst.items():
                     sizes = {"M": m, "N": n, "K": k, "world": session.world, "dtype": options.dtype}
                     how = {"gpu": state, "backend": backend, "lane_graphs": graphs == "1"}
@@ -178,10 +191,10 @@ def main() -> None:
     parser.add_argument("--commit", help="the commit measured, where there is no git")
     parser.add_argument("--null", action="store_true", help="the Python part alone, without a GPU")
     parser.add_argument("--world", type=int, default=4, help="ranks, with --null; else torchrun says")
-    parser.add_argument("--profile", action="store_true", help="where the time goes, by module, with --null")
+    parser.add_argument(
+        "--profile", action="store_true", help="where the time goes, by module; of ours on GPUs by function"
+    )
     options = parser.parse_args()
-    if options.profile and not options.null:
-        parser.error("--profile goes with --null")
     if min(options.calls, options.rounds, options.world) < 1:
         parser.error("--calls, --rounds and --world start at 1")
     indivisible = [s for s in options.shapes for n in s if n % (options.world if options.null else _world())]
