@@ -116,6 +116,7 @@ def test_a_module_keeps_its_pipeline(repo, tmp_path):
     assert {"put", "put_signal", "quiet"} <= set(events(result.artifact))
 
 
+@pytest.mark.one_triton
 def test_without_peers(monkeypatch, tmp_path):
     """Nothing of the library is in a kernel that is linked with the stand-in; what would reach a peer stops it."""
     monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path))

@@ -154,9 +154,7 @@ def test_sums_leave_room_for_the_kernels_that_they_wait_for(generated, nodes):
 ALONE_2D = list(itertools.product(MESHES, ("all_gather_2d", "reduce_scatter_2d", "all_reduce_2d")))
 
 
-@pytest.mark.parametrize(
-    ("mesh", "name"), ALONE_2D if SWEEP else [("2x2", "all_reduce_2d"), ("3x2", "reduce_scatter_2d")]
-)
+@pytest.mark.parametrize(("mesh", "name"), ALONE_2D if SWEEP else [("2x2", "all_reduce_2d")])
 def test_plans_without_a_kernel(nodes, mesh, name):
     axes = parse_mesh(mesh)
     nodes(axes.sizes[1])
@@ -191,7 +189,7 @@ def test_words_changed(generated, nodes, name):
     edit, wanted = WORDS[name]
     # Two ranks hand nothing on.
     world = 3 if name == "no await" else 2
-    found = set(faults(generated(plan="all_gather_ring", words=(edit,)), world=world, seeds=range(2), shape=SMALL))
+    found = set(faults(generated(plan="all_gather_ring", words=(edit,)), world=world, seeds=SEEDS, shape=SMALL))
     assert found <= wanted | {"ok"} and found & wanted, found
 
 
@@ -235,7 +233,7 @@ def carried(nodes, monkeypatch, tmp_path):
         _, text = find_template("all_gather_1d_push")
         plan = build_plan(text, world=2, tensor=TensorSpec("x", (4, 192)), dim=0)
         found = set()
-        for seed in range(2):
+        for seed in SEEDS:
             report = check_plan(plan, seeds=[seed])
             found.add("ok" if report.ok else report.faults[0].kind)
         return found
