@@ -28,7 +28,9 @@ def on_stub(tmp_path_factory, repo):
     def run(script):
         found = {"LD_LIBRARY_PATH": str(folder), "TRITON_LIBCUDA_PATH": str(folder), "TRITON_CACHE_DIR": str(folder)}
         env = {**os.environ, **found, "PYTHONPATH": str(repo)}
-        done = subprocess.run([sys.executable, str(HERE / script)], env=env, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, str(HERE / script)], env=env, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

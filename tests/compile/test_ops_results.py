@@ -68,8 +68,8 @@ def check_build(fused, plain, operator, guarded=frozenset()):
     [
         dict(rows=8192, columns=4096, depth=3584),
         dict(rows=4096, columns=8192, depth=7168, batch=2, transposed=True, bias=True),
-        dict(rows=48, columns=512, depth=4096),
-        dict(rows=1000, columns=136, depth=95, bias=True),
+        pytest.param(dict(rows=48, columns=512, depth=4096), marks=pytest.mark.one_triton),
+        pytest.param(dict(rows=1000, columns=136, depth=95, bias=True), marks=pytest.mark.one_triton),
         dict(rows=4091, columns=257, depth=1001),
     ],
     ids=lambda case: "-".join(map(str, case.values())),
