@@ -2,6 +2,7 @@
 
 What a launch depends on beside its tensors: the grid, and each other argument by its value. A launch is known by those
 (`repeat`) where all of them are numbers, words or dtypes; descriptors that the host makes count by what they say of their tensor.
+Where a hook of the user's runs at each launch, every launch goes the long way.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def repeated_launch(
         return None  # the long way says so
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     sizes = _sizes(kernel.fn, grid, given)
-    if sizes is None or resolved_unwatched(group) is None:
+    if sizes is None or resolved_unwatched(group) is None or _hooked(kernel.operator.kernel):
         return None
     produced = _produced(kernel.operator)
     options: list[Any] = [sizes]
@@ -71,6 +72,16 @@ def _sizes(fn: Any, grid: Any, given: dict[str, Any]) -> tuple[int, ...] | None:
     if type(grid) not in (tuple, list) or any(type(n) is not int for n in grid):
         return None
     return tuple(grid)
+
+
+def _hooked(layer: Any) -> bool:
+    """Whether an autotuner's configuration has a hook, which does its work at every launch, on data too."""
+    while layer is not None and not isinstance(layer, FunctionType):
+        configs = getattr(layer, "configs", None)
+        if configs and configs[0].pre_hook is not None:
+            return True
+        layer = getattr(layer, "fn", None)
+    return False
 
 
 def _described(descriptor: Any) -> Iterator[Any]:

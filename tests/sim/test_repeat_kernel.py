@@ -130,23 +130,28 @@ def test_a_result_in_an_operands_memory_is_refused_each_time(kernels, repeated):
     assert len(repeated) == 4
 
 
-def test_descriptors_count_by_what_they_say_of_their_tensors(kernels, repeated):
-    kernel = overlap.compile(plan="all_gather_1d", on="a[M]", BM=32)(kernels("host_descriptors").gemm_tma)
-    rows, blocks = 40, [32, 32, 16]
+@pytest.mark.parametrize("hook", [False, True], ids=["no hook", "a hook at each launch"])
+def test_descriptors_count_by_what_they_say_of_their_tensors(hook, repo, repeated, tmp_path):
+    """A hook runs at every launch, so none is repeated where there is one."""
+    path = tmp_path / "kernel.py"
+    text = (repo / "tests" / "kernels" / "host_descriptors.py").read_text()
+    path.write_text(text if hook else text.replace(", pre_hook=set_boxes", ""))
+    kernel = overlap.compile(plan="all_gather_1d", on="a[M]", BM=32)(load_module(str(path)).gemm_tma)
+    rows, strides = 40, [N, N, N + 8]
     a, b = ([data(*size, seed=n) for n in range(3)] for size in ((rows, 32), (32, N)))
 
     def body(group):
-        results = [torch.empty(rows, N) for _ in blocks]
-        for n, block in enumerate(blocks):
+        results = [torch.zeros(rows * (N + 8)) for _ in strides]
+        for n, stride in enumerate(strides):
             descriptors = (
-                TensorDescriptor(share(a[n], group), [rows, 32], [32, 1], [1, 1]),
-                TensorDescriptor(b[n], [32, N], [N, 1], [1, block]),
-                TensorDescriptor(results[n], [rows, N], [N, 1], [1, 1]),
+                TensorDescriptor(share(a[n], group), [rows, 32], [32, 1], [32, 32]),
+                TensorDescriptor(b[n], [32, N], [N, 1], [32, 32]),
+                TensorDescriptor(results[n], [rows, N], [stride, 1], [32, 32]),
             )
             kernel[(4,)](*descriptors, rows, N, 32, NUM_SMS=4, DTYPE=triton.language.float32, group=group)
         return results
 
     for results in run(2, body):
-        for n, c in enumerate(results):
-            torch.testing.assert_close(c, a[n] @ b[n], rtol=1e-4, atol=1e-4)
-    assert len(repeated) == 2
+        for n, (c, stride) in enumerate(zip(results, strides, strict=True)):
+            torch.testing.assert_close(c.as_strided((rows, N), (stride, 1)), a[n] @ b[n], rtol=1e-4, atol=1e-4)
+    assert len(repeated) == (0 if hook else 2)
