@@ -7,11 +7,14 @@ import pytest
 from overlap.annotate.source import SourceUnit
 from overlap.pipeline import Request, compile_source
 from overlap.sim import check_module
+from tests.support.sweep import SWEEP
 
 KERNELS = ("listing1", "wrapped_rows", "persistent_epilogue_tile", "host_descriptors", "nested_alias")
 
 
-@pytest.mark.parametrize("world,plan", [(3, "all_gather_1d"), (4, "all_gather_ring")])
+@pytest.mark.parametrize(
+    "world,plan", [(3, "all_gather_1d"), pytest.param(4, "all_gather_ring", marks=pytest.mark.one_triton)]
+)
 @pytest.mark.parametrize("name", KERNELS)
 def test_agrees_with_the_original(repo, tmp_path, name, world, plan):
     path = repo / "tests" / "kernels" / f"{name}.py"
@@ -42,7 +45,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("public")
 
 
-@pytest.mark.parametrize("world", [3, 4])
+@pytest.mark.parametrize("world", [3, pytest.param(4, marks=pytest.mark.one_triton)])
 @pytest.mark.parametrize("name", PUBLIC)
 def test_public_kernels_unchanged_but_for_pragmas(repo, folder, tmp_path, monkeypatch, name, world):
     monkeypatch.syspath_prepend(str(repo / "tests" / "kernels"))
@@ -52,5 +55,6 @@ def test_public_kernels_unchanged_but_for_pragmas(repo, folder, tmp_path, monkey
     path = getattr(public, name)(folder)
     out = tmp_path / "out.py"
     out.write_text(compile_source(Request(SourceUnit.from_file(path), "all_gather_1d", on)).module.text)
-    report = check_module(str(out), world=world, shape=shape, dtype=dtype, dtypes=dtypes, seeds=[0, 1])
+    seeds = [0, 1] if SWEEP else [0]
+    report = check_module(str(out), world=world, shape=shape, dtype=dtype, dtypes=dtypes, seeds=seeds)
     assert report.ok, str(report)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlap.annotate.index import Atom, IndexExpr
+from tests.support.sweep import examples
 
 NAMES = ("M", "BM", "pid")
 
@@ -47,7 +48,7 @@ def trees(draw, depth=3):
     return f"({left} {op} {right})", {"+": a + b, "-": a - b, "*": a * b}[op]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(trees(), st.integers(1, 50), st.integers(1, 16), st.integers(0, 9))
 def test_arithmetic_is_exact(tree, m, bm, pid):
     source, expr = tree

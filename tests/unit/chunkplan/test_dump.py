@@ -16,6 +16,7 @@ from overlap.chunkplan.plan import P2P, Chunk, Collective, CommPlan, TensorSpec
 from overlap.chunkplan.reduction import Reduction
 from overlap.chunkplan.region import Box
 from overlap.errors import PlanError
+from tests.support.sweep import examples
 
 words = st.one_of(
     st.sampled_from(["null", "~", "yes", "on", "1:30", "0x10", "a: b", "# x", "", " x ", "'", '"', "-", "a\nb", "\t"]),
@@ -77,7 +78,7 @@ def plans(draw) -> CommPlan:
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(plans())
 def test_there_and_back(plan):
     text = dump_plan(plan)

@@ -18,6 +18,7 @@ from overlap.chunkplan.region import Box, overlap_of
 from overlap.chunkplan.split import split_plan
 from overlap.chunkplan.verify import verify_plan
 from overlap.errors import PlanError
+from tests.support.sweep import examples
 
 from .oracle import execute, reduces
 
@@ -38,7 +39,7 @@ def plan_of(*lists, world: int = 3) -> CommPlan:
     return CommPlan("p", world, (TensorSpec("a", (6, 4)),), ((WHOLE,),) * world, ((WHOLE,),) * world, lists)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     st.sampled_from([name for name in list_templates() if name not in ("all_to_all_v", "kv_ring")]),
     st.integers(1, 6),

@@ -21,6 +21,7 @@ from overlap.chunkplan.reduction import Reduction, ReductionFacts, register_redu
 from overlap.chunkplan.region import Box
 from overlap.chunkplan.verify import verify_contributions, verify_plan
 from overlap.errors import PlanError
+from tests.support.sweep import examples
 
 from .oracle import execute_sums, judge_sums, reduces
 from .test_verify import also, mutate, with_op, without_op
@@ -100,7 +101,7 @@ def refusal(plan: CommPlan) -> PlanError:
 # Right plans
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(
     st.sampled_from((*TEMPLATES, "ring", "root")),
     st.integers(1, 5),
@@ -426,7 +427,7 @@ def test_verdicts_agree_with_the_element_oracle():
     assert set(seen) == {"right", *WORDS} - {"never arrives"} and min(seen.values()) >= 15, seen
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(st.data())
 def test_plans_out_of_nowhere(data):
     """Any operations at all over a few elements: the verifier accepts exactly what adds up in every order."""

@@ -16,6 +16,7 @@ from overlap.chunkplan.order import happens_before
 from overlap.chunkplan.plan import P2P, CommPlan, TensorSpec
 from overlap.chunkplan.region import Box, shard_interval
 from overlap.chunkplan.verify import verify_plan
+from tests.support.sweep import examples
 
 from .oracle import execute, judge
 
@@ -45,7 +46,7 @@ def test_every_size_world_and_split_verifies(name, direction):
         assert sum(map(len, plan.ops)) == world * (world - 1) * split
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.sampled_from(NAMES),
     st.integers(1, 8),
@@ -150,7 +151,7 @@ def exchange(world: int, shape, dim: int, to_dim: int, split: int = 1, direction
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.integers(1, 6),
     st.sampled_from(["pull", "push"]),

@@ -16,6 +16,7 @@ from overlap.schedule.arrival import arrival_order, arrival_times
 from overlap.schedule.machine import load_machine, machine_for, parse_machine
 from overlap.schedule.runs import schedule_all
 from overlap.schedule.verify import verify_schedule
+from tests.support.sweep import examples
 
 from .oracle import arrivals
 from .plans import (
@@ -86,7 +87,7 @@ def test_a_collective_comes_in_the_order_of_its_channel():
     assert arrival_order(plan, 0) == ((0, 0),) and arrival_order(plan, 1) == ((1, 0), (1, 1))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.integers(1, 8),
     st.integers(1, 4),

@@ -15,6 +15,7 @@ from overlap.chunkplan.region import Box
 from overlap.chunkplan.verify import verify_contributions, verify_plan
 from overlap.errors import PlanError, ScheduleError, UnsupportedError
 from overlap.schedule.pieces import check_produced, partial_sources, pieces
+from tests.support.sweep import examples
 
 from .oracle import inside, past, points, value
 from .plans import (
@@ -102,7 +103,7 @@ def test_every_plan(world):
             check(plan, complete=plan.name != "exchange")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_any_plan_of_additions(data):
     """Pushes of random boxes, in random channels, depending on earlier ones at random: whatever then adds up."""

@@ -12,6 +12,7 @@ from overlap.chunkplan.verify import verify_plan
 from overlap.schedule.model import AxisTiles, TensorRead, TensorWrite
 from overlap.schedule.runs import schedule_all, schedule_rank
 from overlap.schedule.verify import flatten_safe, verify_schedule
+from tests.support.sweep import examples
 
 from .oracle import check, tiles_of
 from .plans import (
@@ -86,7 +87,7 @@ def test_input_of_an_exchange_is_read_in_its_window():
         assert all(schedule.counters == () for schedule in schedules)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     st.integers(0, 60), st.integers(0, 20), st.sampled_from((1, 7, 16, 64)), st.sampled_from((3, 8)), st.integers(1, 6),
     st.integers(1, 4), st.integers(0, 1), st.integers(1, 3), st.sampled_from(sorted(PLANS)),
@@ -178,7 +179,7 @@ def gather_and_scatter(m, k, n, world, split=1):
     return both(gather((m, k), 0, world, split=split), reduce_scatter((m, n), 0, world, split=split), channel=1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.integers(0, 60),
     st.integers(1, 8),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from itertools import product
 
 import pytest
@@ -14,11 +13,10 @@ from overlap.errors import PlanError, ScheduleError
 from overlap.schedule.model import AxisTiles, TensorRead
 from overlap.schedule.runs import schedule_all, schedule_rank
 from overlap.schedule.verify import verify_schedule
+from tests.support.sweep import SWEEP, every, examples
 
 from .oracle import check, needed, tiles_of
 from .plans import both, gather, gemm_axes, reads_a, reads_b, ring
-
-SWEEP = os.environ.get("OVERLAP_SWEEP") == "1"
 
 
 def check_all(plan, reads, axes, *, ordered=True) -> None:
@@ -31,19 +29,22 @@ def check_all(plan, reads, axes, *, ordered=True) -> None:
 @pytest.mark.parametrize("world", range(1, 9) if SWEEP else (1, 2, 3, 4, 6))
 def test_rows_of_every_small_size(world):
     """All of M x block x split x wraps x direction, N of no, one and two tiles."""
-    for m, block, split in product((0, 1, 2, 3, 5, 8, 17), (1, 2, 3, 4, 8, 32), (1, 3)):
-        for wraps, direction in ((False, "pull"), (True, "pull"), (False, "push")):
-            plan = gather((m, 2), 0, world, split=split, direction=direction)
-            check_all(plan, reads_a(wraps=wraps), gemm_axes(m, (m + block) % 3, block, 1))
+    ways = ((False, "pull"), (True, "pull"), (False, "push"))
+    for m, block, split, (wraps, direction) in every(
+        5, product((0, 1, 2, 3, 5, 8, 17), (1, 2, 3, 4, 8, 32), (1, 3), ways), start=world
+    ):
+        plan = gather((m, 2), 0, world, split=split, direction=direction)
+        check_all(plan, reads_a(wraps=wraps), gemm_axes(m, (m + block) % 3, block, 1))
 
 
 @pytest.mark.parametrize("world", (1, 2, 3, 5, 8) if SWEEP else (1, 2, 3, 5))
 def test_columns_of_every_small_size(world):
     """The gathered tensor is b[K, N], in strided chunks along N, the second tile axis."""
-    for n, block, split in product((0, 1, 3, 6, 13), (1, 2, 4, 16), (1, 2)):
-        for wraps, make in product((False, True), (gather, ring)):
-            plan = make((3, n), 1, world, split=split)
-            check_all(plan, reads_b(wraps=wraps, tensor="a"), gemm_axes(3, n, 2, block))
+    for n, block, split, wraps, make in every(
+        3, product((0, 1, 3, 6, 13), (1, 2, 4, 16), (1, 2), (False, True), (gather, ring)), start=world
+    ):
+        plan = make((3, n), 1, world, split=split)
+        check_all(plan, reads_b(wraps=wraps, tensor="a"), gemm_axes(3, n, 2, block))
 
 
 SIZES = st.integers(0, 150)
@@ -53,21 +54,21 @@ SPLITS = st.integers(1, 4)
 DIRECTIONS = st.sampled_from(("pull", "push"))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(SIZES, st.integers(0, 70), BLOCKS, BLOCKS, WORLDS, SPLITS, DIRECTIONS, st.booleans(), st.integers(1, 3))
 def test_gathered_rows(m, n, block_m, block_n, world, split, direction, wraps, channels):
     plan = gather((m, 5), 0, world, split=split, direction=direction, channels=channels)
     check_all(plan, reads_a(wraps=wraps), gemm_axes(m, n, block_m, max(block_n, 16)))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(SIZES, BLOCKS, WORLDS, st.integers(1, 3), DIRECTIONS, st.booleans(), st.booleans(), st.integers(1, 2))
 def test_ring(m, block, world, split, direction, wraps, ordered, channels):
     plan = ring((m, 5), 0, world, split=split, direction=direction, channels=channels)
     check_all(plan, reads_a(wraps=wraps), gemm_axes(m, 20, block, 16), ordered=ordered)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(
     st.integers(0, 60), st.integers(0, 60), BLOCKS, BLOCKS, st.integers(1, 5), SPLITS, DIRECTIONS,
     st.booleans(), st.booleans(), st.booleans(),
@@ -81,7 +82,7 @@ def test_rows_and_columns_at_once(m, n, block_m, block_n, world, split, directio
     check_all(plan, reads, gemm_axes(m, n, max(block_m, 7), max(block_n, 7)))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.integers(1, 40), st.sampled_from((3, 8, 50)), st.sampled_from((2, 5, 64)), st.integers(1, 5), st.booleans())
 def test_two_reads_of_one_tensor(m, block_m, block_n, world, wraps):
     """a[M, K] and a[N, K] in one kernel (a syrk): both axes of the grid span the gathered dimension."""
@@ -90,7 +91,7 @@ def test_two_reads_of_one_tensor(m, block_m, block_n, world, wraps):
     check_all(plan, reads, gemm_axes(m, m, block_m, block_n))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 30), st.integers(1, 9), st.integers(0, 30), st.integers(1, 5), st.integers(0, 2))
 def test_three_axes_and_a_batch(m, block, n, world, dim):
     """x[B, M, K] gathered along any dimension, tiles on B, M and N."""

@@ -15,6 +15,7 @@ from overlap.schedule import table
 from overlap.schedule.model import AxisTiles, Counter, CountIn, RankSchedule, Run, Wait
 from overlap.schedule.runs import schedule_rank
 from overlap.schedule.table import counter_base, done_base, flag_base, state_words, to_words
+from tests.support.sweep import examples
 
 from .oracle import tiles_of
 from .plans import gather, gemm_axes, reads_a
@@ -81,7 +82,7 @@ def schedules(draw):
     return RankSchedule(0, world, grid, tuple(runs), {}, (), coordinates, counters)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(schedules(), st.integers(0, 300))
 def test_words_hold_the_schedule(schedule, room):
     moves = [3 * i for i in range(len(schedule.runs))] if room % 2 else []

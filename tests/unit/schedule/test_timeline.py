@@ -22,6 +22,7 @@ from overlap.schedule.machine import load_machine, parse_machine
 from overlap.schedule.runs import schedule_all
 from overlap.schedule.timeline import KINDS, Event, Timeline
 from overlap.schedule.work import Gemm, TileRun, Work, best_blocks, work_of_schedules, work_per_chunk
+from tests.support.sweep import examples
 
 from .plans import SUM, gather, gemm_axes, reads_a, reduce_scatter, ring, ring_scatter, two_shot
 from .test_machine import SMALL
@@ -167,7 +168,7 @@ def launches(draw):
     return plan, machine, work if draw(st.booleans()) else ()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(launches())
 def test_what_holds_of_every_timeline(launch):
     plan, machine, work = launch

@@ -14,6 +14,7 @@ from overlap.errors import PlanError, ScheduleError, UnsupportedError
 from overlap.schedule.model import AxisTiles, Counter, CountIn, RankSchedule, TensorWrite, Wait
 from overlap.schedule.runs import schedule_all
 from overlap.schedule.verify import flatten_safe, verify_schedule
+from tests.support.sweep import examples
 
 from .oracle import check, tiles_of
 from .plans import (
@@ -131,7 +132,7 @@ def test_listed_coordinates():
             verify_schedule(broken, PLAN, READS, AXES)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_any_one_change_is_noticed(data):
     """Schedules of random rings: a run dropped, moved, or with a wait less is never accepted."""
