@@ -18,7 +18,7 @@ def examples(sweep: int) -> int:
 def every(step: int, cases: Iterable[Case], start: int = 0) -> list[Case]:
     """Every ``step``-th case; all in a sweep.
 
-    Of an `itertools.product`, with a ``step`` that divides no factor's size and is not above the product of the sizes behind
-    the first two, all pairs of the first two factors' values are there, and all values of every other.
+    Of an `itertools.product` every combination of the first factors' values is there if ``step`` is not above the number of
+    combinations of the others', and they take turns with all of theirs if it has no divisor in common with their sizes.
     """
     return list(cases) if SWEEP else list(cases)[start % step :: step]
