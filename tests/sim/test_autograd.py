@@ -69,7 +69,19 @@ def piece(tensor, dim, world, rank):
     return tensor.narrow(dim, low, high - low).clone()
 
 
-def run(world, shape, hidden, *, dim=0, dtype=torch.float32, save_gathered=True, main_grad=False, seed=0, steps=1, backend=None):
+def run(
+    world,
+    shape,
+    hidden,
+    *,
+    dim=0,
+    dtype=torch.float32,
+    save_gathered=True,
+    main_grad=False,
+    seed=0,
+    steps=1,
+    backend=None,
+):
     parameters, x, c = model(shape, hidden, dtype)
     size = shape[dim]
 
