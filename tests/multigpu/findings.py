@@ -12,6 +12,7 @@ from overlap.chunkplan.region import Box
 from overlap.runtime.instance import Instance, instances
 from overlap.runtime.protocol import runtime_of
 from overlap.schedule.pieces import pieces
+from overlap.schedule.table import S_EPOCH, S_FAULT, S_SPIN_LIMIT, SLOT_WORDS, flag_base
 
 from .conftest import meet
 
@@ -41,6 +42,9 @@ def findings(group: Any, got: torch.Tensor, exact: torch.Tensor, misses: torch.T
     told = [f"rank {rank}: {_where(got, exact, misses)}"]
     instance = next(i for i in reversed(instances(runtime_of(group)).values()) if isinstance(i, Instance))
     part = instance.made
+    words = instance.state.tolist()[::SLOT_WORDS]
+    flags = words[flag_base(dist.get_world_size(group)) :][: len(instance.slots[rank])]
+    told.append(f"  epoch {words[S_EPOCH]}, polls {words[S_SPIN_LIMIT]}, fault {words[S_FAULT]}, flags {flags}")
 
     def wanted(source: int, box: Box) -> torch.Tensor:
         whole = partial(source).reshape(part.shape)  # an operator's kernel may see more dimensions
