@@ -163,8 +163,14 @@ SETTINGS: dict[str, Setting] = {
         Setting(
             "lane_graphs",
             bool,
-            True,
+            False,
             "Copies and flags of launches that repeat an earlier one are enqueued as a CUDA graph of the library's own.",
+        ),
+        Setting(
+            "unproven",
+            bool,
+            False,
+            "Devices run what they were seen to get wrong (docs/backends.md says what); to find out why.",
         ),
         Setting(
             "log_level",

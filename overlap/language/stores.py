@@ -8,8 +8,8 @@
 The descriptor that reaches every place has two dimensions in front of the result's own, which are not of the result: steps of
 `HIGH_BYTES` and of `LOW_BYTES` from the lowest place, so that two coordinates are an address. A place costs no descriptor, and
 a program makes none for a tile. Rows and columns are bounded as in the result, whatever the place; coordinates past the end,
-which ``spot`` gives where a run has no such place, store nothing. Never coordinates below zero: a box that is wholly below zero is
-an illegal instruction on an H100, one that is wholly past the end is none.
+which ``spot`` gives where a run has no such place, store nothing. Coordinates below zero are never given: on an H100 a store
+of a box that is wholly below zero is an illegal instruction.
 """
 
 from __future__ import annotations

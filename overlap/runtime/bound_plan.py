@@ -112,7 +112,9 @@ class BoundPlan(ABC):
     @cached_property
     def networked(self) -> bool:
         """Whether NVSHMEM carries any operation of this rank."""
-        return any(self.by_network((self.runtime.rank, index)) for index in range(len(self.plan.ops[self.runtime.rank])))
+        return any(
+            self.by_network((self.runtime.rank, index)) for index in range(len(self.plan.ops[self.runtime.rank]))
+        )
 
     def _other(self, op_id: OpId) -> int | None:
         """The other rank of an operation of this one; None of a collective."""

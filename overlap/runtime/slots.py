@@ -109,7 +109,7 @@ def slots_of(instance: Instance, pushed: Pushes) -> Slots:
     storer = backend(instance.operator.carriers.storing or "")
     if part.tensor.device.type == "cuda":
         here = torch.cuda.get_device_capability(part.tensor.device)
-        require(storer, Need(f"`{instance.operator.name}`", capability=here))
+        require(storer, Need(f"`{instance.operator.name}`", part.name, moves="result", capability=here))
     size = part.tensor.element_size()
     lowest, highest = min(shifts.values()), max(shifts.values())
     steps = (highest - lowest) * size // HIGH_BYTES + 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import NamedTuple
 
+from overlap import settings
 from overlap.backends.bitcode import find_library
 from overlap.backends.capabilities import AUTO, COLLECTIVE, SERIAL, names
 from overlap.backends.registry import backends
@@ -49,7 +50,10 @@ REALIZATIONS = {
 
 def missing(name: str) -> str:
     """Why a realization cannot be tried on this machine; empty where it can."""
-    if not REALIZATIONS[name].far:
+    made = REALIZATIONS[name]
+    if made.on[0] == "c" and made.backend == "tma_inline" and not settings.get("unproven"):
+        return "devices refuse it (OVERLAP_UNPROVEN)"
+    if not made.far:
         return ""
     if importlib.util.find_spec("nvshmem") is None:
         return "nvshmem4py is not installed"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from overlap.runtime.collectives import gather_single, reduce_scatter_single
 from overlap.chunkplan.region import shard_interval
+from overlap.runtime.collectives import gather_single, reduce_scatter_single
 
 GATHERS = (
     "all_gather_1d",
