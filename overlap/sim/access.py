@@ -7,7 +7,7 @@ pointer, are never reached.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -119,6 +119,10 @@ class KernelMemory:
             self._shadow.write(buffer, buffer.granules(offsets, dtype.itemsize), access)
             buffer.view(dtype)[offsets // dtype.itemsize] = flat if chosen is None else flat[chosen]
             self.changed(buffer)
+
+    def check_box(self, corner: Sequence[int], block: Sequence[int]) -> None:
+        """Raises StrayAccessFault for a box that TMA cannot store."""
+        self._addresses.check_box(self._scheduler.current, corner, block)
 
     # atomics
 

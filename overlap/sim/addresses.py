@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,18 @@ class Addresses:
                 where=span(where_in_kernel(fibre)),
                 help="NVSHMEM's put and get carry what goes between nodes (overlap.language.nvshmem)",
             )
+
+    def check_box(self, fibre: Fibre, corner: Sequence[int], block: Sequence[int]) -> None:
+        """Raises StrayAccessFault for a box wholly below zero in a dimension: seen on an H100 alone, an illegal instruction. One
+        that begins below zero is clipped, and one past the end stores nothing."""
+        for dim, (low, extent) in enumerate(zip(corner, block, strict=True)):
+            if low <= -extent:
+                raise StrayAccessFault(
+                    f"stray access: {fibre.agent.name} stores by TMA a box that ends at {low + extent} in dimension {dim}, wholly "
+                    "below zero: an illegal instruction on an H100",
+                    where=span(where_in_kernel(fibre)),
+                    help="give a box that is not to be stored a coordinate past the end instead",
+                )
 
     def _stray(self, fibre: Fibre, address: int, count: int, itemsize: int, verb: str) -> None:
         near = self._memory.nearest(address)

@@ -114,6 +114,7 @@ class SimBuilder(stock.InterpreterBuilder):
         return loaded
 
     def create_descriptor_store(self, desc: Any, value: Any, indices: Any) -> None:
+        self.world.kernel_memory.check_box([int(i.data.item()) for i in indices], desc.block_shape)
         ptrs, mask = self._materialize(desc, indices)
         self._store(ptrs, np.asarray(value.data).reshape(ptrs.data.shape), mask, tma=True)
 

@@ -186,6 +186,23 @@ def descriptors(dst, desc, src, M, N, BM: tl.constexpr, BN: tl.constexpr):
         made.store([m * BM, 0], desc.load([m * BM, 0]) + 1)
 
 
+@triton.jit
+def stored_at(dst, row, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    made = tl.make_tensor_descriptor(dst, [ROWS, COLUMNS], [COLUMNS, 1], [ROWS, COLUMNS])
+    made.store([row, 0], tl.full((ROWS, COLUMNS), 1.0, tl.float32))
+
+
+@pytest.mark.parametrize("row", [-16, -15, 0, 15, 16, 1 << 30])
+def test_a_box_wholly_below_zero_is_illegal_and_one_past_the_end_is_nothing(row):
+    dst = torch.zeros(16, 16)
+    if row == -16:
+        with pytest.raises(StrayAccessFault, match="ends at 0 in dimension 0, wholly below zero"):
+            run(stored_at, dst, row, ROWS=16, COLUMNS=16)
+        return
+    run(stored_at, dst, row, ROWS=16, COLUMNS=16)
+    assert dst.sum() == 16 * max(0, 16 - abs(row))
+
+
 def test_descriptors_of_host_and_device():
     src, dst = torch.arange(24 * 16, dtype=torch.float32).view(24, 16), torch.zeros(24, 16)
     run(descriptors, dst, TensorDescriptor(src, [24, 16], [16, 1], [16, 16]), src, 24, 16, BM=16, BN=16)
