@@ -4,12 +4,12 @@
 
 As `ldst_inline`, for kernels that store through descriptors. One descriptor reaches all places (`overlap.language.stores`), so
 neither a place nor a tile costs one, and the tile loop may stay flattened with all its stages. A store has landed in the peer's
-memory, and not only been read, before its tile is counted; where no tile waits for anything it has the next tile's time for it.
+memory, and not only been read, before its tile is counted; where no tile waits for anything and the loop is not flattened it has
+the next tile's time for it.
 Of an input programs copy their parts as with `ldst_inline`, in small boxes.
 
-Devices refuse results: on two H200s tiles were read as they had been before, behind flags that were raised behind their stores.
-The same stores through a descriptor of the peer's memory alone were never early (tests/multigpu/test_landing.py), so what is
-wrong is not known yet. The setting ``unproven`` runs them all the same.
+Devices refuse results until tests/multigpu/test_stores.py has passed there: on two H200s tiles were counted ahead of their stores,
+and what mended it (`overlap.codegen.passes.delay`) has run on no GPU yet. The setting ``unproven`` runs them all the same.
 """
 
 from __future__ import annotations

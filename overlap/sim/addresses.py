@@ -105,8 +105,8 @@ class Addresses:
         for dim, (low, extent) in enumerate(zip(corner, block, strict=True)):
             if low <= -extent:
                 raise StrayAccessFault(
-                    f"stray access: {fibre.agent.name} stores by TMA a box that ends at {low + extent} in dimension {dim}, wholly "
-                    "below zero: an illegal instruction on an H100",
+                    f"stray access: {fibre.agent.name} stores by TMA a box that ends at {low + extent} in dimension {dim}, "
+                    "wholly below zero: an illegal instruction on an H100",
                     where=span(where_in_kernel(fibre)),
                     help="give a box that is not to be stored a coordinate past the end instead",
                 )

@@ -33,7 +33,9 @@ def faults(path, **options):
 NOTE = "# Where the tile goes: slots of other ranks, the own part; one place, but on the edges of chunks.\n"
 PUSHED = "    ol.pushed(ol_table, ol_run, ol_state, ol_slots)\n"
 LATE = "ol.pushed_async(ol_table, ol_counted, ol_state, ol_slots, ol_ways)\n"
-"""How tiles of `persistent_gemm` are counted, ahead of the next one's stores and, the last one, behind the loop."""
+"""How tiles of `host_descriptors` are counted, ahead of the next one's stores and, the last one, behind the loop."""
+AT_ONCE = "        ol.pushed_async(ol_table, ol_run, ol_state, ol_slots, ol_ways)\n"
+"""How those of `persistent_gemm` are, whose loop is flattened."""
 KEPT = "        ol_counted = ol_run\n"
 BOTH = pytest.mark.parametrize("kernel", ["grouped_gemm", "persistent_gemm"])
 
@@ -43,7 +45,7 @@ def test_a_tile_counted_before_its_stores(generated):
 
 
 def test_a_tile_counted_a_tile_too_early(generated):
-    path = generated("persistent_gemm", edits=((KEPT, ""), (f"        {LATE}", f"{KEPT}        {LATE}")))
+    path = generated("host_descriptors", edits=((KEPT, ""), (f"        {LATE}", f"{KEPT}        {LATE}")))
     assert faults(path) == ["race"] * len(SEEDS)
 
 
@@ -52,7 +54,12 @@ def test_a_tile_never_counted(generated):
 
 
 def test_the_last_tile_never_counted(generated):
-    assert faults(generated("persistent_gemm", edits=((f"\n    {LATE}", "\n"),))) == ["deadlock"] * len(SEEDS)
+    assert faults(generated("host_descriptors", edits=((f"\n    {LATE}", "\n"),))) == ["deadlock"] * len(SEEDS)
+
+
+def test_a_tile_of_a_flattened_loop_counted_before_its_stores(generated):
+    path = generated("persistent_gemm", edits=((AT_ONCE, ""), (f"        {NOTE}", f"{AT_ONCE}        {NOTE}")))
+    assert faults(path) == ["race"] * len(SEEDS)
 
 
 def test_a_tile_counted_without_barrier(generated):
@@ -65,7 +72,7 @@ def test_a_tile_counted_before_its_stores_have_landed(generated):
     """The barrier alone: what TMA stores is on its way."""
     bare = "ol.pushed(ol_table, ol_counted, ol_state, ol_slots)\n"
     path = generated(
-        "persistent_gemm", edits=((f"        {LATE}", f"        {bare}"), (f"\n    {LATE}", f"\n    {bare}"))
+        "host_descriptors", edits=((f"        {LATE}", f"        {bare}"), (f"\n    {LATE}", f"\n    {bare}"))
     )
     assert faults(path) == ["race"] * len(SEEDS)
 

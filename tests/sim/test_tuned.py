@@ -70,7 +70,7 @@ def test_a_gather_by_a_config(how):
         (gemm_rs, config("ldst_inline", "reduce_scatter_1d", 1, **TILE)),
         (gemm_ar, config("copy_engine", "all_reduce_two_shot", 2, **TILE)),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_a_sum_by_a_config(operator, how):
     world, m, n, k = 2, 38, 24, 16

@@ -21,7 +21,9 @@ After::
     ol.pushed_async(ol_table, ol_counted, ol_state, ol_slots, ol_ways)
 
 Kernels that wait for anything pass through: a tile's wait would come before the count of the tile before it, and ranks could
-wait in a circle. So do kernels whose programs make one tile. Runs behind the passes that count and store.
+wait in a circle. So do kernels whose programs make one tile, and loops that ask to be flattened: Triton 3.6 gives the tail of a
+flattened loop that it pipelines the value that such a variable has behind the tile, so tiles were counted ahead of their own
+stores, which two H200s showed. Runs behind the passes that count and store.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from overlap.errors import CodegenError
 
 from ..context import Context
 from ..locate import comment, find_function, replaced, statements
+from .produce import asks_to_flatten
 
 _COUNT = "pushed_async"
 
@@ -45,7 +48,7 @@ def run(module: cst.Module, context: Context) -> cst.Module:
     kernel.visit(search)
     if search.block is None:
         raise CodegenError(f"no tile of `{kernel.name.value}` is counted")
-    if search.loop is None:
+    if search.loop is None or asks_to_flatten(search.loop) is not None:
         return module
     names, body = context.names, list(search.block.body)
     at = next(i for i, statement in enumerate(body) if m.matches(statement, search.count))

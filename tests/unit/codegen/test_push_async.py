@@ -159,6 +159,14 @@ def test_the_one_tile_of_a_program_is_counted_at_once():
     assert delayed(once) == once
 
 
+def test_tiles_of_a_flattened_loop_are_counted_at_once():
+    """Triton 3.6 would count them ahead of their own stores."""
+    flattened = LOOPED.replace("tl.range(0, M)", "tl.range(0, M, flatten=True)")
+    assert flattened != LOOPED and delayed(flattened) == flattened
+    plain = LOOPED.replace("tl.range(0, M)", "tl.range(0, M, flatten=False)")
+    assert delayed(plain) == DELAYED.replace("tl.range(0, M)", "tl.range(0, M, flatten=False)")
+
+
 def test_tiles_that_wait_are_counted_at_once():
     """In the other order ranks that wait for each other's results could do so for ever."""
     assert delayed(LOOPED, on=["a[M]", "c[M]"]) == LOOPED

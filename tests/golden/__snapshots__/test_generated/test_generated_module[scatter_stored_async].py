@@ -72,7 +72,6 @@ def matmul_kernel(
     k_tiles = tl.cdiv(K, BLOCK_K)
     # @overlap.num_tiles
     num_tiles = num_pid_m * num_pid_n
-    ol_counted = ol.no_run(ol_table)
     # @overlap.tile_id persistent
     for tile in tl.range(start_pid, num_tiles, NUM_SMS, flatten=True):
         # The run that holds this tile, and the kernel's own mapping on its counts.
@@ -94,16 +93,12 @@ def matmul_kernel(
             a = a_desc.load([off_m, k * BLOCK_K])
             b = b_desc.load([k * BLOCK_K, off_n])
             acc = tl.dot(a, b, acc)
-        # Count the tile before this one, which has landed meanwhile, into the chunks of c
-        # that it is part of; the last of a chunk tells the rank that gets it.
-        ol.pushed_async(ol_table, ol_counted, ol_state, ol_slots, ol_ways)
         # Where the tile goes: slots of other ranks, the own part; one place, but on the edges of chunks.
         for ol_way in ol.static_range(ol_ways):
             ol_high, ol_low = ol.spot(ol_table, ol_run, ol_way, ol_slots)
             ol_anywhere.store([ol_high, ol_low, off_m, off_n], ol.shaped(acc.to(c_ptr.dtype.element_ty), ol_anywhere))
-        ol_counted = ol_run
-    # Count the last tile.
-    ol.pushed_async(ol_table, ol_counted, ol_state, ol_slots, ol_ways)
+        # Count the tile into the chunks of c that it is part of; the last of a chunk tells the rank that gets it.
+        ol.pushed_async(ol_table, ol_run, ol_state, ol_slots, ol_ways)
 
 
 def ol_tile_map(ol_tile, ol_num_pid_m, ol_num_pid_n, *, GROUP_M):
