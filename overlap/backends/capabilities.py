@@ -107,7 +107,9 @@ class Need:
         if self.triton is not None and self.triton < backend.triton:
             return f"{name} needs Triton {_dotted(backend.triton)}, here is {_dotted(self.triton)}"
         if self.capability is not None and self.moves in backend.unproven and not settings.get("unproven"):
-            return f"{name} is not proven on devices for what a kernel makes: two H200s read tiles ahead of their stores"
+            return (
+                f"{name} is not proven on devices for what a kernel makes: two H200s read tiles ahead of their stores"
+            )
         oldest = backend.compute_capability
         if oldest is not None and self.capability is not None and self.capability < oldest:
             return f"{name} needs sm_{oldest[0]}{oldest[1]}, here is sm_{self.capability[0]}{self.capability[1]}"
