@@ -9,7 +9,8 @@ the next tile's time for it.
 Of an input programs copy their parts as with `ldst_inline`, in small boxes.
 
 Devices refuse results until tests/multigpu/test_stores.py has passed there: on two H200s tiles were counted ahead of their
-stores, and what mended it (`overlap.codegen.passes.delay`) has run on no GPU yet. The setting ``unproven`` runs them all the same.
+stores, and what mended it (`overlap.codegen.passes.delay`) has run on no GPU yet. The setting ``unproven`` runs them all the
+same.
 """
 
 from __future__ import annotations
