@@ -206,9 +206,9 @@ def test_a_straddling_block_that_waits_for_the_earlier_chunk_only(generated, mon
 
     whole = ranges.to_words
 
-    def fewer(schedule, flags):
+    def fewer(schedule, flags, **more):
         *others, last = schedule.runs
-        return whole(dataclasses.replace(schedule, runs=(*others, dataclasses.replace(last, waits=()))), flags)
+        return whole(dataclasses.replace(schedule, runs=(*others, dataclasses.replace(last, waits=()))), flags, **more)
 
     monkeypatch.setattr(ranges, "to_words", fewer)
     report = check_module(generated(template("grouped_gemm"), "a[K]"), world=3, shape=SHAPE, dtype="fp16", seeds=[0])
