@@ -91,7 +91,7 @@ def generated(tmp_path_factory, repo):
             )
             text = compile_source(request).module.text
             if words:
-                other = folder / f"words_{len(made)}.py"
+                other = folder / f"words_far_{len(made)}.py"
                 # Moves stand ahead of what lanes carry, which is written alike.
                 other.write_text(changed_words(words))
                 text = text.replace("ol.move_chunks_far(", f"{other.stem}.move_chunks_far(")

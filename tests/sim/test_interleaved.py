@@ -57,7 +57,7 @@ def generated(tmp_path_factory, repo):
             request = Request(unit, plan=plan, on=on, backend=backend, output=str(path), mesh=mesh)
             text = compile_source(request).module.text
             if words:
-                name = f"words_{len(made)}"
+                name = f"words_between_{len(made)}"
                 parts = [
                     Path(module.__file__).read_text(encoding="utf-8") for module in (words_that_move, words_between)
                 ]

@@ -210,7 +210,7 @@ def test_a_flag_raised_before_its_copy(compiled):
 def test_a_side_stream_that_does_not_wait_for_the_entry(compiled, monkeypatch):
     from overlap.sim.runtime import SimRuntime
 
-    monkeypatch.setattr(SimRuntime, "fork", lambda self, lane: self._stream(f"lane {lane}"))
+    monkeypatch.setattr(SimRuntime, "forks", lambda self, lanes: [self._stream(f"lane {lane}") for lane in lanes])
     assert faults(compiled()) == ["race"] * len(SEEDS)
 
 

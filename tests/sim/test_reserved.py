@@ -79,7 +79,7 @@ def generated(tmp_path_factory, repo):
                 # A module of overlap.language by name: only words of ours may read program ids as they are.
                 named = 'import annotations\n\n__name__ = "overlap.language.changed"\n'
                 source = source.replace("import annotations\n", named).replace("from .", "from overlap.language.")
-                changed_words = folder / f"words_{len(made)}.py"
+                changed_words = folder / f"words_reserved_{len(made)}.py"
                 changed_words.write_text(replaced(source, words))
                 text = text.replace("ol.move_chunks", f"{changed_words.stem}.move_chunks")
                 text = text.replace(
