@@ -4,8 +4,6 @@ On one host the halves of the ranks count as nodes. 2 ranks are 2 nodes of 1, 4 
 kernels run without NVSHMEM, and only the test of the functions themselves asks for it.
 """
 
-import importlib.util
-
 import pytest
 import torch
 import triton
@@ -13,7 +11,6 @@ import triton.language as tl
 
 import overlap
 from overlap.annotate.source import SourceUnit
-from overlap.backends.bitcode import find_library
 from overlap.chunkplan.mesh import parse_mesh
 from overlap.chunkplan.region import shard_interval
 from overlap.codegen.module_io import load_module
@@ -23,13 +20,11 @@ from overlap.pipeline import Request, compile_source
 from overlap.runtime.cuda import runtime_for_group
 from overlap.runtime.workspace import check
 from tests.support.ranks import Product, delay, template
+from tests.support.realizations import no_nvshmem
 
 from .conftest import WORLD
 
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("nvshmem") is None, reason="nvshmem4py is not installed"),
-    pytest.mark.skipif(find_library() is None, reason="NVSHMEM's bitcode is not installed (nvidia-nvshmem-cu13)"),
-]
+pytestmark = pytest.mark.skipif(bool(no_nvshmem()), reason=no_nvshmem())
 SHAPES = [(512, 256, 128), (1000, 136, 96), (3, 64, 64)]
 HALF = max(1, WORLD // 2)
 SET = tl.constexpr(9)

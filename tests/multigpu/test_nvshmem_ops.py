@@ -3,24 +3,19 @@
 On one host the halves of the ranks count as nodes. 2 ranks are 2 nodes of 1, 4 ranks 2 nodes of 2; a single rank has no peer.
 """
 
-import importlib.util
-
 import pytest
 import torch
 
-from overlap.backends.bitcode import find_library
 from overlap.chunkplan.region import shard_interval
 from overlap.ops import a2a_gemm, ag_gemm, ag_gemm_k, gemm_a2a, gemm_ar, gemm_rs, last_plan
 from overlap.runtime.cuda import runtime_for_group
 from overlap.runtime.workspace import check
 from tests.support.ranks import delay
+from tests.support.realizations import no_nvshmem
 
 from .conftest import WORLD
 
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("nvshmem") is None, reason="nvshmem4py is not installed"),
-    pytest.mark.skipif(find_library() is None, reason="NVSHMEM's bitcode is not installed (nvidia-nvshmem-cu13)"),
-]
+pytestmark = pytest.mark.skipif(bool(no_nvshmem()), reason=no_nvshmem())
 
 
 @pytest.fixture(autouse=True)

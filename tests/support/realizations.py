@@ -48,13 +48,16 @@ REALIZATIONS = {
 """By what is moved and backend. ``serial`` has no module, and ``auto`` is one of the others."""
 
 
+def no_nvshmem() -> str:
+    """Why NVSHMEM cannot be used here; empty where it can."""
+    if importlib.util.find_spec("nvshmem") is None:
+        return "nvshmem4py is not installed"
+    return "" if find_library() else "NVSHMEM's bitcode is not installed (nvidia-nvshmem-cu13)"
+
+
 def missing(name: str) -> str:
     """Why a realization cannot be tried on this machine; empty where it can."""
     made = REALIZATIONS[name]
     if made.on[0] == "c" and made.backend == "tma_inline" and not settings.get("unproven"):
         return "devices refuse it (OVERLAP_UNPROVEN)"
-    if not made.far:
-        return ""
-    if importlib.util.find_spec("nvshmem") is None:
-        return "nvshmem4py is not installed"
-    return "" if find_library() else "NVSHMEM's bitcode is not installed (nvidia-nvshmem-cu13)"
+    return no_nvshmem() if made.far else ""
