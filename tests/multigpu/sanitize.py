@@ -16,7 +16,6 @@ import os
 import re
 import shutil
 import signal
-import site
 import subprocess
 import sys
 import time
@@ -38,7 +37,7 @@ def find_tool() -> str | None:
     if found := shutil.which(TOOL):
         return found
     toolkits = sorted(Path("/usr/local").glob(f"cuda*/bin/{TOOL}"))
-    wheels = [path for folder in site.getsitepackages() for path in Path(folder).glob(f"nvidia/**/{TOOL}")]
+    wheels = [path for folder in sys.path for path in Path(folder or ".").glob(f"nvidia/*/bin/{TOOL}")]
     return next((str(path) for path in (*toolkits, *wheels) if path.is_file() and os.access(path, os.X_OK)), None)
 
 
@@ -72,6 +71,8 @@ def run(tool: str, name: str, ranks: int, seconds: float) -> Outcome:
     """One realization's launch on ``ranks`` ranks, each under the tool."""
     # API errors are left out: libraries ask for what a driver may not have, and what we ask for raises by itself.
     watched = [tool, "--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", str(FOUND)]
+    if (libraries := Path(tool).parent.parent / "lib").joinpath("libsanitizer-public.so").is_file():
+        watched += ["--injection-path", str(libraries)]  # a wheel's, which lie beside its bin
     ranked = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     command = [*ranked, "--no-python", *watched, sys.executable, "-m", "tests.multigpu.sanitize", "--launch", name]
     env = {**os.environ, "OVERLAP_DEADLINE_S": "120"}
