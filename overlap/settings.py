@@ -167,12 +167,6 @@ SETTINGS: dict[str, Setting] = {
             "Copies and flags of launches that repeat an earlier one are enqueued as a CUDA graph of the library's own.",
         ),
         Setting(
-            "unproven",
-            bool,
-            False,
-            "Devices run what they were seen to get wrong (docs/backends.md says what); to find out why.",
-        ),
-        Setting(
             "log_level",
             str,
             "warning",

@@ -21,8 +21,7 @@ class Backend:
     can move, ``input``, what a kernel reads, and ``result``, what one makes. ``inline``: programs that compute move chunks too,
     of a result the tile just made, of an input a part between two tiles. ``reserved``: programs of the launch that compute
     nothing move chunks. ``reduce``: adds where chunks arrive; others leave sums to a kernel behind. ``far``: reaches peers that
-    no pointer reaches. ``triton``: the oldest that it runs on. ``unproven``: what of ``moves`` devices refuse, for it was seen to
-    go wrong on one; it is compiled and simulated.
+    no pointer reaches. ``triton``: the oldest that it runs on.
     """
 
     name: str
@@ -38,7 +37,6 @@ class Backend:
     reserved: bool = False
     far: bool = False
     triton: tuple[int, int] = (3, 6)
-    unproven: tuple[str, ...] = ()
 
     @property
     def compute_capability(self) -> tuple[int, int] | None:

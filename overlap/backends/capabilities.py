@@ -10,7 +10,6 @@ import difflib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from overlap import settings
 from overlap.errors import SourceSpan, UnsupportedError, UsageError
 
 from .base import Backend
@@ -54,7 +53,7 @@ def _row(backend: Backend) -> tuple[str, ...]:
     sms = "some reserved" if backend.comm_sms else "those that compute" if backend.inline else "none"
     return (
         backend.name,
-        ", ".join(f"{kind}s" + " (simulated)" * (kind in backend.unproven) for kind in backend.moves),
+        ", ".join(f"{kind}s" for kind in backend.moves),
         _yes("push" in backend.directions),
         _yes("pull" in backend.directions),
         _yes(backend.reduce),
@@ -106,10 +105,6 @@ class Need:
             return f"{name} reaches peers by pointer, and no pointer reaches this one"
         if self.triton is not None and self.triton < backend.triton:
             return f"{name} needs Triton {_dotted(backend.triton)}, here is {_dotted(self.triton)}"
-        if self.capability is not None and self.moves in backend.unproven and not settings.get("unproven"):
-            return (
-                f"{name} is not proven on devices for what a kernel makes: two H200s read tiles ahead of their stores"
-            )
         oldest = backend.compute_capability
         if oldest is not None and self.capability is not None and self.capability < oldest:
             return f"{name} needs sm_{oldest[0]}{oldest[1]}, here is sm_{self.capability[0]}{self.capability[1]}"

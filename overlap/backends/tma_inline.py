@@ -7,10 +7,6 @@ neither a place nor a tile costs one, and the tile loop may stay flattened with 
 memory, and not only been read, before its tile is counted; where no tile waits for anything and the loop is not flattened it has
 the next tile's time for it.
 Of an input programs copy their parts as with `ldst_inline`, in small boxes.
-
-Devices refuse results until tests/multigpu/test_stores.py has passed there: on two H200s tiles were counted ahead of their
-stores, and what mended it (`overlap.codegen.passes.delay`) has run on no GPU yet. The setting ``unproven`` runs them all the
-same.
 """
 
 from __future__ import annotations
@@ -27,5 +23,4 @@ TMA_INLINE = Backend(
     comm_sms=False,
     writer="tma store",
     inline=True,
-    unproven=("result",),
 )

@@ -47,7 +47,6 @@ SHAPES = [(515, 136, 96), (1000, 264, 200), (2048, 512, 512), (130, 64, 64), (3,
 def cache(tmp_path_factory, monkeypatch):
     """One folder for every test: operators keep their modules while the process lives."""
     monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "modules"))
-    monkeypatch.setenv("OVERLAP_UNPROVEN", "1")
 
 
 @triton.jit

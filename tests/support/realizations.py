@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from typing import NamedTuple
 
-from overlap import settings
 from overlap.backends.bitcode import find_library
 from overlap.backends.capabilities import AUTO, COLLECTIVE, SERIAL, names
 from overlap.backends.registry import backends
@@ -57,7 +56,4 @@ def no_nvshmem() -> str:
 
 def missing(name: str) -> str:
     """Why a realization cannot be tried on this machine; empty where it can."""
-    made = REALIZATIONS[name]
-    if made.on[0] == "c" and made.backend == "tma_inline" and not settings.get("unproven"):
-        return "devices refuse it (OVERLAP_UNPROVEN)"
-    return no_nvshmem() if made.far else ""
+    return no_nvshmem() if REALIZATIONS[name].far else ""

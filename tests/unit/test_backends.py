@@ -1,14 +1,12 @@
 """What backends can do: one table, shown as it is, and refused by its cells wherever a backend is asked for."""
 
 import re
-from dataclasses import replace
 
 import pytest
 
 from overlap.backends import Backend, backends, capabilities
 from overlap.backends.capabilities import Need, check_named, names, require, table
 from overlap.backends.carriers import check_copied
-from overlap.backends.ways import able_ways
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.plan import TensorSpec
 from overlap.cli import main
@@ -122,17 +120,3 @@ def test_a_name_that_is_none_names_the_nearest():
     with pytest.raises(UsageError, match="unknown backend 'copyengine'") as caught:
         check_named("copyengine", names(), Need("it"))
     assert caught.value.help.startswith("did you mean 'copy_engine'? backends: copy_engine, ")
-
-
-def test_what_is_not_proven_on_devices_is_refused_there_alone(monkeypatch):
-    tma = backends["tma_inline"]
-    here = Need("c[M]", "c", moves="result", capability=(9, 0))
-    with pytest.raises(UnsupportedError, match="not proven on devices for what a kernel makes") as refused:
-        require(tma, here)
-    assert "ldst_inline" in str(refused.value.help) and "tma_inline" not in str(refused.value.help)
-    require(tma, replace(here, moves="input"))
-    require(tma, replace(here, capability=None))  # simulated
-    able, others = able_ways(here)
-    assert "tma_inline" not in {way.name for way in able} and "tma_inline" in {each.way.name for each in others}
-    monkeypatch.setenv("OVERLAP_UNPROVEN", "1")
-    require(tma, here)
