@@ -98,13 +98,13 @@ class Scenario:
         self.group = dist.group.WORLD
         self.product = self.make(plans[0], 515)
 
-    def make(self, plan: str, m: int):
+    def make(self, plan: str, m: int, **options):
         """A product of ``m`` rows for the module of a plan."""
         import torch
 
         from tests.support.ranks import Product
 
-        return Product(self.group, m, 136, 96, torch.float16, on=self.on[plan])
+        return Product(self.group, m, 136, 96, torch.float16, on=self.on[plan], **options)
 
     def survive(self) -> None:
         """Launches on with a rank missing, and prints what that raised and when."""

@@ -10,14 +10,12 @@ from the first rank that has something to tell. Exit status: 0 all passed, 1 som
 from __future__ import annotations
 
 import argparse
-import os
 import re
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from tests.support.limited import run_limited
 
 ROOT = Path(__file__).parent.parent.parent
 TOLD = 3000
@@ -40,23 +38,7 @@ def run(name: str, ranks: int, seconds: float, extra: Sequence[str], out: Path |
         *extra,
     ]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "--tee", "3"]
-    start = time.monotonic()
-    # A session of its own, so that ranks which hang end with their launcher.
-    with subprocess.Popen(
-        [sys.executable, *launcher, *pytest],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    ) as process:
-        try:
-            text, status = process.communicate(timeout=seconds)[0], process.returncode
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            text, status = process.communicate()[0], None
-    took = time.monotonic() - start
+    status, text, took = run_limited([sys.executable, *launcher, *pytest], seconds, cwd=ROOT)
     if out is not None:
         (out / f"{re.sub(r'[^A-Za-z0-9]+', '-', name)}.txt").write_text(text)
     by_rank = {rank: re.findall(rf"^\[default{rank}\]:(.*)$", text, re.MULTILINE) for rank in range(ranks)}

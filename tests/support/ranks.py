@@ -71,14 +71,18 @@ class Product:
         on: ``a[M]``, ``b[N]``, ``a[K]``: rows of A, columns of B, columns of A are sharded and gathered; ``c[M]``, ``c[N]``,
             ``c[]``: every rank multiplies matrices of its own, and the sum is scattered or held by all; ``a[K:M]``: columns
             of A are exchanged for rows; ``c[M:N]``: rows of C, made by the ranks, are exchanged for columns.
+        device: where data and oracle are made; calls are on the GPU.
     """
 
-    def __init__(self, group, m: int, n: int, k: int, dtype: torch.dtype, on: str = "a[M]") -> None:
+    def __init__(
+        self, group, m: int, n: int, k: int, dtype: torch.dtype, on: str = "a[M]", device: str = "cuda"
+    ) -> None:
         self.group = group
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         self.sizes = {"M": m, "N": n, "K": k}
         self.dtype = dtype
         self.on = on
+        self.device = device
 
     def piece(self, axis: str, rank: int | None = None) -> slice:
         """A rank's shard of an axis."""
@@ -91,8 +95,8 @@ class Product:
         seeds = {"a": (common, own), "b": (own, common), "c": (own, own + 32)}[self.on[0]]
         made = []
         for shape, value in zip(((m, k), (k, n)), seeds, strict=True):
-            generator = torch.Generator("cuda").manual_seed(value)
-            made.append(torch.randn(shape, device="cuda", generator=generator).to(self.dtype))
+            generator = torch.Generator(self.device).manual_seed(value)
+            made.append(torch.randn(shape, device=self.device, generator=generator).to(self.dtype))
         return made[0], made[1]
 
     def arguments(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -127,7 +131,7 @@ class Product:
 
     def call(self, module, seed: int, out: torch.Tensor | None = None) -> tuple[torch.Tensor, Any]:
         """One call: what it returned, and the oracle. Both are enqueued only."""
-        inputs = self.inputs(seed)
+        inputs = [tensor.cuda() for tensor in self.inputs(seed)]
         return module.matmul(*inputs, group=self.group, sizes=self.sizes, out=out), self.wanted(seed)
 
     def wrong(self, got: torch.Tensor, wanted: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -143,7 +147,7 @@ class Product:
         each = 1e-2 if self.dtype == torch.float32 else 1e-4
         terms = self.sizes["K"] * (self.world if self.on[0] == "c" else 1)
         allowed = torch.finfo(self.dtype).eps * magnitude + each * terms**0.5
-        return ~((got.float() - exact).abs() <= allowed)
+        return ~((got.to(exact.device).float() - exact).abs() <= allowed)
 
     def check(self, module, seed: int) -> None:
         got, wanted = self.call(module, seed)

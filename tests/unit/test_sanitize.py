@@ -8,7 +8,10 @@ from tests.multigpu import sanitize
 from tests.support.realizations import REALIZATIONS, missing
 
 TOOL = """#!/bin/sh
-while [ "$1" != "--launch" ]; do shift; done
+while [ $# -gt 0 ]; do
+    if [ "$1" = "--launch" ]; then echo "right under the tool: $2"; fi
+    shift
+done
 echo "========= ERROR SUMMARY: 0 errors"
 """
 
@@ -32,13 +35,31 @@ def test_each_rank_is_watched(monkeypatch, capsys, tmp_path):
     assert lines[1].startswith("gather, copy_engine     clean       exit 0    errors by rank: [0, 0]")
 
 
+def test_together_a_process_runs_all_that_can_share_one(monkeypatch, capsys, tmp_path):
+    path = tmp_path / "compute-sanitizer"
+    path.write_text(TOOL)
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(sanitize, "missing", lambda name: "")
+    assert sanitize.main(["--ranks", "2", "--together", "--seconds", "60"]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert len(lines) == 6 and all("clean       exit 0    errors by rank: [0, 0]" in line for line in lines[::2])
+    done = [line.removeprefix("  done: ").split("; ") for line in lines[1::2]]
+    assert sorted(name for names in done for name in names) == sorted(REALIZATIONS)
+    for of_a_kind, names in zip(("engine", "collective", "nvshmem"), done, strict=True):
+        assert any(of_a_kind in name for name in names) and len(names) > 1
+
+
 @pytest.mark.parametrize(
-    ("status", "summaries"), [(0, (0,)), (1, (0, 3)), (0, (0, 3)), (None, (0, 0))], ids=["alone", "bad", "odd", "late"]
+    ("status", "summaries", "right"),
+    [(0, (0,), 2), (1, (0, 3), 2), (0, (0, 3), 2), (None, (0, 0), 2), (0, (0, 0), 1)],
+    ids=["alone", "bad", "odd", "late", "unseen"],
 )
-def test_what_is_not_clean(monkeypatch, capsys, status, summaries):
-    """A rank that nobody watched, errors, and ranks that did not end."""
-    output = "".join(f"========= ERROR SUMMARY: {n} error{'s' * (n != 1)}\n" for n in summaries)
-    outcome = sanitize.Outcome("gather, copy_engine", 2, status, 1.0, output)
+def test_what_is_not_clean(monkeypatch, capsys, status, summaries, right):
+    """A rank that nobody watched, errors, ranks that did not end, and a rank whose result nobody saw."""
+    output = f"{sanitize.DONE}gather, copy_engine\n" * right
+    output += "".join(f"========= ERROR SUMMARY: {n} error{'s' * (n != 1)}\n" for n in summaries)
+    outcome = sanitize.Outcome(("gather, copy_engine",), 2, status, 1.0, output)
     monkeypatch.setattr(sanitize, "find_tool", lambda: "tool")
     monkeypatch.setattr(sanitize, "run", lambda *args: outcome)
     assert sanitize.main(["--only", "gather, copy_engine"]) == 1
