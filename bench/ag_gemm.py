@@ -3,9 +3,10 @@
     python -m torch.distributed.run --nproc-per-node 4 bench/ag_gemm.py
     python -m torch.distributed.run --nproc-per-node 4 --max-restarts 3 bench/ag_gemm.py --rounds 40
 
-``a`` is [M, K], each rank holding M / world rows; ``b`` is [K, N], each rank holding N / world columns. ``gemm`` and
-``triton_gemm`` have all of ``a`` and compute a rank's product alone; ``nccl`` moves the data alone. Everything else
-starts from the shard in ordinary memory, so staging is included.
+``a`` is [M, K], each rank holding its rows under `torch.chunk`; ``b`` is [K, N], each rank holding N / world columns.
+``gemm`` and ``triton_gemm`` have all of ``a`` and compute a rank's product alone; ``nccl`` moves the data alone. Everything
+else starts from the shard in ordinary memory, so staging is included. Where the ranks do not share M evenly, contenders
+that take equal shards get theirs filled up to the largest.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from common import Contender
 from driver import BaseProblem, need_gpu
 
 OP = "ag_gemm"
-DIVIDED = "MN"
+DIVIDED = "N"
 SHAPES = (
     "8192,6144,4096",
     "8192,14336,4096",
@@ -38,23 +39,23 @@ SHAPES = (
 
 
 class Problem(BaseProblem):
-    """``a`` whole (for checks and the contenders that gather nothing), the own rows ``shard``, the own columns ``b``, and
-    memory for results."""
+    """``a`` whole (for checks and the contenders that gather nothing), the own rows ``shard``, which ``filled`` begins with,
+    the own columns ``b``, and memory for results."""
 
     def allocate(self, make: Callable[..., torch.Tensor]) -> None:
         world = self.session.world
         self.a = make(self.M, self.K)
-        self.shard = make(self.M // world, self.K)
+        self.filled = make(-(-self.M // world), self.K).zero_()
+        self.shard = self.filled[: self.held]
         self.b = make(self.K, self.N // world)
         self.c = make(self.M, self.N // world)
-        self.gathered = make(self.M, self.K)
+        self.gathered = make(world * len(self.filled), self.K)
 
     def fill(self, seed: int) -> None:
-        session = self.session
         self.random(self.a, seed, own=False)
-        self.shard.copy_(self.a.chunk(session.world)[session.rank])
+        self.shard.copy_(self.own_rows(self.a))
         self.random(self.b, seed, own=True)
-        session.synchronize()
+        self.session.synchronize()
 
     def expected(self) -> dict[str, torch.Tensor]:
         return {"product": self.a.float() @ self.b.float(), "gather": self.a}
@@ -71,8 +72,8 @@ def nccl(p: Problem, built: dict[str, Contender]) -> Contender:
 def _gather(p: Problem) -> torch.Tensor:
     # One collective under its new name and its old one.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    gather(p.gathered, p.shard)
-    return p.gathered
+    gather(p.gathered, p.filled)
+    return p.gathered[: p.M]
 
 
 def serial(p: Problem, built: dict[str, Contender]) -> Contender:
@@ -87,20 +88,20 @@ def asynctp(p: Problem, built: dict[str, Contender]) -> Contender:
     symmetric.enable_symm_mem_for_group(name)
 
     def call() -> torch.Tensor:
-        _, (result,) = torch.ops.symm_mem.fused_all_gather_matmul(p.shard, [p.b], gather_dim=0, group_name=name)
-        return result
+        _, (result,) = torch.ops.symm_mem.fused_all_gather_matmul(p.filled, [p.b], gather_dim=0, group_name=name)
+        return result[: p.M]
 
     return Contender("asynctp", call)
 
 
 def low_contention(p: Problem, built: dict[str, Contender]) -> Contender:
     """Copies of torch's own beside which another kernel could run; here the product runs behind them."""
-    shard, name = driver.symmetric(p, *p.shard.shape)
+    shard, name = driver.symmetric(p, *p.filled.shape)
 
     def call() -> torch.Tensor:
-        shard.copy_(p.shard)
+        shard.copy_(p.filled)
         gathered = torch.ops.symm_mem._low_contention_all_gather(shard, name)
-        return torch.matmul(torch.ops._c10d_functional.wait_tensor(gathered), p.b, out=p.c)
+        return torch.matmul(torch.ops._c10d_functional.wait_tensor(gathered)[: p.M], p.b, out=p.c)
 
     return Contender("low_contention", call)
 
@@ -121,7 +122,7 @@ def triton_gemm(p: Problem, built: dict[str, Contender]) -> Contender:
 def ours(p: Problem, built: dict[str, Contender], how: dict[str, Any]) -> Contender:
     from overlap.ops import ag_gemm
 
-    return driver.ours(p, lambda: ag_gemm(p.shard, p.b, out=p.c, **how), OP)
+    return driver.ours(p, lambda: ag_gemm(p.shard, p.b, gather_size=p.M, out=p.c, **how), OP)
 
 
 def contenders(p: Problem, how: dict[str, Any]) -> dict[str, driver.Builder]:

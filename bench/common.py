@@ -1,15 +1,17 @@
 """What every benchmark here shares: ranks, contenders, checks, a watchdog, and how one call is timed.
 
-One process a GPU, all contenders in the same processes. Every round times each contender once, in an order shuffled
-anew and the same on all ranks, because a contender's aftermath can cost the next one a third of a millisecond. Around
-one call:
+One process a GPU, all contenders in the same processes. Around one call:
 
     flush the L2 cache | all ranks meet (a one-word all-reduce) | event | the call | event | synchronize | cool down
 
 The host runs ahead for as long as the flush and the meeting take, about 0.2 ms, as it would behind a previous layer;
-what an eager call costs beyond that is in its time. A contender's number is its median over the rounds, on the rank
-where that is highest. Inputs are random, of each rank's own, and refilled after everything is built, so that an old
-result is a wrong one.
+what an eager call costs beyond that is in its time. In a queue the device sleeps first, until the host has enqueued several
+calls, and nothing of the host's is in their times:
+
+    sleep | flush | meet | event | the call | event | flush | meet | event | the call | event | ... | synchronize
+
+Rounds and what is made of their times are in `timing`. Inputs are random, of each rank's own, and refilled after
+everything is built, so that an old result is a wrong one.
 """
 
 from __future__ import annotations
@@ -17,8 +19,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import random
-import statistics
 import sys
 import threading
 import time
@@ -125,6 +125,14 @@ class Session:
         """Collective: whether all ranks say yes."""
         return self.largest([0.0 if ok else 1.0])[0] == 0.0
 
+    def reason(self, why: str) -> str:
+        """Collective: why something failed, with the first rank that says so where not all say the same."""
+        told: list[str] = [""] * self.world
+        dist.all_gather_object(told, why)
+        if len(set(told)) == 1:
+            return told[0]
+        return next(f"rank {rank}: {text}" for rank, text in enumerate(told) if text)
+
     def time(self, call: Callable[[], object]) -> float:
         """Milliseconds of one call, all ranks having met before it."""
         if not self.cuda:
@@ -140,6 +148,31 @@ class Session:
         ended.record()
         torch.cuda.synchronize(self.device)
         return begun.elapsed_time(ended)
+
+    def queue(self, call: Callable[[], object], calls: int, cycles: int) -> tuple[list[float], bool]:
+        """Milliseconds of each of some calls that the host enqueues while the device sleeps, all ranks meeting before each.
+
+        Args:
+            cycles: of the device's clock that it sleeps.
+
+        Returns:
+            the times, and whether the host had enqueued everything when the device woke: only then its part is in none.
+        """
+        if not self.cuda:
+            return [self.time(call) for _ in range(calls)], True
+        marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(calls)]
+        awake = torch.cuda.Event()
+        torch.cuda._sleep(cycles)
+        awake.record()
+        for begun, ended in marks:
+            self._flush.zero_()
+            dist.all_reduce(self._flag)
+            begun.record()
+            call()
+            ended.record()
+        ahead = not awake.query()
+        torch.cuda.synchronize(self.device)
+        return [begun.elapsed_time(ended) for begun, ended in marks], ahead
 
     def free(self) -> None:
         """Gives back the memory of a finished shape."""
@@ -219,51 +252,83 @@ def graph_of(session: Session, contender: Contender, name: str) -> Contender:
 
 
 def build(
-    session: Session, watchdog: Watchdog, builders: dict[str, Callable[[dict[str, Contender]], Contender]]
+    session: Session,
+    watchdog: Watchdog,
+    builders: dict[str, Callable[[dict[str, Contender]], Contender]],
+    reasons: dict[str, str] | None = None,
 ) -> dict[str, Contender]:
-    """Builds contenders in order, each from those before it; what a rank cannot build is left out, with the reason."""
+    """Builds contenders in order, each from those before it; what a rank cannot build is left out.
+
+    Args:
+        reasons: gets why, by contender.
+    """
     built: dict[str, Contender] = {}
     for name, builder in builders.items():
         why, speaker = "", True
         with watchdog.step(name, BUILD_LIMIT_S):
             try:
                 contender = builder(built)
-                for _ in range(WARM_CALLS):
-                    contender.call()
-                session.synchronize()
             except Unavailable as error:
                 why, speaker = str(error), session.rank == 0
             except Exception as error:
-                why = f"{type(error).__name__}: " + (str(error).strip().splitlines() or [""])[0]
-            if session.everywhere(not why):
+                why = said_by(error)
+            # Before anybody calls it: a rank would wait in a collective for one that has given up.
+            there = session.everywhere(not why)
+            if there:
+                try:
+                    for _ in range(WARM_CALLS):
+                        contender.call()
+                    session.synchronize()
+                except Exception as error:
+                    why = said_by(error)
+                there = session.everywhere(not why)
+            if there:
                 built[name] = contender
+            elif reasons is not None:
+                reasons[name] = session.reason(why)
         if why and speaker:
             print(f"  rank {session.rank}: {name} left out: {why}", flush=True)
     return built
 
 
+def said_by(error: Exception) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: " + (str(error).strip().splitlines() or [""])[0]
+
+
 def check(
-    session: Session, watchdog: Watchdog, contenders: dict[str, Contender], expected: dict[str, torch.Tensor]
+    session: Session,
+    watchdog: Watchdog,
+    contenders: dict[str, Contender],
+    expected: dict[str, torch.Tensor],
+    reasons: dict[str, str] | None = None,
 ) -> list[str]:
     """Names of the contenders whose results are wrong, every output and scratch tensor having held NaN before.
 
     Args:
         expected: ``product`` in fp32, and ``gather`` in the inputs' dtype, which must be met bit for bit.
+        reasons: gets what is wrong, by contender.
     """
     found = []
     for name, contender in contenders.items():
         with watchdog.step(name, CALL_LIMIT_S):
-            # A result in memory of its own is freed here and most likely written again by the next call.
-            for tensor in (contender.call(), *contender.scratch):
+            try:
+                # A result in memory of its own is freed here and most likely written again by the next call.
+                for tensor in (contender.call(), *contender.scratch):
+                    session.synchronize()
+                    tensor.fill_(float("nan"))
                 session.synchronize()
-                tensor.fill_(float("nan"))
-            session.synchronize()
-            wrong = difference(contender.call(), expected[contender.expected])
-            session.synchronize()
+                wrong = difference(contender.call(), expected[contender.expected])
+                session.synchronize()
+            except Exception as error:
+                session.synchronize()  # raises again where the device is lost
+                wrong = said_by(error)
             if wrong:
                 print(f"  rank {session.rank}: {name} is WRONG: {wrong}", flush=True)
             if not session.everywhere(not wrong):
                 found.append(name)
+                if reasons is not None:
+                    reasons[name] = session.reason(f"wrong result: {wrong}" if wrong else "")
     return found
 
 
@@ -275,6 +340,8 @@ def difference(result: torch.Tensor, expected: torch.Tensor) -> str:
         return ""
     if result.dtype == expected.dtype and expected.dtype != torch.float32:
         return f"{int((result != expected).sum())} of {result.numel()} elements differ"
+    if not result.numel():
+        return ""
     error = result.float().sub_(expected)
     if not torch.isfinite(error).all():
         return f"{int((~torch.isfinite(error)).sum())} of {error.numel()} elements are not finite"
@@ -284,27 +351,3 @@ def difference(result: torch.Tensor, expected: torch.Tensor) -> str:
         return f"relative error {relative:.1e}, allowed {limit:.0e}"
     worst, scale = float(error.abs().max()), float(expected.abs().max())
     return "" if worst <= 10 * limit * scale else f"an element is off by {worst:.3g}, the largest is {scale:.3g}"
-
-
-def rounds_of(names: Sequence[str], rounds: int, seed: int) -> Iterator[list[str]]:
-    """``rounds`` orders of the names, each shuffled anew, the same on every rank."""
-    shuffler = random.Random(seed)
-    for _ in range(rounds):
-        order = list(names)
-        shuffler.shuffle(order)
-        yield order
-
-
-def measure(
-    session: Session, watchdog: Watchdog, contenders: dict[str, Contender], *, rounds: int, seed: int
-) -> dict[str, float]:
-    """Milliseconds of each contender: its median over the rounds, on the rank where that is highest."""
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for order in rounds_of(tuple(contenders), rounds, seed):
-        for name in order:
-            with watchdog.step(name, CALL_LIMIT_S):
-                times[name].append(session.time(contenders[name].call))
-            if session.cuda:
-                time.sleep(min(0.02, max(0.001, 2e-3 * times[name][-1])))
-    medians = session.largest([statistics.median(times[name]) for name in contenders])
-    return dict(zip(contenders, medians, strict=True))

@@ -17,7 +17,8 @@ from typing import Any
 import record
 import torch
 import torch.distributed as dist
-from common import DTYPES, Contender, Session, Unavailable, Watchdog, build, check, graph_of, measure
+from common import BUILD_LIMIT_S, DTYPES, Contender, Session, Unavailable, Watchdog, build, check, graph_of
+from timing import measure
 
 CAPTURES = {"serial_graph": "serial", "ours_graph": "ours"}
 """What each graph captures."""
@@ -46,6 +47,17 @@ class BaseProblem:
     def fill(self, seed: int) -> None:
         """New random data in the same tensors."""
         raise TypeError(f"{type(self).__name__} has no data")
+
+    @property
+    def held(self) -> int:
+        """How many of M rows are this rank's own under `torch.chunk`."""
+        most = -(-self.M // self.session.world)
+        return max(0, min(most, self.M - self.session.rank * most))
+
+    def own_rows(self, whole: torch.Tensor) -> torch.Tensor:
+        """Those rows of a tensor that has all."""
+        begin = min(self.M, self.session.rank * -(-self.M // self.session.world))
+        return whole[begin : begin + self.held]
 
     def random(self, tensor: torch.Tensor, seed: int, *, own: bool) -> None:
         """Normal numbers, the same on all ranks or of this rank's ``own``."""
@@ -106,6 +118,44 @@ def with_graphs(p: BaseProblem, builders: dict[str, Builder]) -> dict[str, Build
     return {**builders, **graphs}
 
 
+def names_of(bench: Any) -> list[str]:
+    """The contenders of a benchmark, in the order in which they are built."""
+    return list(bench.contenders(None, {}))
+
+
+def prepare(
+    bench: Any,
+    p: BaseProblem,
+    watchdog: Watchdog,
+    how: dict[str, Any],
+    wanted: list[str],
+    left_out: Container[str],
+    reasons: dict[str, str] | None = None,
+) -> tuple[dict[str, Contender], list[str]]:
+    """Builds the contenders of one shape and checks them on fresh data.
+
+    Args:
+        how: keywords of our operator.
+        wanted: the contenders to time.
+        left_out: contenders that failed before and are not tried again.
+        reasons: gets why others cannot be timed, by contender.
+
+    Returns:
+        the contenders to time, and the names of those whose results are wrong.
+    """
+    needed = {*wanted, *(CAPTURES[name] for name in wanted if name in CAPTURES)}
+    builders = {
+        name: builder for name, builder in bench.contenders(p, how).items() if name in needed and name not in left_out
+    }
+    built = build(p.session, watchdog, builders, reasons)
+    with watchdog.step("expected", BUILD_LIMIT_S):
+        p.fill(1)
+        expected = p.expected()
+    timed = {name: contender for name, contender in built.items() if name in wanted}
+    wrong = check(p.session, watchdog, timed, expected, reasons)
+    return {name: contender for name, contender in timed.items() if name not in wrong}, wrong
+
+
 def run_shape(
     bench: Any,
     p: BaseProblem,
@@ -116,25 +166,12 @@ def run_shape(
     *,
     rounds: int,
 ) -> tuple[dict[str, float], list[str]]:
-    """Builds, checks on fresh data and times the contenders of one shape.
-
-    Args:
-        how: keywords of our operator.
-        wanted: the contenders to time.
-        left_out: contenders that failed before and are not tried again.
+    """Builds, checks and times the contenders of one shape; see `prepare`.
 
     Returns:
         milliseconds by contender, and the contenders whose results are wrong, which are not timed.
     """
-    needed = {*wanted, *(CAPTURES[name] for name in wanted if name in CAPTURES)}
-    builders = {
-        name: builder for name, builder in bench.contenders(p, how).items() if name in needed and name not in left_out
-    }
-    built = build(p.session, watchdog, builders)
-    p.fill(1)
-    timed = {name: contender for name, contender in built.items() if name in wanted}
-    wrong = check(p.session, watchdog, timed, p.expected())
-    right = {name: contender for name, contender in timed.items() if name not in wrong}
+    right, wrong = prepare(bench, p, watchdog, how, wanted, left_out)
     return measure(p.session, watchdog, right, rounds=rounds, seed=p.M + p.N + p.K), wrong
 
 

@@ -2,8 +2,9 @@
 
     python -m torch.distributed.run --nproc-per-node 4 --max-restarts 3 bench/gemm_rs.py
 
-Every rank holds ``a`` [M, K / world] and ``b`` [K / world, N] of its own and gets M / world rows of the sum. ``gemm`` and
-``triton_gemm`` compute a rank's partial result alone; ``nccl`` adds partial results that are there already.
+Every rank holds ``a`` [M, K / world] and ``b`` [K / world, N] of its own and gets its rows of the sum under `torch.chunk`.
+``gemm`` and ``triton_gemm`` compute a rank's partial result alone; ``nccl`` adds partial results that are there already.
+Where the ranks do not share M evenly, contenders that take equal pieces get theirs filled up to the largest.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from common import Contender
 from driver import BaseProblem, need_gpu
 
 OP = "gemm_rs"
-DIVIDED = "MK"
+DIVIDED = "K"
 SHAPES = (
     "8192,4096,14336",
     "8192,8192,8192",
@@ -39,15 +40,18 @@ SHAPES = (
 
 class Problem(BaseProblem):
     """Operands ``a`` and ``b``, memory for the partial result ``c`` and for the own rows ``y``, and ``there``, a partial
-    result for the contender that only communicates."""
+    result for the contender that only communicates; all rows but those of ``b`` begin tensors ``filled_...``, which every
+    rank has as many of."""
 
     def allocate(self, make: Callable[..., torch.Tensor]) -> None:
         world = self.session.world
-        self.a = make(self.M, self.K // world)
+        most = -(-self.M // world)
+        self.filled_a = make(world * most, self.K // world).zero_()
+        self.filled_c, self.filled_there = (make(world * most, self.N).zero_() for _ in range(2))
+        self.filled_y = make(most, self.N)
+        self.a, self.c, self.there = (t[: self.M] for t in (self.filled_a, self.filled_c, self.filled_there))
+        self.y = self.filled_y[: self.held]
         self.b = make(self.K // world, self.N)
-        self.c = make(self.M, self.N)
-        self.there = make(self.M, self.N)
-        self.y = make(self.M // world, self.N)
 
     def fill(self, seed: int) -> None:
         for number, tensor in enumerate((self.a, self.b, self.there)):
@@ -58,19 +62,19 @@ class Problem(BaseProblem):
         product = self.a.float() @ self.b.float()
         return {
             "alone": product,
-            "product": self._own_rows(product.clone()),
-            "added": self._own_rows(self.there.float().clone()),
+            "product": self._summed(product.clone()),
+            "added": self._summed(self.there.float().clone()),
         }
 
-    def _own_rows(self, summand: torch.Tensor) -> torch.Tensor:
+    def _summed(self, summand: torch.Tensor) -> torch.Tensor:
         dist.all_reduce(summand)
-        return summand.chunk(self.session.world)[self.session.rank].clone()
+        return self.own_rows(summand).clone()
 
 
 def scatter(p: Problem, summand: torch.Tensor) -> torch.Tensor:
     # One collective under its new name and its old one.
     reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    reduce_scatter(p.y, summand)
+    reduce_scatter(p.filled_y, summand)
     return p.y
 
 
@@ -79,11 +83,15 @@ def gemm(p: Problem, built: dict[str, Contender]) -> Contender:
 
 
 def nccl(p: Problem, built: dict[str, Contender]) -> Contender:
-    return Contender("nccl", lambda: scatter(p, p.there), expected="added")
+    return Contender("nccl", lambda: scatter(p, p.filled_there), expected="added")
 
 
 def serial(p: Problem, built: dict[str, Contender]) -> Contender:
-    return Contender("serial", lambda: scatter(p, torch.matmul(p.a, p.b, out=p.c)), scratch=(p.c,))
+    def call() -> torch.Tensor:
+        torch.matmul(p.a, p.b, out=p.c)
+        return scatter(p, p.filled_c)
+
+    return Contender("serial", call, scratch=(p.c,))
 
 
 def asynctp(p: Problem, built: dict[str, Contender]) -> Contender:
@@ -92,16 +100,20 @@ def asynctp(p: Problem, built: dict[str, Contender]) -> Contender:
 
     name = dist.group.WORLD.group_name
     symmetric.enable_symm_mem_for_group(name)
-    return Contender("asynctp", lambda: torch.ops.symm_mem.fused_matmul_reduce_scatter(p.a, p.b, "sum", 0, name))
+
+    def call() -> torch.Tensor:
+        return torch.ops.symm_mem.fused_matmul_reduce_scatter(p.filled_a, p.b, "sum", 0, name)[: p.held]
+
+    return Contender("asynctp", call)
 
 
 def low_contention(p: Problem, built: dict[str, Contender]) -> Contender:
-    c, name = driver.symmetric(p, p.M, p.N)
+    c, name = driver.symmetric(p, *p.filled_c.shape)
 
     def call() -> torch.Tensor:
-        torch.matmul(p.a, p.b, out=c)
+        torch.matmul(p.a, p.b, out=c[: p.M])
         added = torch.ops.symm_mem._low_contention_reduce_scatter(c, "sum", name)
-        return torch.ops._c10d_functional.wait_tensor(added)
+        return torch.ops._c10d_functional.wait_tensor(added)[: p.held]
 
     return Contender("low_contention", call, scratch=(c,))
 

@@ -1,7 +1,8 @@
 """A result file: one JSON object {hardware, versions, clocks, commit, command, date, rows}; a rerun replaces it.
 
 A row: op (`OPS`), M, N, K (global), world, dtype, contender (`CONTENDERS`), ms, device; in files of bench/ways.py also
-how, the keywords of the call.
+how, the keywords of the call. Rows of bench/run_suite.py have some of `MORE`: ran, what our call did; p99 of ``ms``; queued and
+queued_p99, ms with the host ahead; rounds. There ms is null where failed says why.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ CONTENDERS = (
 )
 KEYS = ("hardware", "versions", "clocks", "commit", "command", "date", "rows")
 ROW_KEYS = ("op", "M", "N", "K", "world", "dtype", "contender", "ms", "device")
+MORE = ("how", "ran", "p99", "queued", "queued_p99", "rounds", "failed")
 CLOCKS = {
     "clocks.sm": "sm_mhz",
     "clocks.max.sm": "max_sm_mhz",
@@ -141,17 +143,15 @@ def write(path: Path, record: dict[str, Any]) -> None:
     if tuple(record) != KEYS:
         raise ValueError(f"a record has the keys {KEYS}, not {tuple(record)}")
     for row in record["rows"]:
-        if (
-            tuple(row) not in (ROW_KEYS, (*ROW_KEYS, "how"))
-            or row["op"] not in OPS
-            or row["contender"] not in CONTENDERS
-        ):
+        keys = (*ROW_KEYS, *(key for key in MORE if key in row))
+        known = tuple(row) == keys and row["op"] in OPS and row["contender"] in CONTENDERS
+        if not known or (row["ms"] is None) != ("failed" in row):
             raise ValueError(f"not a row of a result file: {row}")
     head = [f'  "{key}": {json.dumps(record[key])}' for key in KEYS[:-1]]
     rows = ",\n".join("    " + json.dumps(row) for row in record["rows"])
     text = "{\n" + ",\n".join([*head, f'  "rows": [\n{rows}\n  ]']) + "\n}\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".new")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.new")
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)
 

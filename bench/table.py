@@ -2,12 +2,12 @@
 
     python bench/table.py                            # every file of bench/results, to standard output
     python bench/table.py bench/results/ag_gemm_h100x4.json
-    python bench/table.py --into README.md           # replaces what stands between the two marks
+    python bench/table.py --into docs/results.md     # replaces what stands between the two marks
+    python bench/table.py --lead --into README.md    # one table: a line a shape, against the best of the others
     python bench/table.py --ways --into docs/backends.md    # bench/results/backends, of bench/ways.py
 
-``limit`` is a perfect overlap: the longer of the product alone (cuBLAS) and the bytes a rank must receive at 377 GB/s,
-what a copy engine moves between two H100s. ``of limit`` is limit over our best time. ``gain`` is the best time of all
-others who compute the same result over our best: below 1 it is a loss, and said so.
+What limit, eta and speedup are stands in `scores`; a speedup below 1 is a loss, and said so. ``--lead`` is made of the suite of
+the most ranks (``bench/run_suite.py``), and of the operators' own files where no suite has as many ranks as they.
 
 ``--ways`` has a column a way instead, the shortest time of each shape in bold; ``over serial`` is that of the serial composition
 in a graph over it.
@@ -18,17 +18,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import record
+from scores import Score, geometric_mean, kind_of, limit_of, score, shapes_of, timed, times_of
+from suite import TALL_FROM, Row
 
-BYTES_PER_MS = 377e6
-SIZES = {"fp32": 4, "bf16": 2, "fp16": 2}
-ALONE = ("gemm", "triton_gemm", "nccl")
-"""Contenders that do a part of the work: no baselines."""
-OURS = ("ours", "ours_graph")
 HEADINGS = {
     "gemm": "GEMM",
     "triton_gemm": "Triton GEMM",
@@ -47,54 +44,102 @@ MARKS = ("<!-- results -->", "<!-- /results -->")
 WAYS_MARKS = ("<!-- ways -->", "<!-- /ways -->")
 
 
-def received_bytes(row: dict[str, Any]) -> float:
-    """Bytes a rank must receive (and send), whatever the algorithm.
-
-    Raises:
-        KeyError: an operator without a count.
-    """
-    world, size = row["world"], SIZES[row["dtype"]]
-    a, c = row["M"] * row["K"] * size, row["M"] * row["N"] * size
-    others = (world - 1) / world
-    return {
-        "ag_gemm": a * others,
-        "ag_gemm_k": a * others,
-        "gemm_rs": c * others,
-        "gemm_ar": 2 * c * others,
-        "a2a_gemm": a / world * others,
-        "gemm_a2a": c / world * others,
-    }[row["op"]]
-
-
-def limit_of(rows: Sequence[dict[str, Any]]) -> float | None:
-    """The lower bound in ms for the rows of one shape; None without a product alone."""
-    alone = next((row["ms"] for row in rows if row["contender"] == "gemm"), None)
-    return None if alone is None else max(alone, received_bytes(rows[0]) / BYTES_PER_MS)
-
-
-def shapes_of(rows: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Rows by shape and dtype, in the order in which they came."""
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[key] for key in ("op", "M", "N", "K", "world", "dtype")), []).append(row)
-    return list(groups.values())
-
-
 def table_of(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """One Markdown table: a line a shape, a column a contender that has any time."""
-    present = [name for name in record.CONTENDERS if any(row["contender"] == name for row in rows)]
-    headings = ["M, N, K", *(HEADINGS[name] for name in present), "limit", "of limit", "gain"]
+    """One Markdown table: a line a shape, a column a contender that has any time, and what failed below it."""
+    present = [name for name in record.CONTENDERS if any(row["contender"] == name for row in timed(rows))]
+    asked = kind_of(rows) == "queued"
+    headings = ["M, N, K", *(HEADINGS[name] for name in present), "limit", "eta", *(["asked"] if asked else [])]
+    headings += ["speedup", *(["p99"] if asked else [])]
     lines = ["| " + " | ".join(headings) + " |", "|---" + "|---:" * (len(headings) - 1) + "|"]
+    failed: list[str] = []
     for shape in shapes_of(rows):
-        times = {row["contender"]: row["ms"] for row in shape}
-        limit = limit_of(shape)
-        best = min((times[name] for name in OURS if name in times), default=None)
-        rivals = [ms for name, ms in times.items() if name not in (*ALONE, *OURS)]
+        times, found = times_of(shape), score(shape)
         first = shape[0]
         dtype = "" if len({row["dtype"] for row in rows}) == 1 else f" {first['dtype']}"
-        cells = [f"{first['M']}, {first['N']}, {first['K']}{dtype}"]
-        cells += [_ms(times.get(name)) for name in present]
-        cells += [_ms(limit), f"{limit / best:.2f}" if limit and best else "-", _gain(best, rivals)]
+        name = _sizes(first)
+        cells = [name + dtype, *(_ms(times.get(name)) for name in present), _ms(found.limit), _share(found.eta)]
+        cells += [_share(_target(first))] if asked else []
+        cells += [_speedup(found.speedup), *([_share(found.worse_p99)] if asked else [])]
+        lines.append("| " + " | ".join(cells) + " |")
+        failed += [f"{HEADINGS[who]} at {name}: {why}" for who, why in found.failed.items() if who in present]
+    return [*lines, *(["", "Failed: " + "; ".join(failed) + "."] if failed else [])]
+
+
+def _sizes(row: dict[str, Any]) -> str:
+    return f"{row['M']}, {row['N']}, {row['K']}"
+
+
+def _target(row: dict[str, Any]) -> float | None:
+    try:
+        return Row(row["op"], row["M"], row["N"], row["K"]).target
+    except KeyError:
+        return None
+
+
+def lead_of(results: Sequence[dict[str, Any]]) -> list[str]:
+    """One table of several result files, and what it comes to."""
+    scores = [score(shape) for result in results for shape in shapes_of(result["rows"])]
+    lines = ["| operator | GPUs | M, N, K | best baseline | ours, graph | ours, eager | eta | speedup |"]
+    lines.append("|---|---|---|---:|---:|---:|---:|---:|")
+    for found in scores:
+        sizes = found.sizes
+        model = next((word for word in sizes["device"].split() if any(c.isdigit() for c in word)), sizes["device"])
+        cells = [sizes["op"], f"{sizes['world']} x {model}", _sizes(sizes)]
+        cells.append(f"{_ms(found.baseline)} {HEADINGS.get(found.baseline_name, '')}".strip())
+        cells += [_ms(found.graph), _ms(found.eager), _share(found.eta), _speedup(found.speedup)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return [*lines, "", *_summary(scores)]
+
+
+def _summary(scores: Sequence[Score]) -> list[str]:
+    lines = []
+    for which, some in (
+        (f"M >= {TALL_FROM}", [found for found in scores if found.sizes["M"] >= TALL_FROM]),
+        (f"M < {TALL_FROM}", [found for found in scores if found.sizes["M"] < TALL_FROM]),
+    ):
+        speedups = [found.speedup for found in some if found.speedup is not None]
+        mean = geometric_mean(speedups)
+        if mean is not None:
+            losses = sum(speedup < 1 for speedup in speedups)
+            lines.append(
+                f"Of the {len(speedups)} rows with {which}: geometric mean of the speedup {mean:.2f}, "
+                f"from {min(speedups):.2f} to {max(speedups):.2f}; {losses} losses."
+            )
+    missing = sum(found.speedup is None for found in scores)
+    return [
+        *lines,
+        *([f"Rows without a speedup, since ours or all baselines have no time: {missing}."] if missing else []),
+    ]
+
+
+def leading(results: Sequence[tuple[Path, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The files that ``--lead`` is made of: the suites of the most ranks, or all others where those have more."""
+
+    def world(result: dict[str, Any]) -> int:
+        return max(row["world"] for row in result["rows"])
+
+    suites = [result for path, result in results if path.name.startswith("suite_")]
+    others = [result for path, result in results if not path.name.startswith("suite_")]
+    most = max((world(result) for _, result in results), default=0)
+    return [result for result in suites if world(result) == most] or others
+
+
+def ways_table_of(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """One Markdown table of rows of bench/ways.py: a line a shape, a column a way."""
+    ways = list(dict.fromkeys(row["how"] for row in rows if "how" in row))
+    beside = [name for name in ("gemm", "serial_graph") if any(row["contender"] == name for row in rows)]
+    shown = [way.removeprefix("backend=") if way.count("=") == 1 else way for way in ways]
+    headings = ["M, N, K", *(HEADINGS[name] for name in beside), *shown, "limit", "eta", "over serial"]
+    lines = ["| " + " | ".join(headings) + " |", "|---" + "|---:" * (len(headings) - 1) + "|"]
+    for shape in shapes_of(rows):
+        times = {row.get("how", row["contender"]): row["ms"] for row in shape}
+        best = min((times[way] for way in ways if way in times), default=None)
+        limit, serial = limit_of(shape), times.get("serial_graph")
+        of_ways = [times.get(way) for way in ways]
+        cells = [_sizes(shape[0]), *(_ms(times.get(name)) for name in beside)]
+        cells += [f"**{_ms(ms)}**" if ms is not None and ms == best else _ms(ms) for ms in of_ways]
+        cells += [_ms(limit), _share(limit / best if limit and best else None)]
+        cells += [_speedup(serial / best if serial and best else None)]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
@@ -103,31 +148,12 @@ def _ms(ms: float | None) -> str:
     return "-" if ms is None else f"{ms:.3f}"
 
 
-def _gain(best: float | None, rivals: Sequence[float]) -> str:
-    if best is None or not rivals:
-        return "-"
-    gain = min(rivals) / best
-    return f"{gain:.2f}" if gain >= 1 else f"**{gain:.2f}, a loss**"
+def _share(part: float | None) -> str:
+    return "-" if part is None else f"{part:.2f}"
 
 
-def ways_table_of(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """One Markdown table of rows of bench/ways.py: a line a shape, a column a way."""
-    ways = list(dict.fromkeys(row["how"] for row in rows if "how" in row))
-    beside = [name for name in ("gemm", "serial_graph") if any(row["contender"] == name for row in rows)]
-    shown = [way.removeprefix("backend=") if way.count("=") == 1 else way for way in ways]
-    headings = ["M, N, K", *(HEADINGS[name] for name in beside), *shown, "limit", "of limit", "over serial"]
-    lines = ["| " + " | ".join(headings) + " |", "|---" + "|---:" * (len(headings) - 1) + "|"]
-    for shape in shapes_of(rows):
-        times = {row.get("how", row["contender"]): row["ms"] for row in shape}
-        best = min((times[way] for way in ways if way in times), default=None)
-        limit, serial = limit_of(shape), times.get("serial_graph")
-        of_ways = [times.get(way) for way in ways]
-        cells = [", ".join(str(shape[0][axis]) for axis in "MNK"), *(_ms(times.get(name)) for name in beside)]
-        cells += [f"**{_ms(ms)}**" if ms is not None and ms == best else _ms(ms) for ms in of_ways]
-        cells += [_ms(limit), f"{limit / best:.2f}" if limit and best else "-"]
-        cells += [_gain(best, [serial] if serial else [])]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+def _speedup(speedup: float | None) -> str:
+    return "-" if speedup is None else f"{speedup:.2f}" if speedup >= 1 else f"**{speedup:.2f}, a loss**"
 
 
 def section_of(result: dict[str, Any], table: Callable[[Sequence[dict[str, Any]]], list[str]] = table_of) -> list[str]:
@@ -137,7 +163,8 @@ def section_of(result: dict[str, Any], table: Callable[[Sequence[dict[str, Any]]
     for op, world in dict.fromkeys((row["op"], row["world"]) for row in rows):
         some = [row for row in rows if (row["op"], row["world"]) == (op, world)]
         dtypes = ", ".join(dict.fromkeys(row["dtype"] for row in some))
-        lines += [f"**{op}**, {world} x {some[0]['device']}, {dtypes}, ms:", "", *table(some), ""]
+        ahead = ", host ahead" if kind_of(some) == "queued" else ""
+        lines += [f"**{op}**, {world} x {some[0]['device']}, {dtypes}, ms{ahead}:", "", *table(some), ""]
     versions = result["versions"]
     software = ", ".join(
         f"{name} {versions[name]}" for name in ("torch", "triton", "nccl", "driver") if versions.get(name)
@@ -176,6 +203,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, help="result files; default: all of bench/results")
     parser.add_argument("--into", type=Path, metavar="FILE", help="document to rewrite in place")
+    parser.add_argument("--lead", action="store_true", help="one table of all files")
     parser.add_argument(
         "--ways", action="store_true", help="files of bench/ways.py; default: all of bench/results/backends"
     )
@@ -184,8 +212,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     files = options.files or sorted((record.ROOT / folder).glob("*.json"))
     if not files:
         sys.exit(f"no result files in {folder}; run a benchmark first")
+    results = [(path, read(path)) for path in files]
     table, marks = (ways_table_of, WAYS_MARKS) if options.ways else (table_of, MARKS)
-    text = "\n".join(line for path in files for line in section_of(read(path), table))
+    if options.lead:
+        text = "\n".join(lead_of(leading(results))) + "\n"
+    else:
+        text = "\n".join(line for _, result in results for line in section_of(result, table))
     if options.into is None:
         print(text, end="")
     else:

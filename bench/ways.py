@@ -24,7 +24,8 @@ from typing import Any
 
 import driver
 import record
-from common import DTYPES, Contender, Session, Unavailable, Watchdog, build, check, graph_of, measure
+from common import DTYPES, Contender, Session, Unavailable, Watchdog, build, check, graph_of
+from timing import measure
 
 
 def way(text: str) -> dict[str, Any]:
