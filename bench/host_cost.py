@@ -4,7 +4,8 @@
     python -m torch.distributed.run --nproc-per-node 4 bench/host_cost.py --shapes 8192,8192,8192 --profile
     python bench/host_cost.py --null --world 4 --profile
 
-Every call has the same shapes, as in a loop over layers or steps. Around it the GPU is
+Every call has the same shapes, as in a loop over layers or steps; operands of --layers take turns, and results of each stay
+until its next call, so that every call has other addresses than the one before it. Around it the GPU is
 
     idle    all ranks have met and their GPUs are done; one call is timed at a time
     busy    a GPU has work for as long as the host enqueues; --calls of them are timed in a row, and one is the quotient
@@ -24,7 +25,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,9 +43,14 @@ BUSY_CYCLES = 400_000_000
 WARM_CALLS = 20
 PROFILED = 25
 """Functions that a profile on GPUs shows."""
-GRAPHS = "OVERLAP_LANE_GRAPHS"
-WAYS = (("ours", None, "0"), ("ours", None, "1"), ("serial", "serial", "0"))
-"""Contender, its backend (None: as the command line says), and the setting ``lane_graphs``."""
+WAYS = (
+    ("ours", None, ""),
+    ("ours", None, "lane_graphs"),
+    ("ours", None, "call_graphs"),
+    ("serial", "serial", ""),
+)
+"""Contender, its backend (None: as the command line says), and the setting that is on, if one is."""
+SETTINGS = ("lane_graphs", "call_graphs")
 
 
 def operands(op: str, m: int, n: int, k: int, world: int, make: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
@@ -59,11 +65,20 @@ def operands(op: str, m: int, n: int, k: int, world: int, make: Callable[..., to
     return [make(*sizes) for sizes in shapes]
 
 
-def caller(op: str, x: torch.Tensor, w: torch.Tensor, group: Any, backend: str) -> Callable[[], Any]:
-    """One call, whose result is new memory."""
-    import overlap.ops
+class Layers:
+    """Calls of an operator on pairs of operands in turn, whose results are new memory."""
 
-    return partial(getattr(overlap.ops, op), x, w, group=group, backend=backend)
+    def __init__(self, op: str, layers: Sequence[Sequence[torch.Tensor]], group: Any, backend: str) -> None:
+        import overlap.ops
+
+        self._calls = [partial(getattr(overlap.ops, op), *layer, group=group, backend=backend) for layer in layers]
+        self._results: list[Any] = [None] * len(layers)
+        self._next = 0
+
+    def __call__(self) -> None:
+        now = self._next
+        self._next = (now + 1) % len(self._calls)
+        self._results[now] = self._calls[now]()
 
 
 def idle(call: Callable[[], Any], rounds: int, settle: Callable[[], None]) -> float:
@@ -117,8 +132,9 @@ def null(options: argparse.Namespace) -> None:
     world = options.world
     for op in options.ops:
         for m, n, k in options.shapes:
-            x, w = operands(op, m, n, k, world, partial(torch.empty, dtype=DTYPES[options.dtype]))
-            call = caller(op, x, w, NullGroup(world), "copy_engine")
+            make = partial(torch.empty, dtype=DTYPES[options.dtype])
+            layers = [operands(op, m, n, k, world, make) for _ in range(options.layers)]
+            call = Layers(op, layers, NullGroup(world), "copy_engine")
             for _ in range(WARM_CALLS):
                 call()
             times = sorted(idle(call, options.calls, lambda: None) for _ in range(options.rounds))
@@ -141,12 +157,13 @@ def measure(options: argparse.Namespace) -> None:
 
     for op in options.ops:
         for m, n, k in options.shapes:
-            made = operands(op, m, n, k, session.world, partial(torch.randn, device=session.device))
-            x, w = (tensor.to(DTYPES[options.dtype]) for tensor in made)
-            for contender, backend, graphs in WAYS:
+            make = partial(torch.randn, device=session.device, dtype=DTYPES[options.dtype])
+            layers = [operands(op, m, n, k, session.world, make) for _ in range(options.layers)]
+            for contender, backend, setting in WAYS:
                 backend = backend or options.backend
-                os.environ[GRAPHS] = graphs
-                call = caller(op, x, w, None, backend)
+                for each in SETTINGS:
+                    os.environ[f"OVERLAP_{each.upper()}"] = str(int(each == setting))
+                call = Layers(op, layers, None, backend)
                 for _ in range(WARM_CALLS):
                     call()
                 found = {
@@ -155,8 +172,8 @@ def measure(options: argparse.Namespace) -> None:
                 }
                 worst = dict(zip(found, session.largest(list(found.values())), strict=True))
                 shown = ", ".join(f"{1e6 * seconds:.1f} us {state}" for state, seconds in worst.items())
-                lanes = " lanes in graphs," if graphs == "1" else ""
-                session.say(f"  {op:10} {m:6} {n:6} {k:6}  {session.world} ranks  {contender:7}{lanes} {shown}")
+                said = f"{contender} {setting}"
+                session.say(f"  {op:10} {m:6} {n:6} {k:6}  {session.world} ranks  {said:16} {shown}")
                 if options.profile and contender == "ours":
                     settle()
                     torch.cuda._sleep(BUSY_CYCLES)
@@ -165,7 +182,7 @@ def measure(options: argparse.Namespace) -> None:
                     session.say("\n".join(found_in[:PROFILED]))
                 for state, seconds in worst.items():
                     sizes = {"M": m, "N": n, "K": k, "world": session.world, "dtype": options.dtype}
-                    how = {"gpu": state, "backend": backend, "lane_graphs": graphs == "1"}
+                    how = {"gpu": state, "backend": backend, **{each: each == setting for each in SETTINGS}}
                     row = {"op": op, **sizes, "contender": contender, "ms": round(1e3 * seconds, 5)}
                     rows.append({**row, "device": session.name, "how": how})
             session.free()
@@ -187,6 +204,7 @@ def main() -> None:
         "--calls", type=int, default=10, help="in a row, few enough for the driver to take them without waiting"
     )
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--layers", type=int, default=3, help="operands that take turns")
     parser.add_argument("--out", type=Path, help="result file")
     parser.add_argument("--commit", help="the commit measured, where there is no git")
     parser.add_argument("--null", action="store_true", help="the Python part alone, without a GPU")
@@ -195,8 +213,8 @@ def main() -> None:
         "--profile", action="store_true", help="where the time goes, by module; of ours on GPUs by function"
     )
     options = parser.parse_args()
-    if min(options.calls, options.rounds, options.world) < 1:
-        parser.error("--calls, --rounds and --world start at 1")
+    if min(options.calls, options.rounds, options.layers, options.world) < 1:
+        parser.error("--calls, --rounds, --layers and --world start at 1")
     indivisible = [s for s in options.shapes for n in s if n % (options.world if options.null else _world())]
     if indivisible:
         parser.error(f"sizes must be multiples of the ranks: {indivisible[0]}")

@@ -167,6 +167,13 @@ SETTINGS: dict[str, Setting] = {
             "Copies and flags of launches that repeat an earlier one are enqueued as a CUDA graph of the library's own.",
         ),
         Setting(
+            "call_graphs",
+            bool,
+            False,
+            "A call that repeats an earlier one for the second time becomes a CUDA graph of the library's own, which is launched "
+            "with the addresses of each call.",
+        ),
+        Setting(
             "log_level",
             str,
             "warning",

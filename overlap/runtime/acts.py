@@ -35,19 +35,22 @@ MAIN, FORKS = -1, -2
 class InFlight:
     """One call on its way through the acts.
 
-    ``main``: the caller's stream; ``kernel``: enqueues the user's kernel; ``carried``: what the steps' places are places in;
-    ``behind``: enqueues the caller's further work; ``captured``: whether the call goes into a graph.
+    ``streams``: who forks and joins lanes, the runtime or what records the call; ``main``: the caller's stream; ``kernel``:
+    enqueues the user's kernel; ``carried``: what the steps' places are places in; ``behind``: enqueues the caller's further
+    work; ``captured``: whether the call goes into a graph.
     """
 
-    __slots__ = ("behind", "captured", "carried", "kernel", "lanes", "main", "open_lanes")
+    __slots__ = ("behind", "captured", "carried", "kernel", "lanes", "main", "open_lanes", "streams")
 
     def __init__(
         self,
+        streams: Any,
         main: Any,
         kernel: Enqueue | None,
         carried: Carried,
         behind: Callable[[], None] | None = None,
     ) -> None:
+        self.streams = streams
         self.main = main
         self.kernel = kernel
         self.carried = carried
@@ -56,11 +59,24 @@ class InFlight:
         self.lanes: dict[int, Any] = {}
         self.open_lanes: set[int] = set()
 
+    def launch(self, enqueue: Enqueue) -> None:
+        """Enqueues a kernel on the main stream."""
+        enqueue(self.main, self.carried)
+
     def read_buffers(self) -> None:
         """Enqueues the caller's further work, once."""
         behind, self.behind = self.behind, None
         if behind is not None:
             behind()
+
+
+class Recorded(InFlight):
+    """One call whose steps are recorded (`Runtime.recorded`)."""
+
+    __slots__ = ()
+
+    def launch(self, enqueue: Enqueue) -> None:
+        self.streams.launch(enqueue, self.carried)
 
 
 Act = Callable[[InFlight], None]
@@ -105,7 +121,7 @@ def carry_out(instance: BoundPlan, acts: Iterable[Act], now: InFlight) -> None:
         except BaseException as error:
             instance.workspace.poison(error)
             for lane in sorted(now.open_lanes):
-                runtime.join(now.lanes[lane])
+                now.streams.join(now.lanes[lane])
             raise
 
 
@@ -119,7 +135,7 @@ def make_acts(
             acts += [act for step in group for act in _act(instance, table, opening, step, ends)]
             continue
         if lane == FORKS:
-            acts.append(_fork(instance.runtime, [step.lane for step in group if isinstance(step, st.Fork)]))
+            acts.append(_fork([step.lane for step in group if isinstance(step, st.Fork)]))
             continue
         made = [lane_step(instance, table, step) for step in group]  # type: ignore[arg-type]
         enqueues = [enqueue for enqueue in made if enqueue is not None]
@@ -150,6 +166,18 @@ class OnLane:
         return settled is not None
 
 
+class ByLibrary:
+    """A step that a communication library carries out, on streams of its own."""
+
+    __slots__ = ("_act",)
+
+    def __init__(self, act: Act) -> None:
+        self._act = act
+
+    def __call__(self, now: InFlight) -> None:
+        self._act(now)
+
+
 def _lane(step: st.Step) -> int | None:
     """The lane that a step is enqueued on, `MAIN` for credits on the main stream, `FORKS`; None for what stands by itself."""
     if isinstance(step, st.Fork):
@@ -175,9 +203,9 @@ def _act(instance: BoundPlan, table: LaunchTable | None, opening: Opening, step:
                 place = ends.results_at.get(step.tensor)
                 yield _on_main(summed.bound(runtime, out, place))
         case st.Library(tensor):
-            yield _library(instance, tensor, ends)
+            yield ByLibrary(_library(instance, tensor, ends))
         case st.Join(lane):
-            yield _join(runtime, lane)
+            yield _join(lane)
 
 
 def sum_for(instance: BoundPlan, step: st.Sum, results: Mapping[str, torch.Tensor]) -> Any:
@@ -187,7 +215,7 @@ def sum_for(instance: BoundPlan, step: st.Sum, results: Mapping[str, torch.Tenso
 
 
 def _on_main(enqueue: Enqueue) -> Act:
-    return lambda now: enqueue(now.main, now.carried)
+    return lambda now: now.launch(enqueue)
 
 
 def _credits_on_main(credits: Enqueue) -> Act:
@@ -198,18 +226,18 @@ def _credits_on_main(credits: Enqueue) -> Act:
     return act
 
 
-def _fork(runtime: Any, lanes: Sequence[int]) -> Act:
+def _fork(lanes: Sequence[int]) -> Act:
     def act(now: InFlight) -> None:
-        now.lanes.update(zip(lanes, runtime.forks(lanes), strict=True))
+        now.lanes.update(zip(lanes, now.streams.forks(lanes), strict=True))
         now.open_lanes.update(lanes)
 
     return act
 
 
-def _join(runtime: Any, lane: int) -> Act:
+def _join(lane: int) -> Act:
     def act(now: InFlight) -> None:
         now.open_lanes.discard(lane)
-        runtime.join(now.lanes[lane])
+        now.streams.join(now.lanes[lane])
 
     return act
 
@@ -235,4 +263,4 @@ def _library(instance: BoundPlan, tensor: str, ends: Ends) -> Act:
 
 def _kernel(now: InFlight) -> None:
     assert now.kernel is not None
-    now.kernel(now.main, now.carried)
+    now.launch(now.kernel)

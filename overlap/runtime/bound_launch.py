@@ -8,7 +8,7 @@ operands and results of a training step come round again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,6 +18,15 @@ from .scratch import scratch
 
 KEPT = 32
 """Addresses for which a launch keeps an encoded descriptor, of each parameter."""
+
+
+class Varying(NamedTuple):
+    """A parameter of the compiled kernel that lies in what a call carries: its number among those of the kernel, whether it is
+    a tensor map, and where it lies."""
+
+    number: int
+    described: bool
+    place: Place
 
 
 def bound_launch(
@@ -57,6 +66,8 @@ class _ByTriton:
             for name, place in later.items()
             if place is not None
         ]
+        self.varying: tuple[Varying, ...] | None = None if later else ()
+        """Where it takes what a call carries; nobody knows where Triton's launcher puts it."""
         self._run = made[grid]
         if getattr(made.metadata, "global_scratch_size", 0):
             self._run = scratch()(self._run)
@@ -115,6 +126,9 @@ class _ByAddress:
         self._arguments: list[Any] = []
         self._addresses: list[tuple[int, int, int]] = []
         self._encoded: list[_Encoded] = []
+        self._parameters = 0
+        self.varying: list[Varying] = []
+        """Where the kernel takes what a call carries."""
         described = descriptors_of(made)
         for name in kernel.arg_names:
             self._bind(made, name, kwargs.get(name), later.get(name), name in described)
@@ -124,15 +138,20 @@ class _ByAddress:
         if described:
             encode = encoder(made, name)
             address = value.base.data_ptr()
-            self._arguments += encode(over_base(value, At(address)))
+            encoded = encode(over_base(value, At(address)))
+            self._arguments += encoded
             if place is not None:
+                self.varying.append(Varying(self._parameters, not isinstance(encoded[0], int), place))
                 self._encoded.append(_Encoded(at, place, value, encode))
+            self._parameters += len(encoded)
             return
         if isinstance(value, torch.Tensor):
             value = value.data_ptr()
             if place is not None:
+                self.varying.append(Varying(self._parameters, False, place))
                 self._addresses.append((at, place.number, place.offset))
         self._arguments.append(value)
+        self._parameters += made.src.signature.get(name, "constexpr") != "constexpr"
 
     def __call__(self, stream: Any, carried: Carried = NOTHING) -> None:
         if watched():

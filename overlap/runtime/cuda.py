@@ -10,6 +10,7 @@ behind a grid that fills the multiprocessors. Ranks meet through the group's sto
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import socket
 import weakref
@@ -25,10 +26,11 @@ from overlap.chunkplan.plan import CommPlan
 from overlap.errors import OverlapError, RuntimeContractError
 
 from .bound_launch import bound_launch
+from .call_graph import LANE_PRIORITY, CallGraph, Recorder, Recording
 from .copies import plan_copy
 from .deadline import Watch, spins_for
 from .device_code import calls_nvshmem, link_options, stand_in_options
-from .driver import Calls, Event, Graph, Stream, chain, copy_call, hold_call, length
+from .driver import Calls, Event, Graph, OwnStream, Stream, chain, copy_call, hold_call, length
 from .kernels import compiled, require_room, resident_blocks
 from .library import Boxed, call_all
 from .meeting import Meetings
@@ -40,6 +42,9 @@ from .scratch import scratch
 
 GRAPH_FROM = 4
 """Calls of the driver from which on a lane that is launched often becomes a graph."""
+NO_GRAPH = (RuntimeContractError, RuntimeError, AttributeError)
+"""What a driver raises that records no such work, or has not got the functions."""
+_LOG = logging.getLogger("overlap")
 _ORDER: dict[Any, Event] = {}
 """By (device, key): the end of the last call outside captures."""
 _CAPTURED: dict[Any, tuple[int, Event]] = {}
@@ -62,7 +67,8 @@ class CudaRuntime:
         self._allocations: dict[int, tuple[int, list[torch.Tensor | None]]] = {}
         self._lanes: dict[int, _Lane] = {}
         self._streams: dict[int, Stream] = {}
-        self._recorder: _Lane | None = None
+        self._lane_recorder: Stream | None = None
+        self._recorder: Recorder | None = None
         self._forked: Event | None = None
 
     @property
@@ -193,11 +199,11 @@ class CudaRuntime:
         if self._forked is None:
             self._forked = Event()
         self._forked.record(self.main_stream())
-        streams = []
+        streams: list[Stream] = []
         for lane in lanes:
             found = self._lanes.get(lane)
             if found is None:
-                found = self._lanes[lane] = _Lane(self.device)
+                found = self._lanes[lane] = _Lane()
             self._forked.hold(found.stream)
             streams.append(found.stream)
         return streams
@@ -236,16 +242,28 @@ class CudaRuntime:
         """As a graph, where that is less work for the host."""
         if length(enqueue) < GRAPH_FROM or not settings.get("lane_graphs"):
             return enqueue
-        if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
+        if _blocking():
             return enqueue  # the host would wait for the lane, and not only for its kernels
         if _capture_of(self.main_stream()):
             return None
-        if self._recorder is None:
-            self._recorder = _Lane(self.device)
         try:
-            return Graph(enqueue, self._recorder.stream)
-        except (RuntimeContractError, RuntimeError):
-            return enqueue  # a driver that records no such work
+            if self._lane_recorder is None:
+                self._lane_recorder = OwnStream(LANE_PRIORITY)
+            return Graph(enqueue, self._lane_recorder)
+        except NO_GRAPH:
+            return enqueue
+
+    def recorded(self, steps: Callable[[Recording], None]) -> CallGraph | None:
+        """As one graph, where the setting ``call_graphs`` asks for it."""
+        if not settings.get("call_graphs") or _blocking():
+            return None
+        try:
+            if self._recorder is None:
+                self._recorder = Recorder()
+            return self._recorder.record(steps, self.main_stream())
+        except NO_GRAPH as error:
+            _LOG.info("a call goes by its steps, not as a graph: %s", error)
+            return None
 
     # kernels
 
@@ -292,10 +310,8 @@ class CudaRuntime:
 class _Lane:
     """A side stream, and the event by which the caller's joins it."""
 
-    def __init__(self, device: torch.device) -> None:
-        # Ahead of the grid: what a lane launches is waited for.
-        self._made = torch.cuda.Stream(device, priority=-1)
-        self.stream = Stream(self._made.cuda_stream)
+    def __init__(self) -> None:
+        self.stream = OwnStream(LANE_PRIORITY)
         self.joined = Event()
 
 
@@ -327,6 +343,11 @@ class _InOrder:
             else:
                 _ORDER[place] = event
         event.record(self._main)
+
+
+def _blocking() -> bool:
+    """Whether the host waits for every launch."""
+    return os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"
 
 
 def _capture_of(stream: Stream) -> int:

@@ -21,6 +21,9 @@ _WAIT_GEQ = 0
 _DEVICE_MEMORY = 2
 _RELAXED = 2
 """A capture that forbids nobody else's calls."""
+_NON_BLOCKING = 1
+_NODE_PRIORITIES = 8
+"""Kernels of a graph keep the priority of the stream that they were recorded on."""
 
 Call = tuple[Callable[..., int], tuple[Any, ...]]
 """A function and its arguments but the last, which is a stream's handle. It gives 0, or what went wrong."""
@@ -64,6 +67,20 @@ class Stream:
     def __init__(self, handle: int) -> None:
         self.cuda_stream = handle
         self.argument = ctypes.c_void_p(handle)
+
+
+class OwnStream(Stream):
+    """A stream that is made here and that nobody else has, as torch's may be; it ends with this object.
+
+    Args:
+        priority: the lower, the sooner; 0 is the ordinary one.
+    """
+
+    def __init__(self, priority: int) -> None:
+        made = ctypes.c_void_p()
+        check(libcuda().cuStreamCreateWithPriority(ctypes.byref(made), _NON_BLOCKING, priority), "a stream")
+        super().__init__(made.value or 0)
+        weakref.finalize(self, libcuda().cuStreamDestroy_v2, made).atexit = False
 
 
 class Event:
@@ -159,6 +176,39 @@ class _Chain:
             enqueue(stream)
 
 
+def recorded(
+    enqueue: Callable[[Stream], None], stream: Stream, what: str, *, node_priorities: bool = False
+) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
+    """A graph of work, and the graph made ready to be launched; both are the caller's to destroy.
+
+    Args:
+        enqueue: enqueues it on the stream, and on those that it orders behind the stream and the stream behind them.
+        stream: one that nobody else uses.
+        what: is recorded, for messages.
+        node_priorities: kernels keep the priority of the stream that they are recorded on, wherever the graph is launched.
+
+    Raises:
+        RuntimeContractError: the driver cannot record it.
+    """
+    cuda = libcuda()
+    graph, made = ctypes.c_void_p(), ctypes.c_void_p()
+    check(cuda.cuStreamBeginCapture_v2(stream.argument, _RELAXED), f"recording {what}")
+    try:
+        enqueue(stream)
+    except BaseException:
+        cuda.cuStreamEndCapture(stream.argument, ctypes.byref(graph))
+        if graph:
+            cuda.cuGraphDestroy(graph)
+        raise
+    check(cuda.cuStreamEndCapture(stream.argument, ctypes.byref(graph)), f"{what}, recorded")
+    flags = ctypes.c_ulonglong(_NODE_PRIORITIES if node_priorities else 0)
+    error = cuda.cuGraphInstantiateWithFlags(ctypes.byref(made), graph, flags)
+    if error:
+        cuda.cuGraphDestroy(graph)
+        check(error, f"a graph of {what}")
+    return graph, made
+
+
 class Graph:
     """Work of one stream in a graph: launched by one call of the driver, however much there is.
 
@@ -172,17 +222,8 @@ class Graph:
 
     def __init__(self, enqueue: Callable[[Stream], None], stream: Stream) -> None:
         cuda = libcuda()
-        graph, made = ctypes.c_void_p(), ctypes.c_void_p()
-        check(cuda.cuStreamBeginCapture_v2(stream.argument, _RELAXED), "recording a lane")
-        try:
-            enqueue(stream)
-        finally:
-            ended = cuda.cuStreamEndCapture(stream.argument, ctypes.byref(graph))
-        check(ended, "a recorded lane")
-        try:
-            check(cuda.cuGraphInstantiateWithFlags(ctypes.byref(made), graph, ctypes.c_ulonglong(0)), "a lane's graph")
-        finally:
-            cuda.cuGraphDestroy(graph)
+        graph, made = recorded(enqueue, stream, "a lane")
+        cuda.cuGraphDestroy(graph)
         self._argument, self._launch = made, cuda.cuGraphLaunch
         weakref.finalize(self, cuda.cuGraphExecDestroy, made).atexit = False
         check(cuda.cuGraphUpload(made, stream.argument), "a lane's graph on its device")

@@ -120,7 +120,7 @@ def launch(
 
     bound_by_name = variant.exact and runs
     enqueue = partial(_ready_kernel(instance, key, arguments, passed), **passed) if bound_by_name else by_triton
-    carry_out(instance, acts(ends), InFlight(runtime.main_stream(), enqueue, carried, behind))
+    carry_out(instance, acts(ends), InFlight(runtime, runtime.main_stream(), enqueue, carried, behind))
 
 
 Key = tuple[Any, Any, Grid]
@@ -165,7 +165,7 @@ def launch_transfer(
     carried, ends = _brought(given, results)
     acts = partial(_acts, instance, None, _steps(instance), ends)
     _meet(instance, (layout_key(given), *_layouts(results)), acts)
-    carry_out(instance, acts(), InFlight(instance.runtime.main_stream(), None, carried))
+    carry_out(instance, acts(), InFlight(instance.runtime, instance.runtime.main_stream(), None, carried))
 
 
 def _brought(given: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]) -> tuple[Carried, Ends]:

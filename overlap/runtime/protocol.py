@@ -117,6 +117,15 @@ class Runtime(Protocol):
         None: it cannot be made at present, while the main stream is captured.
         """
 
+    def recorded(self, steps: Callable[[Any], None]) -> Callable[[Any, Any], bool] | None:
+        """A call that is enqueued as one, for calls that differ in what they carry alone, of which one is in flight at a time.
+
+        ``steps`` is called once, with an object that has a ``main`` stream, `forks`, `join`, and ``launch(enqueue, carried)``
+        for launches on the main stream; what it enqueues there is not carried out. The answer takes the caller's stream,
+        which no graph captures, and what a call carries; it says whether it enqueued the call, which else goes by its steps.
+        None: this call is not to be enqueued as one.
+        """
+
     def warm(
         self,
         kernel: Any,

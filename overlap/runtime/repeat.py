@@ -2,6 +2,7 @@
 
     first call   arguments checked, bound, scheduled, compiled | ready | enqueued
     later calls                                                         enqueued, with other addresses
+    from the third on, where asked for (the setting ``call_graphs``)    a graph of it all is launched, with other addresses
 
 Whoever asks (`Repeat`) says which tensors a call brings; each argument of the launch is then found in one of them
 (`places`), or belongs to the instance. Where an argument is neither, as a copy that was made on the way, nothing is made
@@ -11,14 +12,18 @@ ready and every call goes the long way.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
-from .acts import Act, Ends, InFlight, OnLane, carry_out
+from .acts import Act, ByLibrary, Ends, InFlight, OnLane, Recorded, carry_out
 from .instance import Instance, called_last
 from .places import Carried, Place, place_of
 from .prepared import Enqueue
+
+GRAPH_AT = 2
+"""The repetition at which a call becomes a graph: one that is made twice pays for none."""
 
 
 class KernelLaunch(NamedTuple):
@@ -107,6 +112,8 @@ class ReadyLaunch:
         self._acts = acts
         self._settled = False
         self._kernel = kernel
+        self._graph: Any = None
+        self._until_graph = 0 if any(isinstance(act, ByLibrary) for act in acts) else GRAPH_AT
         # It lives as long as what else is ready for this memory does; whoever uses it holds it weakly.
         instance.prepared[self] = self
 
@@ -125,7 +132,7 @@ class ReadyLaunch:
         called_last(self.instance)
         if not self._settled:
             self._settle()
-        self.enqueue(carried)
+        self._carry_out((self._whole,), carried)
 
     def _settle(self) -> None:
         """At the first repetition that can, and before it enqueues anything: what is made may take the device's memory."""
@@ -134,13 +141,38 @@ class ReadyLaunch:
 
     def enqueue(self, carried: Carried) -> None:
         """The launch of a call that has looked its instance up."""
-        instance = self.instance
-        now = InFlight(instance.runtime.main_stream(), self._kernel, carried)
+        self._carry_out(self._acts, carried)
+
+    def _carry_out(self, acts: Sequence[Act], carried: Carried) -> None:
+        runtime = self.instance.runtime
+        now = InFlight(runtime, runtime.main_stream(), self._kernel, carried)
         if self._further:
+            now.behind = partial(self._launch_further, now)
+        carry_out(self.instance, acts, now)
 
-            def behind() -> None:
-                for enqueue in self._further:
-                    enqueue(now.main, carried)
+    def _launch_further(self, now: InFlight) -> None:
+        for enqueue in self._further:
+            now.launch(enqueue)
 
-            now.behind = behind
-        carry_out(instance, self._acts, now)
+    def _whole(self, now: InFlight) -> None:
+        """All steps, as a graph where the call has become one."""
+        if not now.captured:
+            if self._until_graph > 0:
+                self._until_graph -= 1
+                if not self._until_graph:
+                    self._graph = self.instance.runtime.recorded(partial(self._record, now.carried))
+            if self._graph is not None and self._graph(now.main, now.carried):
+                now.behind = None
+                return
+        for act in self._acts:
+            act(now)
+
+    def _record(self, carried: Carried, recording: Any) -> None:
+        now = Recorded(recording, recording.main, self._kernel, carried)
+        # Lanes by calls of the driver, which the recording takes in.
+        now.captured = True
+        if self._further:
+            now.behind = partial(self._launch_further, now)
+        for act in self._acts:
+            act(now)
+        now.read_buffers()

@@ -25,11 +25,16 @@ def on_stub(tmp_path_factory, repo):
     flags = ("-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-I", str(HEADERS), "-o", str(folder / "libcuda.so.1"))
     subprocess.run([compiler, *flags, str(HERE / "libcuda.c")], check=True)
 
-    def run(script):
-        found = {"LD_LIBRARY_PATH": str(folder), "TRITON_LIBCUDA_PATH": str(folder), "TRITON_CACHE_DIR": str(folder)}
+    def run(script, *arguments):
+        found = {
+            "LD_LIBRARY_PATH": str(folder),
+            "TRITON_LIBCUDA_PATH": str(folder),
+            "TRITON_CACHE_DIR": str(folder),
+            "OVERLAP_CACHE_DIR": str(folder),
+        }
         env = {**os.environ, **found, "PYTHONPATH": str(repo)}
         done = subprocess.run(
-            [sys.executable, str(HERE / script)], env=env, capture_output=True, text=True, check=False
+            [sys.executable, str(HERE / script), *arguments], env=env, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -38,10 +43,23 @@ def on_stub(tmp_path_factory, repo):
 
 
 def test_a_bound_launch_gives_the_driver_what_triton_gives_it(on_stub):
-    """Addresses, strides, integers of both widths, a float, a descriptor, a pointer that is None; hooks get their launch."""
+    """Addresses, strides, integers of both widths, a float, a descriptor, a pointer that is None; as a node of a graph too.
+
+    Hooks get their launch.
+    """
     assert on_stub("launches.py") == f"Triton {triton.__version__}: 4 launches alike\n"
 
 
 @pytest.mark.one_triton
 def test_the_driver_understands_copies_waits_and_events(on_stub):
     assert on_stub("calls.py") == "the driver understood every call\n"
+
+
+@pytest.mark.one_triton
+def test_a_graph_of_a_call_does_what_its_steps_do(on_stub):
+    """With the parameters of every kernel byte for byte, in five calls of the driver: waiting for the last call, two kernels'
+    addresses, the graph, the event at its end."""
+    assert on_stub("operators.py", "--world", "3", "gemm_rs", "ag_gemm") == (
+        "gemm_rs, 3 ranks: calls 23, lanes in graphs 12, one graph 5\n"
+        "ag_gemm, 3 ranks: calls 14, lanes in graphs 11, one graph 5\n"
+    )

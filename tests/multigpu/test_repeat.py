@@ -13,10 +13,13 @@ import torch.distributed as dist
 import overlap
 from overlap.api.repeat import Known
 from overlap.codegen.module_io import load_module
-from overlap.errors import RuntimeContractError, UsageError
+from overlap.errors import DeadlineError, RuntimeContractError, UsageError
 from overlap.ops import a2a_gemm, ag_gemm, ag_gemm_k, gemm_a2a, gemm_ar, gemm_rs
 from overlap.runtime.bound_launch import _ByAddress, _ByTriton
+from overlap.runtime.call_graph import CallGraph
 from overlap.runtime.driver import Graph
+from overlap.runtime.workspace import check, release
+from tests.support.ranks import delay
 
 from .conftest import WORLD
 
@@ -30,18 +33,20 @@ def cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "modules"))
 
 
-@pytest.fixture(autouse=True, params=[False, True], ids=["lanes by calls", "lanes in graphs"])
+@pytest.fixture(autouse=True, params=["by calls", "lanes in graphs", "whole calls"])
 def graphs(request, monkeypatch):
-    monkeypatch.setenv("OVERLAP_LANE_GRAPHS", str(int(request.param)))
+    monkeypatch.setenv("OVERLAP_LANE_GRAPHS", str(int(request.param == "lanes in graphs")))
+    monkeypatch.setenv("OVERLAP_CALL_GRAPHS", str(int(request.param == "whole calls")))
     return request.param
 
 
 @pytest.fixture
 def paths(monkeypatch):
     """By what calls went: how many were repeated, how many kernels were launched by address and by Triton's launcher, how
-    many lanes by graph."""
-    counts = {"repeated": 0, "by address": 0, "by Triton": 0, "by graph": 0}
+    many lanes by graph, and how many calls were one graph."""
+    counts = {"repeated": 0, "by address": 0, "by Triton": 0, "by graph": 0, "whole": 0}
     again, address, triton, graph = Known.again, _ByAddress.__call__, _ByTriton.__call__, Graph.__call__
+    whole = CallGraph.__call__
 
     def counted(self, *call):
         found = again(self, *call)
@@ -60,7 +65,13 @@ def paths(monkeypatch):
         counts["by graph"] += 1
         return graph(self, stream)
 
+    def by_one(self, stream, carried):
+        done = whole(self, stream, carried)
+        counts["whole"] += done
+        return done
+
     monkeypatch.setattr(Known, "again", counted)
+    monkeypatch.setattr(CallGraph, "__call__", by_one)
     monkeypatch.setattr(Graph, "__call__", by_graph)
     monkeypatch.setattr(_ByAddress, "__call__", by_address)
     monkeypatch.setattr(_ByTriton, "__call__", by_triton)
@@ -126,9 +137,11 @@ def test_repeated_calls_find_their_own_operands(operator, given, paths, graphs):
         n: off(y, wanted) for n, (y, (_, wanted)) in enumerate(zip(found, cases, strict=True)) if off(y, wanted) > 1e-2
     }
     assert not wrong, f"{operator.__name__}: calls {wrong}; {paths}"
-    assert paths["repeated"] >= 5 and paths["by address"] >= 10, f"the short way was not taken: {paths}"
+    assert paths["repeated"] >= 5, f"the short way was not taken: {paths}"
+    assert paths["by address"] + 2 * paths["whole"] >= 10, paths
+    assert (paths["whole"] >= 4) == (graphs == "whole calls"), paths
     if operator is gemm_rs and WORLD > 1:
-        assert (paths["by graph"] >= 5) == graphs, paths
+        assert (paths["by graph"] >= 5) == (graphs == "lanes in graphs"), paths
 
 
 def test_a_slow_rank_is_waited_for_by_repeated_calls(paths):
@@ -145,6 +158,48 @@ def test_a_slow_rank_is_waited_for_by_repeated_calls(paths):
     torch.cuda.synchronize()
     for number, (y, z) in enumerate(found):
         assert off(y, cases[number][1]) < 1e-2 and off(z, gathers[number][1]) < 1e-2, (number, paths)
+
+
+@pytest.mark.parametrize("operator", [ag_gemm, gemm_ar], ids=lambda o: o.__name__)
+def test_many_calls_on_two_streams_with_delays(operator, paths):
+    """Operands take turns, and more calls are in flight than there are; each has its own result."""
+    cases = [case(operator, seed) for seed in range(3)]
+    outs = [torch.full_like(cases[n % 3][1], float("nan"), dtype=torch.bfloat16) for n in range(60)]
+    streams = [torch.cuda.Stream(), torch.cuda.current_stream()]
+    torch.cuda.synchronize()
+    for number, out in enumerate(outs):
+        with torch.cuda.stream(streams[number % 2]):
+            delay(number, dist.get_rank())
+            operator(*cases[number % 3][0], out=out, **HOW)
+    torch.cuda.synchronize()
+    errors = [off(out, cases[number % 3][1]) for number, out in enumerate(outs)]
+    assert max(errors) < 1e-2, ([n for n, error in enumerate(errors) if not error < 1e-2], paths)
+
+
+@pytest.mark.ranks(2)
+def test_a_rank_that_comes_too_late_to_a_repeated_call(group, paths, monkeypatch):
+    """The others' grids drain and say what they waited for, now and at every later call, until all release."""
+    monkeypatch.setenv("OVERLAP_DEADLINE_S", "2")
+    (x, w), wanted = case(gemm_rs, 0)
+    for _ in range(4):
+        found = gemm_rs(x, w, group=group, **HOW)
+    check(group)
+    late = dist.get_rank() == WORLD - 1
+    if late:
+        time.sleep(6)
+    try:
+        gemm_rs(x, w, group=group, **HOW)
+        with pytest.raises(DeadlineError, match="waited 2 s"):
+            check(group)
+        with pytest.raises(DeadlineError, match="waited 2 s"):
+            gemm_rs(x, w, group=group, **HOW)
+    except pytest.fail.Exception:
+        assert late  # it found what it waited for, or not
+    monkeypatch.setenv("OVERLAP_DEADLINE_S", "60")
+    release(group)
+    again = [gemm_rs(x, w, group=group, **HOW) for _ in range(4)]
+    check(group)
+    assert max(off(y, wanted) for y in [found, *again]) < 1e-2, paths
 
 
 def test_several_weights_and_the_gathered_tensor(paths):
@@ -214,7 +269,8 @@ def test_a_capture_of_the_first_repetition_leaves_later_ones_their_graphs(paths,
     errors = [off(y, wanted) for y, (_, _, wanted) in zip([captured, *found], calls, strict=True)]
     assert max(errors) < 1e-2, (errors, before, paths)
     assert paths["repeated"] == before["repeated"] + 2, (before, paths)
-    assert (paths["by graph"] > before["by graph"]) == (graphs and WORLD > 1), (before, paths)
+    assert (paths["by graph"] > before["by graph"]) == (graphs == "lanes in graphs" and WORLD > 1), (before, paths)
+    assert (paths["whole"] > before["whole"]) == (graphs == "whole calls"), (before, paths)
 
 
 def test_launches_of_a_compiled_kernel_take_the_short_way(paths, repo):

@@ -1,4 +1,4 @@
-"""Launches one kernel through Triton's own launcher and through ours, on a driver that keeps what it is given.
+"""Launches one kernel through Triton's launcher, through ours and as a node of a graph, on a driver that keeps what it is given.
 
     LD_LIBRARY_PATH=<folder of the stub> python launches.py
 
@@ -24,6 +24,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from overlap.build import parse_target
 from overlap.build.device import planned_device
 from overlap.runtime.bound_launch import _ByAddress, _ByTriton, bound_launch
+from overlap.runtime.call_graph import Recorder
+from overlap.runtime.driver import Stream
 from overlap.runtime.kernels import compiled
 from overlap.runtime.places import Carried, numbered, place_of
 
@@ -42,8 +44,7 @@ def kernel(a_desc, b_ptr, c_ptr, n, wide, scale, bias_ptr, BLOCK: tl.constexpr):
     tl.store(c_ptr + i, (tl.sum(a_desc.load([0, 0]).to(tl.float32), 0) + b) * scale)
 
 
-class Stream:
-    cuda_stream = 77
+CALLERS = Stream(77)
 
 
 def load_nothing(made: Any) -> None:
@@ -61,7 +62,7 @@ def kept() -> tuple[Any, ...]:
     stream, function = (ctypes.c_void_p.in_dll(STUB, f"stub_{name}").value for name in ("stream", "function"))
     count = ctypes.c_int.in_dll(STUB, "stub_launches")
     launches, count.value = count.value, 0
-    return bytes((ctypes.c_ubyte * sum(SIZES)).in_dll(STUB, "stub_bytes")), words, shapes, stream, function, launches
+    return bytes((ctypes.c_ubyte * sum(SIZES)).in_dll(STUB, "stub_bytes")), words, shapes, function, launches, stream
 
 
 def call(shift: int) -> list[torch.Tensor]:
@@ -90,19 +91,24 @@ def main() -> None:
             _ByTriton(kernel, made, (3, 1, 1), kwargs, later),
         )
         assert isinstance(ours, _ByAddress), "no bare launcher is known for this Triton"
+        recorded = Recorder().record(lambda recording: recording.launch(ours, Carried(call(16))), CALLERS)
+        ways = (theirs, ours, recorded)
         seen = set()
         for shift in (0, 8, 0, 64):
             tensors = call(shift)
             given = []
-            for launch in (theirs, ours):
-                launch(Stream, Carried(tensors))
+            for launch in ways:
+                launch(CALLERS, Carried(tensors))
                 given.append(kept())
-            if given[0] != given[1] or given[1][-1] != 1:
-                sys.exit(f"Triton {triton.__version__} launches {given[0]}, ours {given[1]}")
+            # A node tells the stream that it was recorded on.
+            graph = (*given[2][:-1], CALLERS.cuda_stream)
+            if not given[0] == given[1] == graph or given[0][-2] != 1:
+                sys.exit(f"Triton {triton.__version__} launches {given[0]}, ours {given[1]}, a graph {given[2]}")
             seen.add(given[1][0])
         hooked: list[Any] = []
         knobs.runtime.launch_enter_hook.add(hooked.append)
-        ours(Stream, Carried(tensors))
+        assert not recorded(CALLERS, Carried(tensors)), "a graph tells no hook"
+        ours(CALLERS, Carried(tensors))
         assert kept() == given[1] and hooked[0].get()["name"] == "kernel", hooked
         knobs.runtime.launch_enter_hook.remove(hooked.append)
     print(f"Triton {triton.__version__}: {len(seen)} launches alike")

@@ -1,26 +1,130 @@
 /* A CUDA driver that launches nothing and keeps what it is given: the parameters of the last launch, as bytes.
 
-   `stub_sizes` says how many bytes each parameter has. A tensor map is made of what it is encoded from. What is enqueued besides
-   is told in words; a copy of 13 bytes is refused. */
+   `stub_sizes` says how many bytes each parameter has, for all kernels or (`stub_kernel`) for one. A tensor map is made of what
+   it is encoded from. What is enqueued besides is told in words; a copy of 13 bytes is refused. What is enqueued on a stream that
+   is being recorded becomes part of a graph, and is told when that is launched. Kernels are told with `stub_tell_kernels`. */
 #include <cuda.h>
+#include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-int stub_count, stub_sizes[256], stub_launches, stub_encoded;
+typedef struct {
+  int count, sizes[256];
+} kernel;
+
+typedef struct {
+  char *text; /* NULL for a kernel */
+  CUDA_KERNEL_NODE_PARAMS launch;
+  CUstream stream;
+  unsigned char *bytes;
+  void **params;
+} entry;
+
+typedef struct {
+  int count;
+  entry *entries[256];
+} graph;
+
+int stub_count, stub_sizes[256], stub_launches, stub_encoded, stub_updates, stub_calls, stub_tell_kernels;
 unsigned stub_grid[3], stub_block[3], stub_shared;
 void *stub_stream, *stub_function;
 unsigned char stub_bytes[1 << 16];
+char stub_told[1 << 20];
 static int a_context;
+static kernel kernels[256];
+static graph *recording;
+static CUstream in_recording[64];
+static CUevent recorded_events[64];
+static int streams, events;
+
+void stub_kernel(long function, int count, const int *sizes) {
+  kernels[function].count = count;
+  memcpy(kernels[function].sizes, sizes, count * sizeof *sizes);
+}
+
+static const int *sizes_of(CUfunction f, int *count) {
+  const long function = (long)f;
+  const int known = function < 256 && kernels[function].count;
+  *count = known ? kernels[function].count : stub_count;
+  return known ? kernels[function].sizes : stub_sizes;
+}
+
+static int recorded_on(CUstream stream) {
+  for (int i = 0; recording && i < streams; i += 1)
+    if (in_recording[i] == stream) return 1;
+  return 0;
+}
+
+static entry *new_entry(CUstream stream) {
+  entry *made = calloc(1, sizeof *made);
+  made->stream = stream;
+  return recording->entries[recording->count++] = made;
+}
+
+/* Told at once, or part of the graph that the stream is recorded for. */
+static CUresult tell_on(CUstream stream, const char *format, ...) {
+  char text[512];
+  va_list values;
+  va_start(values, format);
+  vsnprintf(text, sizeof text, format, values);
+  va_end(values);
+  stub_calls += 1;
+  if (recorded_on(stream))
+    new_entry(stream)->text = strdup(text);
+  else
+    strcat(stub_told, text);
+  return CUDA_SUCCESS;
+}
+#define TELL(...) tell_on((CUstream)-1, __VA_ARGS__)
+
+static void keep(entry *to, void **params) {
+  int count;
+  const int *sizes = sizes_of(to->launch.func, &count);
+  if (!to->bytes) {
+    to->bytes = calloc(1, 1 << 14);
+    to->params = calloc(256, sizeof(void *));
+  }
+  for (int i = 0, at = 0; i < count; at += sizes[i], i += 1) {
+    to->params[i] = to->bytes + at;
+    memcpy(to->params[i], params[i], sizes[i]);
+  }
+  to->launch.kernelParams = to->params;
+}
+
+static void run(const CUDA_KERNEL_NODE_PARAMS *launch, void **params, CUstream stream) {
+  unsigned char *to = stub_bytes;
+  int count;
+  const int *sizes = sizes_of(launch->func, &count);
+  stub_launches += 1;
+  stub_grid[0] = launch->gridDimX, stub_grid[1] = launch->gridDimY, stub_grid[2] = launch->gridDimZ;
+  stub_block[0] = launch->blockDimX, stub_block[1] = launch->blockDimY, stub_block[2] = launch->blockDimZ;
+  stub_shared = launch->sharedMemBytes, stub_stream = stream, stub_function = launch->func;
+  for (int i = 0; i < count; i += 1) {
+    memcpy(to, params[i], sizes[i]);
+    to += sizes[i];
+  }
+  if (!stub_tell_kernels) return;
+  char *text = stub_told + strlen(stub_told);
+  text += sprintf(text, "kernel %ld %u %u %u by %u +%u ", (long)launch->func, stub_grid[0], stub_grid[1], stub_grid[2],
+                  stub_block[0], stub_shared);
+  for (unsigned char *byte = stub_bytes; byte < to; byte += 1) text += sprintf(text, "%02x", *byte);
+  sprintf(text, " on %p;", (void *)stream);
+}
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **params, void **extra) {
-  unsigned char *to = stub_bytes;
-  stub_launches += 1;
-  stub_grid[0] = config->gridDimX, stub_grid[1] = config->gridDimY, stub_grid[2] = config->gridDimZ;
-  stub_block[0] = config->blockDimX, stub_block[1] = config->blockDimY, stub_block[2] = config->blockDimZ;
-  stub_shared = config->sharedMemBytes, stub_stream = config->hStream, stub_function = f;
-  for (int i = 0; i < stub_count; i += 1) {
-    memcpy(to, params[i], stub_sizes[i]);
-    to += stub_sizes[i];
+  entry now = {0};
+  now.launch.func = f;
+  now.launch.gridDimX = config->gridDimX, now.launch.gridDimY = config->gridDimY, now.launch.gridDimZ = config->gridDimZ;
+  now.launch.blockDimX = config->blockDimX, now.launch.blockDimY = config->blockDimY;
+  now.launch.blockDimZ = config->blockDimZ, now.launch.sharedMemBytes = config->sharedMemBytes;
+  stub_calls += 1;
+  if (recorded_on(config->hStream)) {
+    entry *made = new_entry(config->hStream);
+    made->launch = now.launch;
+    keep(made, params);
+  } else {
+    run(&now.launch, params, config->hStream);
   }
   return CUDA_SUCCESS;
 }
@@ -38,41 +142,135 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuui
   return CUDA_SUCCESS;
 }
 
-char stub_told[1 << 16];
-#define TELL(...) (snprintf(stub_told + strlen(stub_told), sizeof stub_told - strlen(stub_told), __VA_ARGS__), CUDA_SUCCESS)
+CUresult cuTensorMapReplaceAddress(CUtensorMap *map, void *address) {
+  if ((cuuint64_t)map % 64) return CUDA_ERROR_INVALID_VALUE;
+  *(cuuint64_t *)map = (cuuint64_t)address;
+  return CUDA_SUCCESS;
+}
 
 CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
-  return bytes == 13 ? CUDA_ERROR_INVALID_VALUE : TELL("copy %llx %llx %zu on %p;", to, from, bytes, (void *)stream);
+  if (bytes == 13) return CUDA_ERROR_INVALID_VALUE;
+  return tell_on(stream, "copy %llx %llx %zu on %p;", to, from, bytes, (void *)stream);
 }
 
 CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D *r, CUstream stream) {
-  return TELL("rows %d %llx +%zu %d %llx +%zu, %zu x %zu at %zu %zu %zu %zu, %p %p %p %p on %p;", r->dstMemoryType, r->dstDevice,
-              r->dstPitch, r->srcMemoryType, r->srcDevice, r->srcPitch, r->Height, r->WidthInBytes, r->dstXInBytes, r->dstY,
-              r->srcXInBytes, r->srcY, r->dstHost, (void *)r->dstArray, (void *)r->srcHost, (void *)r->srcArray, (void *)stream);
+  return tell_on(stream, "rows %d %llx +%zu %d %llx +%zu, %zu x %zu at %zu %zu %zu %zu, %p %p %p %p on %p;",
+                 r->dstMemoryType, r->dstDevice, r->dstPitch, r->srcMemoryType, r->srcDevice, r->srcPitch, r->Height,
+                 r->WidthInBytes, r->dstXInBytes, r->dstY, r->srcXInBytes, r->srcY, r->dstHost, (void *)r->dstArray,
+                 (void *)r->srcHost, (void *)r->srcArray, (void *)stream);
 }
 
 CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr word, cuuint32_t value, unsigned flags) {
-  return TELL("hold %llx %u %u on %p;", word, value, flags, (void *)stream);
+  return tell_on(stream, "hold %llx %u %u on %p;", word, value, flags, (void *)stream);
 }
 
-CUresult cuEventCreate(CUevent *event, unsigned flags) { return *event = (CUevent)0x1234567890ab, TELL("event %u;", flags); }
-CUresult cuEventRecord(CUevent event, CUstream stream) { return TELL("record %p on %p;", (void *)event, (void *)stream); }
+CUresult cuEventCreate(CUevent *event, unsigned flags) {
+  static cuuint64_t made = 0x1234567890ab;
+  *event = (CUevent)made, made += 1;
+  return TELL("event %u;", flags);
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream) {
+  int at = 0;
+  while (at < events && recorded_events[at] != event) at += 1;
+  if (recorded_on(stream))
+    recorded_events[at] = event, events += at == events;
+  else if (at < events)
+    recorded_events[at] = NULL;
+  return tell_on(stream, "record %p on %p;", (void *)event, (void *)stream);
+}
+
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
-  return TELL("behind %p %u on %p;", (void *)event, flags, (void *)stream);
+  for (int i = 0; recording && i < events; i += 1)
+    if (recorded_events[i] == event && !recorded_on(stream)) in_recording[streams++] = stream;
+  return tell_on(stream, "behind %p %u on %p;", (void *)event, flags, (void *)stream);
 }
 
-CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode) { return TELL("record %p %d;", (void *)stream, mode); }
-CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph) {
-  return *graph = (CUgraph)0xabcdef012345, TELL("recorded %p;", (void *)stream);
+CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority) {
+  static cuuint64_t made = 0x5000;
+  *stream = (CUstream)made, made += 0x10;
+  return TELL("stream %p %u %d;", (void *)*stream, flags, priority);
 }
+
+CUresult cuStreamGetPriority(CUstream stream, int *priority) { return *priority = stream ? -3 : 0, CUDA_SUCCESS; }
+CUresult cuStreamDestroy(CUstream stream) { return TELL("end %p;", (void *)stream); }
+
+CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode) {
+  if (recording) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  TELL("begin %p %d;", (void *)stream, mode);
+  recording = calloc(1, sizeof *recording);
+  in_recording[0] = stream, streams = 1, events = 0;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamEndCapture(CUstream stream, CUgraph *made) {
+  *made = (CUgraph)recording;
+  recording = NULL;
+  return TELL("recorded %p;", (void *)stream);
+}
+
+/* Later headers give the plain name to a later version. */
+CUresult capture_info(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+                      const CUgraphNode **nodes, size_t *count) __asm__("cuStreamGetCaptureInfo_v2");
+CUresult capture_info(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+                      const CUgraphNode **nodes, size_t *count) {
+  static CUgraphNode last;
+  last = NULL;
+  for (int i = 0; recorded_on(stream) && i < recording->count; i += 1)
+    if (recording->entries[i]->stream == stream) last = (CUgraphNode)recording->entries[i];
+  return *status = recorded_on(stream), *graph = (CUgraph)recording, *nodes = &last, *count = 1, CUDA_SUCCESS;
+}
+
 CUresult cuGraphInstantiateWithFlags(CUgraphExec *made, CUgraph graph, unsigned long long flags) {
-  return *made = (CUgraphExec)0x5432fedcba10, TELL("make %p %llu;", (void *)graph, flags);
+  return *made = (CUgraphExec)graph, TELL("make %llu;", flags);
 }
-CUresult cuGraphDestroy(CUgraph graph) { return TELL("drop %p;", (void *)graph); }
-CUresult cuGraphUpload(CUgraphExec made, CUstream stream) { return TELL("upload %p on %p;", (void *)made, (void *)stream); }
-CUresult cuGraphLaunch(CUgraphExec made, CUstream stream) { return TELL("launch %p on %p;", (void *)made, (void *)stream); }
-CUresult cuGraphExecDestroy(CUgraphExec made) { return TELL("drop made %p;", (void *)made); }
 
+CUresult cuGraphKernelNodeGetParams(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *params) {
+  *params = ((entry *)node)->launch;
+  return ((entry *)node)->text ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+CUresult cuGraphExecKernelNodeSetParams(CUgraphExec made, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *params) {
+  entry *to = (entry *)node;
+  CUDA_KERNEL_NODE_PARAMS before = to->launch, now = *params;
+  before.kernelParams = now.kernelParams = NULL;
+  stub_updates += 1, stub_calls += 1;
+  if (memcmp(&before, &now, sizeof now)) return CUDA_ERROR_INVALID_VALUE;
+  keep(to, params->kernelParams);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuFuncGetParamInfo(CUfunction f, size_t number, size_t *offset, size_t *size) {
+  int count;
+  const int *sizes = sizes_of(f, &count);
+  *offset = 0;
+  if (number >= (size_t)count) return CUDA_ERROR_INVALID_VALUE;
+  for (size_t i = 0; i <= number; i += 1) {
+    const size_t alignment = sizes[i] > 64 ? 64 : sizes[i];
+    *offset = (*offset + alignment - 1) / alignment * alignment;
+    *size = sizes[i];
+    if (i < number) *offset += sizes[i];
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult cuGraphLaunch(CUgraphExec made, CUstream stream) {
+  const graph *all = (const graph *)made;
+  TELL("launch on %p;", (void *)stream);
+  for (int i = 0; i < all->count; i += 1) {
+    const entry *each = all->entries[i];
+    if (each->text)
+      strcat(stub_told, each->text);
+    else
+      run(&each->launch, each->params, each->stream);
+  }
+  strcat(stub_told, "launched;");
+  return CUDA_SUCCESS;
+}
+
+CUresult cuGraphDestroy(CUgraph graph) { return TELL("drop;"); }
+CUresult cuGraphUpload(CUgraphExec made, CUstream stream) { return TELL("upload on %p;", (void *)stream); }
+CUresult cuGraphExecDestroy(CUgraphExec made) { return TELL("drop made;"); }
 CUresult cuEventDestroy(CUevent event) { return TELL("destroy %p;", (void *)event); }
 CUresult cuGetErrorName(CUresult error, const char **name) { return *name = "CUDA_ERROR_INVALID_VALUE", CUDA_SUCCESS; }
 
@@ -83,7 +281,6 @@ CUresult cuPointerGetAttribute(void *found, CUpointer_attribute what, CUdevicept
 
 CUresult cuGetErrorString(CUresult error, const char **text) { return *text = "an error", CUDA_SUCCESS; }
 CUresult cuCtxGetCurrent(CUcontext *context) { return *context = (CUcontext)&a_context, CUDA_SUCCESS; }
-
 
 /* What is linked, or asked for while modules are loaded, and does nothing here. */
 #define NOTHING(name)                                                                                                  \

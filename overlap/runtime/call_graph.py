@@ -1,0 +1,263 @@
+"""`CallGraph`: all that a repeated call enqueues, in one CUDA graph whose kernels are given the addresses of each call.
+
+    recorded, once   entry | fork  lanes  kernel  join | sum      on streams that nobody else uses; the kernels' nodes are kept
+    each call        addresses that are new -> nodes of the kernels that take them | one launch of the graph
+
+What a node is given holds for launches that come later; launches in flight keep what they were given, and two launches of
+one graph run one behind the other (CUDA driver API, ``cuGraphExecKernelNodeSetParams``, ``cuGraphLaunch``). Work of lanes
+reads no tensor of a call, so kernels of the main stream are all there is to tell.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from triton.runtime import _allocation
+
+from overlap.errors import RuntimeContractError
+
+from .bound_launch import Varying
+from .driver import Event, OwnStream, Stream, check, libcuda, recorded
+from .launchers import watched
+from .places import Carried
+from .prepared import Enqueue
+from .scratch import scratch
+
+MOST = 256
+"""Graphs that a runtime has at a time; calls that come later go by calls of the driver."""
+_ADDRESS_BYTES, _MAP_BYTES = 8, 128
+_ALIGNMENT = 128
+"""Of what holds a kernel's parameters; tensor maps ask for 64."""
+_NO_CONTEXT = 201
+LANE_PRIORITY = -1
+"""Ahead of the grid: what a lane launches is waited for."""
+
+
+class _KernelNode(ctypes.Structure):
+    """``CUDA_KERNEL_NODE_PARAMS_v2`` of the driver API."""
+
+    _fields_ = [
+        ("func", ctypes.c_void_p),
+        *[(f"{what}Dim{axis}", ctypes.c_uint) for what in ("grid", "block") for axis in "XYZ"],
+        ("sharedMemBytes", ctypes.c_uint),
+        ("kernelParams", ctypes.POINTER(ctypes.c_void_p)),
+        ("extra", ctypes.c_void_p),
+        ("kern", ctypes.c_void_p),
+        ("ctx", ctypes.c_void_p),
+    ]
+
+
+class Recorder:
+    """Makes graphs of calls, one at a time, on streams of its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._mains: dict[int, Stream] = {}
+        self._lanes: dict[int, tuple[Stream, Event]] = {}
+        self._forked = Event()
+        self._made: weakref.WeakSet[CallGraph] = weakref.WeakSet()
+
+    def record(self, steps: Callable[[Recording], None], main: Stream) -> CallGraph:
+        """A graph of what ``steps`` enqueues, whose kernels have the priority of ``main``, and those of lanes theirs.
+
+        Raises:
+            RuntimeContractError: it holds what no graph can, or what cannot be given to a node; or there are enough graphs.
+        """
+        with self._lock:
+            if len(self._made) >= MOST:
+                raise RuntimeContractError(f"{MOST} calls are graphs already")
+            priority = ctypes.c_int()
+            check(libcuda().cuStreamGetPriority(main.argument, ctypes.byref(priority)), "a stream's priority")
+            stream = self._mains.get(priority.value)
+            if stream is None:
+                stream = self._mains[priority.value] = OwnStream(priority.value)
+            recording = Recording(stream, self._lanes, self._forked)
+            with recording.keeping():
+                graph, made = recorded(lambda _: steps(recording), stream, "a call", node_priorities=True)
+            found = CallGraph(graph, made, recording)
+            check(libcuda().cuGraphUpload(made, stream.argument), "a call's graph on its device")
+            self._made.add(found)
+            return found
+
+
+class Recording:
+    """The streams that one call is recorded on, and the nodes of its kernels."""
+
+    def __init__(self, main: Stream, lanes: dict[int, tuple[Stream, Event]], forked: Event) -> None:
+        self.main = main
+        self.nodes: list[_Node] = []
+        self.scratch: list[Any] = []
+        """Memory that recorded kernels were given for the time of a launch."""
+        self._lanes = lanes
+        self._forked = forked
+
+    def forks(self, lanes: Sequence[int]) -> list[Stream]:
+        """As `Runtime.forks`."""
+        self._forked.record(self.main)
+        for lane in lanes:
+            if lane not in self._lanes:
+                self._lanes[lane] = OwnStream(LANE_PRIORITY), Event()
+            self._forked.hold(self._lanes[lane][0])
+        return [self._lanes[lane][0] for lane in lanes]
+
+    def join(self, stream: Stream) -> None:
+        """As `Runtime.join`."""
+        joined = next(event for lane, event in self._lanes.values() if lane is stream)
+        joined.record(stream)
+        joined.hold(self.main)
+
+    def launch(self, enqueue: Enqueue, carried: Carried) -> None:
+        """Records one of the launches on the main stream.
+
+        Raises:
+            RuntimeContractError: nobody knows where it takes what it takes from a call.
+        """
+        varying: Sequence[Varying] | None = getattr(enqueue, "varying", None)
+        if varying is None:
+            raise RuntimeContractError("a launch through Triton's own launcher")
+        enqueue(self.main, carried)
+        if varying:
+            self.nodes.append(_Node(self._last_node(), varying, carried))
+
+    def _last_node(self) -> int:
+        """What the main stream's next work would depend on: the kernel that was recorded last."""
+        status, number = ctypes.c_int(), ctypes.c_uint64()
+        graph, count = ctypes.c_void_p(), ctypes.c_size_t()
+        nodes = ctypes.POINTER(ctypes.c_void_p)()
+        found = (status, number, graph, nodes, count)
+        error = libcuda().cuStreamGetCaptureInfo_v2(self.main.argument, *map(ctypes.byref, found))
+        check(error, "a recorded kernel")
+        if count.value != 1 or not nodes[0]:
+            raise RuntimeContractError(f"a recorded kernel is {count.value} nodes")
+        return int(nodes[0])
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Keeps what kernels that are launched meanwhile are given as scratch memory."""
+        with scratch():
+            allocate: Any = _allocation._allocator.get()
+
+            def kept(size: int, alignment: int, stream: int | None) -> Any:
+                self.scratch.append(allocate(size, alignment, stream))
+                return self.scratch[-1]
+
+            token = _allocation._allocator.set(kept)
+            try:
+                yield
+            finally:
+                _allocation._allocator.reset(token)
+
+
+class _Node:
+    """A recorded kernel: its parameters as the driver has them, and those of them that a call brings.
+
+    Args:
+        node: its handle.
+        varying: what its launch takes from a call.
+        carried: the call that was recorded.
+    """
+
+    def __init__(self, node: int, varying: Sequence[Varying], carried: Carried) -> None:
+        cuda = libcuda()
+        self._told = _KernelNode()
+        check(cuda.cuGraphKernelNodeGetParams_v2(ctypes.c_void_p(node), ctypes.byref(self._told)), "a kernel's node")
+        if not self._told.kernelParams or not self._told.func:
+            raise RuntimeContractError("the node of a kernel does not show its parameters")
+        extents = list(_extents(self._told.func))
+        self._memory = ctypes.create_string_buffer(max((at + size for at, size in extents), default=0) + _ALIGNMENT)
+        start = -(-ctypes.addressof(self._memory) // _ALIGNMENT) * _ALIGNMENT
+        for number, (at, size) in enumerate(extents):
+            ctypes.memmove(start + at, self._told.kernelParams[number], size)
+        self._pointers = (ctypes.c_void_p * len(extents))(*(start + at for at, _ in extents))
+        self._told.kernelParams = ctypes.cast(self._pointers, ctypes.POINTER(ctypes.c_void_p))
+        self._told.extra = None
+        self._places = [(v.place.number, v.place.offset) for v in varying]
+        self._has = [v.place.address(carried) for v in varying]
+        self._to: list[tuple[Any, Any]] = []
+        for (number, described, _), address in zip(varying, self._has, strict=True):
+            at, size = extents[number] if number < len(extents) else (0, 0)
+            word = ctypes.c_uint64.from_address(start + at)
+            if size != (_MAP_BYTES if described else _ADDRESS_BYTES) or not described and word.value != address:
+                raise RuntimeContractError(f"parameter {number} of a recorded kernel is another than was thought")
+            self._to.append((None, ctypes.c_void_p(start + at)) if described else (word, None))
+        self._replace, self._set = cuda.cuTensorMapReplaceAddress, cuda.cuGraphExecKernelNodeSetParams_v2
+        self._node, self._by_reference = ctypes.c_void_p(node), ctypes.byref(self._told)
+
+    def give(self, made: Any, addresses: Sequence[int]) -> int:
+        """Gives later launches of the graph ``made`` the addresses of a call, unless it has them; 0, or what went wrong."""
+        fresh = [addresses[number] + offset for number, offset in self._places]
+        if fresh == self._has:
+            return 0
+        for (word, descriptor), address in zip(self._to, fresh, strict=True):
+            if word is not None:
+                word.value = address
+            else:
+                error: int = self._replace(descriptor, ctypes.c_void_p(address))
+                if error:
+                    return error
+        error = self._set(made, self._node, self._by_reference)
+        if not error:
+            self._has = fresh
+        return error
+
+
+def _extents(function: int) -> Iterator[tuple[int, int]]:
+    """Offset and bytes of each parameter of a kernel."""
+    number, at, size = 0, ctypes.c_size_t(), ctypes.c_size_t()
+    handle = ctypes.c_void_p(function)
+    while not libcuda().cuFuncGetParamInfo(handle, ctypes.c_size_t(number), ctypes.byref(at), ctypes.byref(size)):
+        yield at.value, size.value
+        number += 1
+
+
+class CallGraph:
+    """A recorded call.
+
+    Args:
+        graph: what was recorded, which its nodes belong to; ``made``: that, made ready to be launched. Both are its own.
+    """
+
+    def __init__(self, graph: Any, made: Any, recording: Recording) -> None:
+        cuda = libcuda()
+        self._made, self._nodes, self._scratch = made, tuple(recording.nodes), recording.scratch
+        self._launch = cuda.cuGraphLaunch
+        self._context = ctypes.c_void_p()
+        weakref.finalize(self, _drop, cuda, graph, made).atexit = False
+        check(cuda.cuCtxGetCurrent(ctypes.byref(self._context)), "the current context")
+        self._lock = threading.Lock()
+
+    def __call__(self, stream: Stream, carried: Carried) -> bool:
+        """Enqueues a call; of two on whatever streams the second waits for the first. False: it must go by its steps, nothing
+        was enqueued.
+
+        Raises:
+            RuntimeContractError: the driver refuses.
+        """
+        if watched():
+            return False  # of kernels in a graph no hook is told
+        with self._lock:
+            error = self._enqueue(stream, carried.addresses)
+            if error == _NO_CONTEXT:  # a thread that has not done anything yet
+                check(libcuda().cuCtxSetCurrent(self._context), "a context for this thread")
+                error = self._enqueue(stream, carried.addresses)
+        if error:
+            check(error, "launching a call's graph")
+        return True
+
+    def _enqueue(self, stream: Stream, addresses: Sequence[int]) -> int:
+        for node in self._nodes:
+            error = node.give(self._made, addresses)
+            if error:
+                return error
+        error = self._launch(self._made, stream.argument)
+        return error
+
+
+def _drop(cuda: Any, graph: Any, made: Any) -> None:
+    cuda.cuGraphExecDestroy(made)
+    cuda.cuGraphDestroy(graph)
