@@ -45,6 +45,9 @@ class NullRuntime:
     def forks(self, lanes: Sequence[int]) -> list[int]:
         return [1 + lane for lane in lanes]
 
+    def behind(self, stream: int, other: int) -> None:
+        """Nothing was enqueued."""
+
     def join(self, stream: int) -> None:
         """Nothing was enqueued."""
 

@@ -4,8 +4,9 @@
         --way plan=all_gather_1d_push --way plan=all_gather_1d_push,split=2
     python -m torch.distributed.run --nproc-per-node 4 bench/ways.py --op ag_gemm --backends --seconds 240
 
-A way is a list of the operator's keywords. Every shape times all of them in shuffled order, as the operator's own benchmark
-does, after checking their results. Rows are as in every result file, with ``how``, the way, as a further key.
+A way is a list of the operator's keywords, and of settings by their variables (``split=4,OVERLAP_SUM_SMS=8``). Every shape
+times all of them in shuffled order, as the operator's own benchmark does, after checking their results. Rows are as in every
+result file, with ``how``, the way, as a further key.
 
 ``--backends`` is a way for each backend that the capability table has for the operator, beside the product alone and the
 serial composition in a graph; it writes bench/results/backends, which ``bench/table.py --ways`` shows. A backend that this
@@ -16,11 +17,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 import time
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import driver
 import record
@@ -61,13 +64,16 @@ def ours_in_graph(bench: Any, problem: Any, built: dict[str, Contender], how: di
     Raises:
         Unavailable: what runs would be serial, so that its time says nothing of the way.
     """
-    eager = bench.ours(problem, built, {"backend": "copy_engine", **how})
-    from overlap.ops import last_plan
+    variables = {key: str(value) for key, value in how.items() if key.isupper()}
+    keywords = {key: value for key, value in how.items() if key not in variables}
+    with mock.patch.dict(os.environ, variables):
+        eager = bench.ours(problem, built, {"backend": "copy_engine", **keywords})
+        from overlap.ops import last_plan
 
-    said = last_plan(bench.OP)
-    if said is not None and said.why_serial:
-        raise Unavailable(f"serial: {said.why_serial}")
-    return graph_of(problem.session, eager, "ours_graph")
+        said = last_plan(bench.OP)
+        if said is not None and said.why_serial:
+            raise Unavailable(f"serial: {said.why_serial}")
+        return graph_of(problem.session, eager, "ours_graph")
 
 
 def main() -> None:

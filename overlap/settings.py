@@ -161,6 +161,13 @@ SETTINGS: dict[str, Setting] = {
             minimum=0,
         ),
         Setting(
+            "sum_sms",
+            int,
+            0,
+            "Multiprocessors that kernels leave to sums of their results, made while they run; 0: sums follow them.",
+            minimum=0,
+        ),
+        Setting(
             "lane_graphs",
             bool,
             False,

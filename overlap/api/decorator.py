@@ -25,7 +25,7 @@ from .compiled import CompiledKernel, KernelSource
 from .fallback import KNOWN, check_backend
 from .made import Made
 
-_KEYS = ("split", "comm_sms", "num_warps", "num_stages", "machine", "strided")
+_KEYS = ("split", "comm_sms", "num_warps", "num_stages", "machine", "strided", "sum_sms")
 
 
 def compile(

@@ -53,7 +53,8 @@ class Realization:
     ``num_warps`` / ``num_stages``: override the kernel launch's own. ``meta``: overrides of constexpr arguments, such as block
     sizes, as (name, value) pairs. ``machine``: whose times decide in which order chunks are used, by name or .yaml file; the
     setting ``machine`` where it is None. ``strided``: the backend of strided chunks with rows of fewer bytes than the setting
-    ``strided_row_bytes``, where ``backend`` is the copy engine; empty: as all others.
+    ``strided_row_bytes``, where ``backend`` is the copy engine; empty: as all others. ``sum_sms``: multiprocessors that a kernel
+    leaves free for sums of its results that are made while it runs; 0: sums follow the kernel; None: as the setting ``sum_sms``.
     """
 
     backend: str = "copy_engine"
@@ -64,12 +65,13 @@ class Realization:
     meta: tuple[tuple[str, int], ...] = ()
     machine: str | None = None
     strided: str = ""
+    sum_sms: int | None = None
 
     def __repr__(self) -> str:
         shown = [f"backend={self.backend!r}"]
         shown += [
             f"{k}={getattr(self, k)!r}"
-            for k in ("split", "comm_sms", "num_warps", "num_stages", "meta", "machine", "strided")
+            for k in ("split", "comm_sms", "num_warps", "num_stages", "meta", "machine", "strided", "sum_sms")
             if getattr(self, k) != type(self).__dataclass_fields__[k].default
         ]
         return f"Realization({', '.join(shown)})"
@@ -94,7 +96,7 @@ class Realization:
             elif key == "meta":
                 raise UsageError("set constexpr arguments by their own names", help="--set BLOCK_M=64")
             elif key in type(self).__dataclass_fields__:
-                low = 0 if key == "comm_sms" else 1
+                low = 0 if key in ("comm_sms", "sum_sms") else 1
                 if number is None or number < low:
                     raise UsageError(f"{key} must be an integer of at least {low}, not {text!r}")
                 result = replace(result, **{key: number})  # type: ignore[arg-type]

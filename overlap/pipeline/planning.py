@@ -27,6 +27,7 @@ from overlap.chunkplan.window import kernel_window
 from overlap.codegen import PlanText
 from overlap.errors import UsageError
 from overlap.schedule.cut import cut_along
+from overlap.schedule.early import can_be_early, in_rounds
 from overlap.schedule.events import ItemSize
 from overlap.schedule.interleave import levels, verify_interleaved, waits_of
 from overlap.schedule.machine import machine_for
@@ -181,6 +182,9 @@ def plan_launch(
     """
     single = [plan_for(on, program, text, realization, world, sizes) for on, text in zip(ons, plans, strict=True)]
     plan = merge_plans(single)
+    carriers = carriers_of(ons, plans, realization)
+    produced = tuple(on.tensor for on in ons if on.produced)
+    plan, early = _in_rounds(plan, produced, carriers, realization)
     windows = tuple(
         {on.tensor: kernel_window(plan, on.tensor, on.kind, on.produced, rank) for on in ons} for rank in range(world)
     )
@@ -192,17 +196,25 @@ def plan_launch(
         for rank in range(world)
     )
     reads, writes = tensor_reads(program, ons), tensor_writes(program, ons)
-    carriers = carriers_of(ons, plans, realization)
     ordered = carriers.ordered(plan)
-    produced = tuple(on.tensor for on in ons if on.produced)
     machine = machine_for(world, plan.mesh, realization.machine)
     machine = machine_of(machine, plan, carriers, produced, realization.comm_sms)
     schedules = schedule_all(
-        plan, reads, axes, writes=writes, windows=windows, ordered=ordered, machine=machine, itemsize=itemsize
+        plan,
+        reads,
+        axes,
+        writes=writes,
+        windows=windows,
+        ordered=ordered,
+        machine=machine,
+        itemsize=itemsize,
+        early=early,
     )
-    verify_schedule(schedules, plan, reads, axes, writes=writes, windows=windows, ordered=ordered)
+    verify_schedule(schedules, plan, reads, axes, writes=writes, windows=windows, ordered=ordered, early=early)
     stored, moved = carriers.stored(plan, produced), carriers.moved(plan, produced)
-    steps = [launch_steps(plan, rank, produced=produced, stores=stored, moves=moved) for rank in range(world)]
+    steps = [
+        launch_steps(plan, rank, produced=produced, stores=stored, moves=moved, early=early) for rank in range(world)
+    ]
     for rank, schedule in enumerate(schedules) if carriers.storing else ():
         pushes(schedule, plan, writes, windows[rank][produced[0]], stored)
     verify_steps(steps, plan, produced=produced)
@@ -213,6 +225,17 @@ def plan_launch(
         walked = [[schedules[rank], *parts[rank : rank + 1]] for rank in range(world)]
         verify_interleaved(plan, moves, [waits_of(*given, level) for given in zip(walked, moves, strict=True)])
     return Planned(plan, reads, writes, windows, axes, schedules, flatten_safe(schedules, plan, writes), parts)
+
+
+def _in_rounds(
+    plan: CommPlan, produced: tuple[str, ...], carriers: Carriers, realization: Realization
+) -> tuple[CommPlan, bool]:
+    """The plan in the order that serves sums beside the kernel, and whether there are any."""
+    if not (produced and settings.get("sum_sms", realization.sum_sms)):
+        return plan, False
+    rounds = in_rounds(plan, produced)
+    early = can_be_early(rounds, produced, carriers.stored(rounds, produced))
+    return (rounds, True) if early else (plan, False)
 
 
 def _extent(

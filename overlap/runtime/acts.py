@@ -180,6 +180,8 @@ class ByLibrary:
 
 def _lane(step: st.Step) -> int | None:
     """The lane that a step is enqueued on, `MAIN` for credits on the main stream, `FORKS`; None for what stands by itself."""
+    if isinstance(step, st.Branch | st.Sum):
+        return None
     if isinstance(step, st.Fork):
         return FORKS
     if isinstance(step, st.Credit):
@@ -201,7 +203,10 @@ def _act(instance: BoundPlan, table: LaunchTable | None, opening: Opening, step:
             if summed is not None:
                 out = ends.results.get(step.tensor)
                 place = ends.results_at.get(step.tensor)
-                yield _on_main(summed.bound(runtime, out, place))
+                enqueue = summed.bound(runtime, out, place)
+                yield _on_main(enqueue) if step.lane is None else _beside(step.lane, enqueue)
+        case st.Branch(lane, behind):
+            yield _branch(runtime, lane, behind)
         case st.Library(tensor):
             yield ByLibrary(_library(instance, tensor, ends))
         case st.Join(lane):
@@ -216,6 +221,14 @@ def sum_for(instance: BoundPlan, step: st.Sum, results: Mapping[str, torch.Tenso
 
 def _on_main(enqueue: Enqueue) -> Act:
     return lambda now: now.launch(enqueue)
+
+
+def _beside(lane: int, enqueue: Enqueue) -> Act:
+    return lambda now: enqueue(now.lanes[lane], now.carried)
+
+
+def _branch(runtime: Runtime, lane: int, behind: int) -> Act:
+    return lambda now: runtime.behind(now.lanes[lane], now.lanes[behind])
 
 
 def _credits_on_main(credits: Enqueue) -> Act:

@@ -208,6 +208,12 @@ class CudaRuntime:
             streams.append(found.stream)
         return streams
 
+    def behind(self, stream: Stream, other: Stream) -> None:
+        if self._forked is None:
+            self._forked = Event()
+        self._forked.record(other)
+        self._forked.hold(stream)
+
     def join(self, stream: Stream) -> None:
         joined = next(lane.joined for lane in self._lanes.values() if lane.stream is stream)
         joined.record(stream)

@@ -165,6 +165,14 @@ def wait_kernel(flag, state):
     ol.poll(flag, ol.now(state), state)
 
 
+@triton.jit(do_not_specialize=["count"])
+def gather_kernel(words, count, state):
+    """Holds a stream until ``count`` flags of this rank have reached its epoch; ``words``: which of its state words they are."""
+    epoch = ol.now(state)
+    for i in range(count):
+        ol.poll(state + tl.load(words + i), epoch, state)
+
+
 @triton.jit
 def move_kernel(moves, state):
     """Programs that move chunks (`overlap.language.move_chunks`) where a rank has no tile, so that no user's kernel runs."""

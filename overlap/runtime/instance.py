@@ -16,9 +16,10 @@ from overlap.backends.carriers import moves_strided
 from overlap.backends.ways import machine_of
 from overlap.chunkplan.collectives.direct import handed_over
 from overlap.chunkplan.order import happens_before
-from overlap.chunkplan.plan import CommPlan, OpId
+from overlap.chunkplan.plan import Chunk, CommPlan, OpId
 from overlap.chunkplan.verify import verify_contributions, verify_plan
 from overlap.errors import PlanError, RuntimeContractError, ScheduleError, UnsupportedError
+from overlap.schedule.early import can_be_early, in_rounds
 from overlap.schedule.interleave import levels, moves_ahead
 from overlap.schedule.machine import Machine, machine_for
 from overlap.schedule.model import AxisTiles, Counter, RankSchedule, TensorRead, TensorWrite
@@ -29,6 +30,7 @@ from overlap.schedule.strided import narrow_by
 from overlap.schedule.table import to_words
 from overlap.schedule.verify_steps import verify_steps
 
+from .beside import asked_sums
 from .bound_plan import BoundPlan
 from .hosteval import on_host
 from .meeting import first_difference
@@ -54,6 +56,11 @@ class LaunchTable:
     counters: dict[OpId, Counter]
     slots: Slots | None = None
 
+    @cached_property
+    def chunks(self) -> dict[Chunk, Counter]:
+        """The counters by what they count."""
+        return {counter.chunk: counter for counter in self.schedule.counters}
+
 
 class Instance(BoundPlan):
     """Plan and tables of one operator on one group for global shapes. Made by `instance_for`, on all ranks at once.
@@ -70,6 +77,10 @@ class Instance(BoundPlan):
     def __init__(self, operator: Operator, runtime: Runtime, given: Sequence[Given]) -> None:
         self.operator = operator
         plan = _narrowed(operator, plan_for(operator, runtime.world, [g.shape for g in given]), given)
+        produced = [comm.tensor for comm in operator.comms if comm.produced]
+        self.sum_sms = asked_sums(operator)
+        """Multiprocessors that the kernel leaves free for sums, where they are made ``early``, while it runs."""
+        plan, self.early = _in_rounds(operator, plan, produced) if self.sum_sms else (plan, False)
         verify_plan(plan)
         check_reach(plan, runtime, operator.carriers.backend_of)
         self.ordered = operator.carriers.ordered(plan)
@@ -87,10 +98,11 @@ class Instance(BoundPlan):
         }
         self.part: Part = parts[operator.tensor]
         self.shape = self.part.shape
-        produced = [comm.tensor for comm in operator.comms if comm.produced]
         self._writes = tuple(TensorWrite(w.tensor, w.axes) for w in operator.writes)
         self._schedules: dict[Any, RankSchedule] = {}
-        steps = launch_steps(plan, runtime.rank, produced=produced, stores=self.stored, moves=self.moved)
+        steps = launch_steps(
+            plan, runtime.rank, produced=produced, stores=self.stored, moves=self.moved, early=self.early
+        )
         steps = with_library(steps, self.direct, produced)
         if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1" and 0 < len(self.moved) < sum(map(len, plan.ops)):
             _refuse_blocking(plan, operator, produced, self)
@@ -100,7 +112,7 @@ class Instance(BoundPlan):
             runtime,
             parts,
             steps,
-            need_of(plan, produced, [part.size for part in parts.values()], self.stored, self.moved),
+            need_of(plan, produced, [part.size for part in parts.values()], self.stored, self.moved, early=self.early),
             workspace_of(operator, runtime, tuple(g.dtype for g in given)),
             shapes[0] if len(shapes) == 1 else tuple(shapes),
         )
@@ -130,7 +142,7 @@ class Instance(BoundPlan):
     def first_move_counter(self) -> int:
         """Of this rank's counters, those that count the parts of moves begin here: one for each operation of its list."""
         produced = [part.comm.tensor for part in self.parts.values() if part.made]
-        return counters_of(self.plan, self.runtime.rank, produced, self.stored)
+        return counters_of(self.plan, self.runtime.rank, produced, self.stored, early=self.early)
 
     def moves_ahead(self, schedule: RankSchedule) -> tuple[int, ...]:
         """By run, how many moves a program makes its parts of before it waits; () where others make them, or nobody."""
@@ -205,6 +217,7 @@ class Instance(BoundPlan):
             tile_map=tile_map,
             machine=self.machine,
             itemsize=self.itemsize,
+            early=self.early,
         )
 
     @cached_property
@@ -232,6 +245,13 @@ def _narrowed(operator: Operator, plan: CommPlan, given: Sequence[Given]) -> Com
                 plan, comm.tensor, how.strided, order=order, itemsize=size, limit=limit, produced=comm.produced
             )
     return plan
+
+
+def _in_rounds(operator: Operator, plan: CommPlan, produced: Sequence[str]) -> tuple[CommPlan, bool]:
+    """The plan in the order that serves sums beside the kernel, and whether there are any."""
+    rounds = in_rounds(plan, produced)
+    early = can_be_early(rounds, produced, operator.carried(rounds)[0])
+    return (rounds, True) if early else (plan, False)
 
 
 def _handed_over(operator: Operator, runtime: Runtime, given: Sequence[Given]) -> dict[str, CommPlan]:
@@ -311,7 +331,7 @@ def instance_for(operator: Operator, runtime: Runtime, given: tuple[Given, ...])
     """
     workspace_of(operator, runtime, tuple(g.dtype for g in given)).check()
     cache = instances(runtime)
-    key = (id(operator), given)
+    key = (id(operator), given, asked_sums(operator))
     instance: Instance | None = cache.get(key)
     if instance is None:
         orders = tuple(g.order for g in given)
@@ -325,6 +345,7 @@ def instance_for(operator: Operator, runtime: Runtime, given: tuple[Given, ...])
             "machine": _machine_in_words(operator, runtime.world),
             "strided_row_bytes": settings.get("strided_row_bytes") if operator.realization.strided else 0,
             "communicated": operator.on,
+            "sum_sms": asked_sums(operator),
         }
         told = runtime.agree(first_call(operator), (orders, facts))
         for rank, (_, theirs) in enumerate(told):

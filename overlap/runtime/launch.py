@@ -20,6 +20,7 @@ from overlap.schedule import steps as st
 from overlap.schedule.moves import Move
 
 from .acts import Act, Ends, InFlight, carry_out, make_acts
+from .beside import beside_sums
 from .bound_plan import BoundPlan
 from .device_code import joined
 from .entry import MOVE_KERNELS
@@ -69,6 +70,7 @@ def launch(
             resident, or a reduction that is not carried out.
     """
     runtime = instance.runtime
+    bound, grid = beside_sums(instance, bound, grid)
     table = instance.table(bound)
     ours = {operator.ours[0]: table.words, operator.ours[1]: instance.state, **range_arguments(instance, bound)}
     if table.slots is not None:

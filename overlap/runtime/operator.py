@@ -145,6 +145,8 @@ class Operator:
         layout: stride of every dimension of the (first) communicated tensor, as text over kernel parameters (None: unknown).
         layouts: the same of further ones, by tensor.
         persistent: programs walk over tiles; said where it matters (`moves`).
+        programs: of a kernel that makes results by programs that walk over tiles, the parameters that stand for their number
+            (none: it asks for it itself); None where a grid is as it is.
     """
 
     name: str
@@ -169,6 +171,7 @@ class Operator:
     layouts: dict[str, tuple[str | None, ...]] = field(default_factory=dict)
     ranges: tuple[RangeAxis, ...] = ()
     persistent: bool = False
+    programs: tuple[str, ...] | None = None
 
     @cached_property
     def comms(self) -> tuple[Comm, ...]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from overlap.chunkplan.plan import P2P, OpId
 from overlap.schedule import steps as st
+from overlap.schedule.model import Counter
 from overlap.schedule.table import S_EPOCH, SLOT_WORDS, counter_base, done_base, flag_base
 
 from .bound_plan import BoundPlan
-from .entry import carry_kernel, credit_kernel, wait_kernel
+from .entry import carry_kernel, credit_kernel, gather_kernel, wait_kernel
 from .far_moves import lane_words
 from .instance import LaunchTable
 from .places import Place
@@ -32,20 +33,25 @@ CARRY_PROGRAMS = 8
 Enqueue = Callable[..., None]
 """Enqueues one prepared step on a stream; what a call carries (`places.Carried`) comes second where the step reads it."""
 
-LaneStep = st.Await | st.Hold | st.Copy | st.Raise
+LaneStep = st.Await | st.Hold | st.Whole | st.Gather | st.Copy | st.Raise
 
 
 def lane_step(instance: BoundPlan, table: LaunchTable | None, step: LaneStep | st.Credit) -> Enqueue | None:
     """A step made ready, once for the instance's present memory. None: there is nothing to enqueue."""
     if isinstance(step, st.Hold):
         assert table is not None, "only what tiles make is held"
-        return _hold(instance, table, step.op)
+        return _hold(instance, table, table.counters[step.op])
+    if isinstance(step, st.Whole):
+        assert table is not None, "only what tiles make is waited for"
+        return _hold(instance, table, table.chunks[step.chunk])
     made: Enqueue | None = instance.prepared.get(step)
     if made is None:
         match step:
             case st.Await(_, op, rank):
                 arguments = {"flag": flag_word(instance, op, rank), "state": instance.state, "num_warps": 1}
                 made = instance.runtime.warm(wait_kernel, (1, 1, 1), arguments)
+            case st.Gather(_, ops):
+                made = _gather(instance, ops)
             case st.Copy(_, op):
                 made = _copy(instance, op)
             case st.Raise(_, op):
@@ -122,9 +128,8 @@ def _sum(instance: BoundPlan, step: st.Sum, out: torch.Tensor) -> SumLaunch | No
     return SumLaunch((programs, 1, 1), arguments, any(piece.out for piece in step.pieces))
 
 
-def _hold(instance: BoundPlan, table: LaunchTable, op_id: OpId) -> Enqueue | None:
+def _hold(instance: BoundPlan, table: LaunchTable, counter: Counter) -> Enqueue | None:
     """The counter belongs to the schedule, so this is made once for each of an instance's tables."""
-    counter = table.counters[op_id]
     if counter.target == 0:
         return None
     key = (table, counter.slot)
@@ -133,6 +138,15 @@ def _hold(instance: BoundPlan, table: LaunchTable, op_id: OpId) -> Enqueue | Non
         slot = counter_base(instance.runtime.world, instance.memory.room.flags) + counter.slot
         made = instance.prepared[key] = instance.runtime.holder(_word(instance.state, slot), counter.target)
     return made
+
+
+def _gather(instance: BoundPlan, ops: Sequence[OpId]) -> Enqueue:
+    runtime = instance.runtime
+    slots = instance.slots[runtime.rank]
+    words = [(flag_base(runtime.world) + slots[op]) * SLOT_WORDS for op in ops]
+    table = instance.workspace.table(words, bits=64)
+    arguments = {"words": table, "count": len(words), "state": instance.state, "num_warps": 1}
+    return runtime.warm(gather_kernel, (1, 1, 1), arguments)
 
 
 def _word(state: torch.Tensor, slot: int) -> torch.Tensor:

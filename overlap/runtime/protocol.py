@@ -85,6 +85,9 @@ class Runtime(Protocol):
     def forks(self, lanes: Sequence[int]) -> Sequence[Any]:
         """As `fork` gives them one by one."""
 
+    def behind(self, stream: Any, other: Any) -> None:
+        """Orders one side stream behind all work enqueued so far on another."""
+
     def join(self, stream: Any) -> None:
         """Orders the main stream behind all work enqueued so far on ``stream``."""
 

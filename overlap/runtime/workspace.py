@@ -27,10 +27,12 @@ from overlap.chunkplan.order import HappensBefore, happens_before
 from overlap.chunkplan.plan import CommPlan, OpId, TensorSpec
 from overlap.errors import OverlapError, RuntimeContractError, UsageError
 from overlap.schedule.cut import cut_along
-from overlap.schedule.pieces import partial_sources
+from overlap.schedule.early import kept_chunks
+from overlap.schedule.pieces import Values, partial_sources
 from overlap.schedule.sync import assign_slots
 from overlap.schedule.table import state_words
 
+from .beside import asked_sums
 from .faults import FaultRecord, deadline_error
 from .part import part_layout
 from .protocol import Runtime, runtime_of
@@ -263,26 +265,36 @@ def need_of(
     sizes: Sequence[int],
     stored: Collection[OpId] = (),
     moved: Collection[OpId] = (),
+    *,
+    early: bool = False,
 ) -> Need:
     """What a plan takes of memory, with ``sizes`` elements of each communicated tensor; the same on every rank.
 
     Counters are those of chunks, then one for each operation whose tiles are ``stored`` where they go, then one for each in
-    the list of the rank, where programs of kernels have ``moved`` some.
+    the list of the rank, where programs of kernels have ``moved`` some. With ``early`` sums what ranks keep is counted too.
     """
     ranks = range(plan.world)
     flags = max((len(assign_slots(plan, r)) for r in ranks), default=0)
     happens = happens_before(plan) if produced else None
-    counters = max((counters_of(plan, rank, produced, stored, happens) for rank in ranks), default=0)
+    counters = max((counters_of(plan, rank, produced, stored, happens, early=early) for rank in ranks), default=0)
     counters += max((len(ops) for ops in plan.ops), default=0) if moved else 0
     return Need(tuple(sizes), flags, counters)
 
 
 def counters_of(
-    plan: CommPlan, rank: int, produced: Sequence[str], stored: Collection[OpId], happens: HappensBefore | None = None
+    plan: CommPlan,
+    rank: int,
+    produced: Sequence[str],
+    stored: Collection[OpId],
+    happens: HappensBefore | None = None,
+    *,
+    early: bool = False,
 ) -> int:
-    """How many counters tiles of a rank count into: one for each chunk that is sent, and one for each ``stored`` operation."""
+    """How many counters tiles of a rank count into: one for each chunk that is sent, with ``early`` sums one for each that is
+    kept, and one for each ``stored`` operation."""
     sources = partial_sources(plan, rank, produced, happens) if produced else ()
-    return len(sources) + sum(op in stored for _, ops in sources for op in ops)
+    kept = kept_chunks(plan, rank, produced, Values(plan, happens)) if early else ()
+    return len(sources) + len(kept) + sum(op in stored for _, ops in sources for op in ops)
 
 
 def reserve(
@@ -334,7 +346,8 @@ def reserve(
         for comm, shape in zip(comms, shapes, strict=True)
     ]
     what = shapes[0] if len(shapes) == 1 else shapes
-    workspace.reserve(need_of(plan, [c.tensor for c in comms if c.produced], sizes, stored, moved), what)
+    produced = [c.tensor for c in comms if c.produced]
+    workspace.reserve(need_of(plan, produced, sizes, stored, moved, early=bool(asked_sums(operator))), what)
     return workspace
 
 

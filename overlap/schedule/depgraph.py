@@ -23,6 +23,7 @@ from overlap.chunkplan.plan import Chunk, Collective, CommPlan, OpId
 from overlap.chunkplan.region import Box, uncovered, union_size
 from overlap.errors import PlanError, ScheduleError
 
+from .early import kept_chunks, places_of
 from .model import AxisTiles, TensorRead, TensorWrite
 from .pieces import Values, check_produced, partial_sources
 
@@ -55,13 +56,15 @@ class TileSet:
 class Made:
     """A chunk that operations of the rank send as its tiles made it: these operations, and the tiles that write to it.
 
-    ``target``: how many tiles those are.
+    ``target``: how many tiles those are. ``place``: where it stands among what leaves, twice the index of the first of its
+    operations. A chunk that none sends and an early sum adds stands behind those of its round (`early.places_of`).
     """
 
     chunk: Chunk
     ops: tuple[OpId, ...]
     tiles: tuple[TileSet, ...]
     target: int
+    place: int = 0
 
 
 def tiles_reading(axis: AxisTiles, lo: int, hi: int, wraps: bool = False) -> tuple[Interval, ...]:
@@ -131,6 +134,7 @@ def dependence_graph(
     writes: Sequence[TensorWrite] = (),
     windows: Windows | None = None,
     values: Values | None = None,
+    early: bool = False,
 ) -> DependenceGraph:
     """The graph of one rank of a plan whose structure is sound (`overlap.chunkplan.verify.check_structure`).
 
@@ -138,6 +142,7 @@ def dependence_graph(
         writes: how tiles write tensors of the plan.
         windows: the rank's windows.
         values: of the plan, where the caller has them already.
+        early: sums are made while the kernel runs (`early.kept_chunks`).
 
     Raises:
         ScheduleError: a read or write that names an unknown tensor or axis, an axis that does not span its dimension,
@@ -174,16 +179,23 @@ def dependence_graph(
     made = []
     if writes:
         check_writes(plan, writes, axes, windows)
-        for chunk, ops in partial_sources(plan, rank, {write.tensor for write in writes}, values):
+        written = {write.tensor for write in writes}
+        sent = partial_sources(plan, rank, written, values)
+        leaving = [(chunk, ops, 2 * ops[0][1]) for chunk, ops in sent]
+        if early:
+            kept = kept_chunks(plan, rank, written, values)
+            places = places_of(plan, rank, kept, [op for _, ops in sent for op in ops])
+            leaving += [(chunk, (), place) for (chunk, _), place in zip(kept, places, strict=True)]
+        for chunk, ops, place in leaving:
             window = windows.get(chunk.tensor)
             if window is not None and not window.contains(chunk.box):
                 raise ScheduleError(
                     f"plan {plan.name}: rank {rank} sends {chunk}, and its tiles make {chunk.tensor}{window}",
-                    where=plan.where(ops[0]),
+                    where=plan.where(ops[0] if ops else None),
                     help="a rank sends what it holds `before` the first operation",
                 )
             tiles = tiles_at(chunk.tensor, [chunk.box], writes)
-            made.append(Made(chunk, ops, tuple(tiles), _tiles_in(tiles)))
+            made.append(Made(chunk, ops, tuple(tiles), _tiles_in(tiles), place))
     return DependenceGraph(
         rank, tuple(axes), arriving, tuple((chunk, readers(chunk.tensor, [chunk.box])) for chunk in own), tuple(made)
     )

@@ -16,8 +16,9 @@ from overlap.chunkplan.order import name_op
 from overlap.chunkplan.plan import CommPlan, OpId
 from overlap.errors import ScheduleError
 
+from .early import kept_chunks
 from .pieces import partial_sources
-from .steps import Await, Copy, Credit, Fork, Hold, Join, Kernel, Raise, Step, Sum
+from .steps import Await, Copy, Credit, Fork, Gather, Hold, Join, Kernel, Raise, Step, Sum, Whole
 from .sync import assign_slots
 from .table import SENTINEL, SLOT_WORDS, state_words
 
@@ -90,8 +91,10 @@ def launch_resources(
         memory: bytes of symmetric memory that the rank's part of each tensor takes.
         produced: tensors of the plan that a kernel writes.
     """
-    lanes = {step.lane for step in steps if isinstance(step, Await | Hold | Copy | Raise)}
+    lanes = {step.lane for step in steps if isinstance(step, Await | Gather | Hold | Whole | Copy | Raise)}
     counters = len(partial_sources(plan, rank, produced)) if produced else 0
+    if any(isinstance(step, Whole) for step in steps):
+        counters += len(kept_chunks(plan, rank, produced))
     credits = sum(isinstance(step, Credit) for step in steps)
     flags = len(assign_slots(plan, rank))
     return Resources(rank, dict(memory), flags, counters, credits, tuple(sorted(lanes)), _waits(steps))
@@ -109,10 +112,11 @@ def _waits(steps: Sequence[Step]) -> dict[int, OpId]:
         elif isinstance(step, Join):
             waiting.pop(step.lane, None)
         elif isinstance(step, Await):
+            # Nothing that spins waits for what a `Gather` lets go, so one that finds no room only starts later.
             waiting.setdefault(step.lane, step.op)
             if last_spin > forked.get(step.lane, -1):
                 beside.setdefault(step.lane, step.op)
-        elif isinstance(step, Kernel) or (isinstance(step, Sum) and _polls(step)):
+        elif isinstance(step, Kernel) or (isinstance(step, Sum) and step.lane is None and _polls(step)):
             last_spin = number
             for lane, op in waiting.items():
                 beside.setdefault(lane, op)

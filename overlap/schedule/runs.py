@@ -17,7 +17,8 @@ Tiles that make chunks are cut by the chunks they make as well, and run in the o
     first departure 0      0      2      2      3
     runs            [2] of 2    [3] of 2, 3     [4] of 3     [0] [1] of 0
 
-A tile that makes nothing that is sent (the rank's own chunk) comes last.
+A tile that makes nothing that is sent (the rank's own chunk) comes last, but for those of sums that are made while the kernel
+runs (`early`).
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ def schedule_rank(
     tile_map: TileMap | None = None,
     machine: Machine | None = None,
     itemsize: ItemSize = 2,
+    early: bool = False,
 ) -> RankSchedule:
     """The schedule of one rank.
 
@@ -74,13 +76,16 @@ def schedule_rank(
         tile_map: the user's mapping on the host, ``(tile, counts) -> coordinates``. Where it is no bijection on some
             run's counts the schedule lists the coordinates of every position, row-major inside each run.
         machine, itemsize: whose times decide in which order chunks arrive, and bytes of elements (`arrival.arrival_times`).
+        early: sums are made while the kernel runs: what a rank keeps has counters as well (`early`).
 
     Raises:
         ScheduleError: reads, writes, windows, axes and plan do not fit each other, or ``tile_map`` gives no coordinates.
         PlanError: the plan is cyclic or malformed, or does not bring what tiles read.
         UnsupportedError: an operation on a written tensor that is no push.
     """
-    return _schedule(reads, writes, axes, windows or {}, rank, _Shared.of(plan, ordered, tile_map, machine, itemsize))
+    return _schedule(
+        reads, writes, axes, windows or {}, rank, _Shared.of(plan, ordered, tile_map, machine, itemsize, early)
+    )
 
 
 def schedule_all(
@@ -94,6 +99,7 @@ def schedule_all(
     tile_map: TileMap | None = None,
     machine: Machine | None = None,
     itemsize: ItemSize = 2,
+    early: bool = False,
 ) -> tuple[RankSchedule, ...]:
     """`schedule_rank` for every rank, with what they share computed once.
 
@@ -101,7 +107,7 @@ def schedule_all(
         axes: the same for all ranks, or one tuple a rank.
         windows: one mapping a rank.
     """
-    shared = _Shared.of(plan, ordered, tile_map, machine, itemsize)
+    shared = _Shared.of(plan, ordered, tile_map, machine, itemsize, early)
     by_rank = axes_of_ranks(axes, plan.world)
     seen = windows_of_ranks(windows, plan.world)
     return tuple(_schedule(reads, writes, by_rank[rank], seen[rank], rank, shared) for rank in range(plan.world))
@@ -146,15 +152,22 @@ class _Shared:
     values: Values
     ordered: bool
     bijective: TileMapCheck | None
+    early: bool
 
     @classmethod
     def of(
-        cls, plan: CommPlan, ordered: bool, tile_map: TileMap | None, machine: Machine | None, itemsize: ItemSize
+        cls,
+        plan: CommPlan,
+        ordered: bool,
+        tile_map: TileMap | None,
+        machine: Machine | None,
+        itemsize: ItemSize,
+        early: bool,
     ) -> _Shared:
         check_structure(plan)
         order = happens_before(plan)
         bijective = TileMapCheck(tile_map) if tile_map is not None else None
-        return cls(plan, arrival_times(plan, machine, itemsize), Values(plan, order), ordered, bijective)
+        return cls(plan, arrival_times(plan, machine, itemsize), Values(plan, order), ordered, bijective, early)
 
 
 def _schedule(
@@ -167,7 +180,9 @@ def _schedule(
 ) -> RankSchedule:
     plan = shared.plan
     check_covered(plan, reads, axes, rank, windows)
-    graph = dependence_graph(plan, reads, axes, rank, writes=writes, windows=windows, values=shared.values)
+    graph = dependence_graph(
+        plan, reads, axes, rank, writes=writes, windows=windows, values=shared.values, early=shared.early
+    )
     arrivals = in_order(plan, rank, shared.times)
     slots = assign_slots(plan, rank)
     position = {op: i for i, op in enumerate(arrivals)}
@@ -214,7 +229,7 @@ def _source(plan: CommPlan, op_id: OpId | None) -> int:
 class Ready(NamedTuple):
     """What the tiles of a run have in common; runs stand in this order.
 
-    ``departure``: index, in the rank's list, of the first operation that sends a chunk they make a part of, or `STAYS`;
+    ``departure``: the first place (`depgraph.Made`) of a chunk that they make a part of, or `STAYS`;
     ``last``: their last arrival, an index into the order of arrival, or `OWN`; ``makes``: counters they count into.
     """
 
@@ -253,7 +268,7 @@ def cut(graph: DependenceGraph, arrivals: Sequence[OpId]) -> list[tuple[Ready, T
             makes[cell].append(slot)
 
     def ready(cell: tuple[int, ...]) -> Ready:
-        leaving = [graph.made[slot].ops[0][1] for slot in makes[cell]]
+        leaving = [graph.made[slot].place for slot in makes[cell]]
         return Ready(min(leaving, default=STAYS), last[cell], tuple(makes[cell]))
 
     boxes = _merge({cell: ready(cell) for cell in cells}, segments)

@@ -49,108 +49,38 @@ Dropping any step is a race the simulator must find (tests/sim); `verify_steps` 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from overlap.chunkplan.order import happens_before, name_op
 from overlap.chunkplan.plan import P2P, CommPlan, OpId
 from overlap.errors import PlanError, UnsupportedError
 
-from .moves import Move, behind_another, moves_of
-from .pieces import Piece, Values, check_produced, partial_sources, pieces
+from .moves import moves_of
+from .pieces import check_produced
+from .producing import Producing, carry_out, stages
+from .step import Await, Branch, Copy, Credit, Entry, Fork, Gather, Hold, Join, Kernel, Library, Raise, Step, Sum, Whole
 
-
-@dataclass(frozen=True)
-class Entry:
-    """The entry kernel: wait for ``done``, stage the own chunk, reset ``counters``, bump the epoch, exchange ``ready``."""
-
-    wait_done: bool
-    ready: bool
-    counters: bool = False
-
-
-@dataclass(frozen=True)
-class Fork:
-    """The lane goes on behind what the main stream holds so far, and behind what it holds itself."""
-
-    lane: int
-
-
-@dataclass(frozen=True)
-class Await:
-    """A one-warp wait kernel on the lane: the operation ``op`` has landed at ``rank`` (flag slot there)."""
-
-    lane: int
-    op: OpId
-    rank: int
-
-
-@dataclass(frozen=True)
-class Hold:
-    """The lane waits until the counter of the chunk that ``op`` sends is at its target; no kernel runs for that."""
-
-    lane: int
-    op: OpId
-
-
-@dataclass(frozen=True)
-class Copy:
-    """The operation's copy; its source is the kernel's partial, a kept sum (`pieces.Piece`), or gathered memory."""
-
-    lane: int
-    op: OpId
-
-
-@dataclass(frozen=True)
-class Raise:
-    """Copies the source rank's epoch word into the operation's flag."""
-
-    lane: int
-    op: OpId
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """The user's kernel, on the main stream. ``stores``: operations that it carries out itself, storing tiles into slots
-    of other ranks and raising the flags behind the last. ``moves``: operations that programs of its launch carry out beside
-    those that compute."""
-
-    stores: tuple[OpId, ...] = ()
-    moves: tuple[Move, ...] = ()
-
-
-@dataclass(frozen=True)
-class Sum:
-    """One reduction kernel on the main stream, for pieces of one tensor.
-
-    It waits for the flags of their summands, adds them in the order given and writes each piece to symmetric memory
-    (``keep``), to the result (``out``), or to both.
-    """
-
-    tensor: str
-    pieces: tuple[Piece, ...]
-
-
-@dataclass(frozen=True)
-class Library:
-    """The collectives of one tensor, by a library, on the main stream: what the kernel reads ahead of it, else behind it."""
-
-    tensor: str
-
-
-@dataclass(frozen=True)
-class Credit:
-    """Copies this rank's epoch word into ``done[rank]`` at ``peer``; ``lane`` None means the main stream."""
-
-    peer: int
-    lane: int | None
-
-
-@dataclass(frozen=True)
-class Join:
-    lane: int
-
-
-Step = Entry | Fork | Await | Hold | Copy | Raise | Kernel | Sum | Library | Credit | Join
+__all__ = [
+    "Await",
+    "Branch",
+    "Copy",
+    "Credit",
+    "Entry",
+    "Fork",
+    "Gather",
+    "Hold",
+    "Join",
+    "Kernel",
+    "Library",
+    "Raise",
+    "Step",
+    "Sum",
+    "Whole",
+    "carry_out",
+    "directions",
+    "launch_steps",
+    "stages",
+    "with_library",
+]
 
 
 def launch_steps(
@@ -161,6 +91,7 @@ def launch_steps(
     stores: bool | Collection[OpId] = False,
     moves: bool | Collection[OpId] = False,
     kernel_first: bool = False,
+    early: bool = False,
 ) -> tuple[Step, ...]:
     """The steps of ``rank`` for one launch of ``plan``, by copy engine where nothing else is said.
 
@@ -171,6 +102,7 @@ def launch_steps(
         moves: programs of kernels' launches carry out these operations of all ranks (True: all).
         kernel_first: enqueues the kernel before the copies that feed it, faster where the host is slow, wrong under
             ``CUDA_LAUNCH_BLOCKING=1``.
+        early: sums are made while the kernel runs, as far as they can (`early.can_be_early`).
 
     Raises:
         UnsupportedError: the plan has an operation that a copy engine cannot do, or one that both feeds the kernel and
@@ -187,7 +119,7 @@ def launch_steps(
     feeding = [i for i, op in enumerate(own) if op.src.tensor not in produced and (rank, i) not in moved]
     lanes = sorted({own[i].channel for i in feeding})
     behind: dict[int, set[OpId]] = {lane: set() for lane in lanes}
-    made = _Producing(plan, rank, produced, stores) if produced else None
+    made = Producing(plan, rank, produced, stores, early=early) if produced else None
     kernel = Kernel(made.stored if made is not None else (), moves_of(plan, rank, moved=moved) if moved else ())
 
     copies: list[Step] = []
@@ -196,7 +128,7 @@ def launch_steps(
     for index in feeding:
         enqueued = late if kernel_first or (rank, index) in after_moves else copies
         enqueued += carry_out(plan, (rank, index), behind, moved=moved)
-    counts = bool(kernel.moves) or (made is not None and bool(made.partial))
+    counts = bool(kernel.moves) or (made is not None and (bool(made.partial) or bool(made.kept)))
     steps: list[Step] = [Entry(plan.world > 1, pulls, counts)]
     steps += [Fork(lane) for lane in lanes]
     if made is not None:
@@ -204,7 +136,7 @@ def launch_steps(
     steps += [*copies, kernel, *late]
     if made is not None:
         steps += made.steps()
-        lanes = sorted({*lanes, *made.behind})
+        lanes = sorted({*lanes, *made.behind} - made.joined)
     on_lane = len(lanes) == 1 and not pushes and not kernel.moves
     if on_lane:
         steps += [Credit(peer, lanes[0]) for peer in peers]
@@ -253,133 +185,6 @@ def directions(plan: CommPlan) -> tuple[bool, bool]:
     """Whether any rank of the plan pulls, and whether any pushes."""
     found = {op.direction for ops in plan.ops for op in ops if isinstance(op, P2P)}
     return "pull" in found, "push" in found
-
-
-def stages(produced: Collection[str], values: Values) -> dict[OpId, int]:
-    """How many sums stand, one behind the other, before each operation.
-
-    An operation that sends a sum is one stage behind the last of the operations that land in it.
-    """
-    found: dict[OpId, int] = {}
-    order = values.order
-    for op_id in order.order:
-        stage = max((found[before] for before, _ in order.predecessors[op_id]), default=0)
-        if values.plan.op(op_id).src.tensor in produced:
-            for _, summands in values.source(op_id):
-                stage = max([stage, *(found[landed] + 1 for landed in summands if landed is not None)])
-        found[op_id] = stage
-    return found
-
-
-class _Producing:
-    """The steps of a rank behind its kernel: what leaves it, and the sums of what comes in."""
-
-    def __init__(self, plan: CommPlan, rank: int, produced: Collection[str], stores: bool | Collection[OpId]) -> None:
-        values = Values(plan)
-        stage = stages(produced, values)
-        self._plan = plan
-        self._rank = rank
-        self._stages: dict[int, list[OpId]] = {}
-        for index, op in enumerate(plan.ops[rank]):
-            if op.src.tensor in produced:
-                self._stages.setdefault(stage[rank, index], []).append((rank, index))
-        self.partial = {op: chunk for chunk, ops in partial_sources(plan, rank, produced, values) for op in ops}
-        # An empty chunk has no tile that could raise its flag.
-        sends = (op for op, chunk in self.partial.items() if not chunk.box.empty)
-        self.stored = tuple(sorted(op for op in sends if stores is True or (stores and op in stores)))
-        for op_id in self.stored:
-            if plan.op(op_id).depends:
-                raise UnsupportedError(
-                    f"plan {plan.name}, {name_op(plan, op_id)} depends on another, and tiles that store it would wait for "
-                    "that",
-                    where=plan.where(op_id),
-                    help="copy_engine carries this plan out",
-                )
-        copied = {n: [op_id for op_id in ops if op_id not in self.stored] for n, ops in self._stages.items()}
-        self._stages = {n: ops for n, ops in copied.items() if ops}
-        self._pieces = {tensor: pieces(plan, rank, tensor, values) for tensor in produced}
-        self._waited: set[OpId] = set()
-        """What the main stream's sums have seen landed."""
-        self.behind: dict[int, set[OpId]] = {}
-
-    def forks(self) -> list[Step]:
-        """Lanes whose first operation sends what the kernel makes."""
-        first = {self._plan.op(op).channel for op in self._stages.get(0, ())}
-        self.behind = {lane: set() for lane in sorted(first)}
-        return [Fork(lane) for lane in self.behind]
-
-    def steps(self) -> list[Step]:
-        steps: list[Step] = []
-        held: dict[int, set[object]] = {}
-        added: dict[tuple[OpId, ...], int] = {}
-        """How many sums stand before a group of operations may send theirs, that sum included."""
-        forked = dict.fromkeys(self.behind, 0)
-        """How many sums stood before each lane's last fork."""
-        sums = 0
-        for stage in sorted(self._stages):
-            for op in self._stages[stage]:
-                lane = self._plan.op(op).channel
-                group, tensor, wanted = self._group(op)
-                if group not in added:
-                    # One sum a group: what is sent first leaves while the next is added up.
-                    if wanted:
-                        steps.append(Sum(tensor, wanted))
-                        sums += 1
-                        self._waited.update(o for piece in wanted for o in piece.summands if o is not None)
-                    added[group] = sums if wanted else 0
-                if lane not in forked or added[group] > forked[lane]:
-                    steps.append(Fork(lane))
-                    forked[lane] = sums
-                    self.behind.setdefault(lane, set()).update(self._waited)
-                seen = held.setdefault(lane, set())
-                hold: list[Step] = []
-                if op in self.partial and self.partial[op] not in seen:
-                    seen.add(self.partial[op])
-                    hold = [Hold(lane, op)]
-                steps += carry_out(self._plan, op, self.behind, hold)
-        for tensor, (_, result) in self._pieces.items():
-            left = tuple(piece for piece in result if not piece.keep)
-            if left:
-                steps.append(Sum(tensor, left))
-        return steps
-
-    def _group(self, op: OpId) -> tuple[tuple[OpId, ...], str, tuple[Piece, ...]]:
-        """The operations that send what ``op`` does, their tensor, and the pieces of the sum they send (none: a partial)."""
-        tensor = self._plan.op(op).src.tensor
-        for group, kept in self._pieces[tensor][0].items():
-            if op in group:
-                return group, tensor, kept
-        return (op,), tensor, ()
-
-
-def carry_out(
-    plan: CommPlan,
-    op_id: OpId,
-    behind: dict[int, set[OpId]],
-    hold: list[Step] | None = None,
-    lane: int | None = None,
-    moved: Collection[OpId] = (),
-) -> list[Step]:
-    """Await what the operation depends on, copy, raise its flag; ``behind`` is what each lane has seen.
-
-    Its lane is its channel where none is given. ``moved``: operations that no lane carries out.
-    """
-    op = _copied(plan, op_id)
-    lane = op.channel if lane is None else lane
-    steps: list[Step] = []
-    ahead = behind_another(plan, op_id, moved) if moved else None
-    for dep in (*op.depends, *((ahead,) if ahead is not None else ())):
-        if dep not in behind[lane]:
-            steps.append(Await(lane, dep, _copied(plan, dep).dst_rank))
-            behind[lane].add(dep)
-    behind[lane].add(op_id)
-    return [*steps, *(hold or ()), Copy(lane, op_id), Raise(lane, op_id)]
-
-
-def _copied(plan: CommPlan, op_id: OpId) -> P2P:
-    op = plan.op(op_id)
-    assert isinstance(op, P2P)
-    return op
 
 
 def _check_copies_only(plan: CommPlan, produced: Collection[str]) -> None:

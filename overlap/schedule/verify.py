@@ -20,10 +20,10 @@ from overlap.chunkplan.order import HappensBefore, happens_before, name_op
 from overlap.chunkplan.plan import CommPlan, OpId
 from overlap.chunkplan.region import Box, union_size
 from overlap.chunkplan.verify import check_structure
-from overlap.errors import ScheduleError
+from overlap.errors import ScheduleError, SourceSpan
 
 from .cycles import find_cycle
-from .depgraph import DependenceGraph, TileSet, Windows, check_covered, dependence_graph
+from .depgraph import DependenceGraph, Made, TileSet, Windows, check_covered, dependence_graph
 from .model import AxisTiles, RankSchedule, Run, TensorRead, TensorWrite
 from .pieces import Values
 from .runs import axes_of_ranks, windows_of_ranks
@@ -42,6 +42,7 @@ def verify_schedule(
     windows: Sequence[Windows] | None = None,
     flattened: bool = False,
     ordered: bool = True,
+    early: bool = False,
 ) -> None:
     """Checks the schedules of all ranks, in rank order.
 
@@ -50,6 +51,7 @@ def verify_schedule(
         windows: one mapping a rank, as `schedule_all` takes them.
         flattened: check the order of a flattened loop, wait of run i+1 before raise of run i.
         ordered: flags are raised in stream order, so that one may stand for another.
+        early: sums are made while kernels run, so that what a rank keeps is counted as well.
 
     Raises:
         ScheduleError: names the rank, the run and, for a deadlock, the chain.
@@ -70,7 +72,9 @@ def verify_schedule(
         check_covered(plan, reads, schedule.axes, rank, seen[rank])
         _check_permutation(schedule)
         _check_flags(schedule, plan)
-        graph = dependence_graph(plan, reads, schedule.axes, rank, writes=writes, windows=seen[rank], values=values)
+        graph = dependence_graph(
+            plan, reads, schedule.axes, rank, writes=writes, windows=seen[rank], values=values, early=early
+        )
         _check_waits(schedule, plan, graph, order if ordered else None)
         _check_counters(schedule, plan, graph)
     cycle = _cycle(schedules, plan, order, {write.tensor for write in writes}, flattened=flattened)
@@ -205,22 +209,22 @@ def _check_counters(schedule: RankSchedule, plan: CommPlan, graph: DependenceGra
     for slot, made in enumerate(graph.made):
         if slot >= len(schedule.counters):
             raise ScheduleError(
-                f"{where}: no counter says when {made.chunk} is whole, and {name_op(plan, made.ops[0])} sends it",
-                where=plan.where(made.ops[0]),
+                f"{where}: no counter says when {made.chunk} is whole, and {_reader(plan, made)}",
+                where=_place(plan, made),
             )
         counter = schedule.counters[slot]
         if (counter.slot, counter.chunk, counter.ops) != (slot, made.chunk, made.ops):
             raise ScheduleError(
                 f"{where}: counter {slot} (slot {counter.slot}) counts {counter.chunk} for "
                 f"{', '.join(map(_op, counter.ops)) or 'nobody'}, it should count {made.chunk} for "
-                f"{', '.join(map(_op, made.ops))}",
-                where=plan.where(made.ops[0]),
+                f"{', '.join(map(_op, made.ops)) or 'a sum'}",
+                where=_place(plan, made),
             )
         if counter.target != made.target:
             raise ScheduleError(
                 f"{where}: counter {slot} of {made.chunk} waits for {counter.target} tiles, {made.target} make parts of it, "
-                f"and then {name_op(plan, made.ops[0])} sends it",
-                where=plan.where(made.ops[0]),
+                f"and then {_reader(plan, made)}",
+                where=_place(plan, made),
             )
     if len(schedule.counters) > len(graph.made):
         raise ScheduleError(f"{where}: {len(schedule.counters)} counters for {len(graph.made)} chunks that tiles make")
@@ -236,9 +240,18 @@ def _check_counters(schedule: RankSchedule, plan: CommPlan, graph: DependenceGra
             if slots.count(slot) != (1 if writing else 0) or writing not in (0, run.tiles):
                 raise ScheduleError(
                     f"{where} run {i} counts its {run.tiles} tiles {slots.count(slot)} times into the counter of "
-                    f"{made.chunk}, which {writing or 'none'} of them make parts of and {name_op(plan, made.ops[0])} sends",
-                    where=plan.where(made.ops[0]),
+                    f"{made.chunk}, which {writing or 'none'} of them make parts of and {_reader(plan, made, '')}",
+                    where=_place(plan, made),
                 )
+
+
+def _reader(plan: CommPlan, made: Made, it: str = " it") -> str:
+    """Who reads a chunk when its tiles have made it, for messages."""
+    return f"{name_op(plan, made.ops[0])} sends{it}" if made.ops else f"a sum adds{it}"
+
+
+def _place(plan: CommPlan, made: Made) -> SourceSpan | None:
+    return plan.where(made.ops[0] if made.ops else None)
 
 
 def _tiles_writing(sets: Sequence[TileSet], run: Run) -> int:

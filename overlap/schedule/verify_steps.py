@@ -12,7 +12,23 @@ from overlap.errors import ScheduleError
 from .cycles import find_cycle
 from .moves import behind_another, moves_of
 from .pieces import Values, check_produced
-from .steps import Await, Copy, Credit, Entry, Fork, Hold, Join, Kernel, Raise, Step, Sum, directions
+from .steps import (
+    Await,
+    Branch,
+    Copy,
+    Credit,
+    Entry,
+    Fork,
+    Gather,
+    Hold,
+    Join,
+    Kernel,
+    Raise,
+    Step,
+    Sum,
+    Whole,
+    directions,
+)
 from .verify_sums import Produced, check_holds, check_sums
 
 MAIN = -1
@@ -46,9 +62,10 @@ def verify_steps(
     check_produced(plan, produced)
     values = Values(plan) if produced else None
     for rank, own in enumerate(steps):
-        made = Produced.of(plan, rank, produced, values)
+        early = any(isinstance(step, Whole) for step in own)
+        made = Produced.of(plan, rank, produced, values, early)
         moving = any(isinstance(step, Kernel) and step.moves for step in own)
-        _check_entry(own, plan, rank, bool(made.partial), moving)
+        _check_entry(own, plan, rank, bool(made.own if early else made.partial), moving)
         check_lanes(own, rank)
         check_copies(own, plan, rank)
         check_holds(own, rank, made)
@@ -84,28 +101,37 @@ def _check_entry(steps: Sequence[Step], plan: CommPlan, rank: int, made: bool, m
 
 
 def _lane(step: Step) -> int:
-    if isinstance(step, Await | Hold | Copy | Raise):
+    """The stream that a step is enqueued on; of a fork that which it goes on behind."""
+    if isinstance(step, Await | Hold | Whole | Gather | Copy | Raise):
         return step.lane
-    return step.lane if isinstance(step, Credit) and step.lane is not None else MAIN
+    if isinstance(step, Branch):
+        return step.behind
+    return step.lane if isinstance(step, Credit | Sum) and step.lane is not None else MAIN
 
 
 def check_lanes(steps: Sequence[Step], rank: int) -> None:
     """Forked before use, again only behind a sum, and joined once behind the last use."""
     forked: dict[int, int] = {}
+    behind: dict[tuple[int, int], int] = {}
     joined: set[int] = set()
-    sums = 0
+    sums: dict[int, int] = {}
     for step in steps:
+        if isinstance(step, Branch):
+            source, lane = step.behind, step.lane
+            if lane not in forked or lane in joined or behind.get((lane, source)) == sums.get(source, 0):
+                raise ScheduleError(f"rank {rank}: lane {lane} goes on behind lane {source} twice, or is not open")
+            behind[lane, source] = sums.get(source, 0)
         if isinstance(step, Sum):
-            sums += 1
+            sums[_lane(step)] = sums.get(_lane(step), 0) + 1
         elif isinstance(step, Fork):
-            if step.lane in joined or forked.get(step.lane) == sums:
+            if step.lane in joined or forked.get(step.lane) == sums.get(MAIN, 0):
                 raise ScheduleError(f"rank {rank}: lane {step.lane} is forked twice, or behind its join")
-            forked[step.lane] = sums
+            forked[step.lane] = sums.get(MAIN, 0)
         elif isinstance(step, Join):
             if step.lane not in forked or step.lane in joined:
                 raise ScheduleError(f"rank {rank}: lane {step.lane} is joined without a fork, or twice")
             joined.add(step.lane)
-        elif _lane(step) != MAIN:
+        if not isinstance(step, Fork | Join) and _lane(step) != MAIN:
             if _lane(step) not in forked:
                 raise ScheduleError(f"rank {rank}: {step} on lane {_lane(step)} before its fork")
             if _lane(step) in joined:
@@ -141,9 +167,20 @@ def check_copies(steps: Sequence[Step], plan: CommPlan, rank: int, lanes: Mappin
             copied.update((move.op, MAIN) for move in step.moves)
             raised.update(move.op for move in step.moves)
         elif isinstance(step, Sum):
-            summed |= {op_id for piece in step.pieces for op_id in piece.summands if op_id is not None}
+            added = {op_id for piece in step.pieces for op_id in piece.summands if op_id is not None}
+            (summed if step.lane is None else behind.setdefault(step.lane, set())).update(added)
         elif isinstance(step, Fork):
             behind.setdefault(step.lane, set()).update(summed)
+        elif isinstance(step, Branch):
+            behind.setdefault(step.lane, set()).update(behind.get(step.behind, ()))
+        elif isinstance(step, Gather):
+            for op_id in step.ops:
+                if _find(plan, op_id, rank).dst_rank != rank:
+                    raise ScheduleError(
+                        f"rank {rank}: lane {step.lane} waits for {name_op(plan, op_id)}, which lands elsewhere",
+                        where=plan.where(op_id),
+                    )
+            behind.setdefault(step.lane, set()).update(step.ops)
         elif isinstance(step, Await):
             op = _find(plan, step.op, rank)
             if step.rank != op.dst_rank:
@@ -235,6 +272,7 @@ def _check_credits(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
     kernel_done = False
     copies_left = [step.op for step in steps if isinstance(step, Copy)]
     moves_left = sum(len(step.moves) for step in steps if isinstance(step, Kernel))
+    adding = {step.lane for step in steps if isinstance(step, Sum) and step.lane is not None}
     sums_left = sum(isinstance(step, Sum) for step in steps)
     for step in steps:
         if isinstance(step, Fork):
@@ -250,7 +288,7 @@ def _check_credits(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
             copies_left.remove(step.op)
         elif isinstance(step, Credit):
             busy = open_lanes - {_lane(step)} if _lane(step) != MAIN else open_lanes
-            working = {op.channel for op in plan.ops[rank]} & busy
+            working = ({op.channel for op in plan.ops[rank]} | adding) & busy
             if working or copies_left or moves_left:
                 raise ScheduleError(f"rank {rank}: the credit to rank {step.peer} does not follow the last copy")
             if pushes and (_lane(step) != MAIN or not kernel_done or sums_left):
@@ -290,13 +328,15 @@ def check_progress(steps: Sequence[Sequence[Step]], plan: CommPlan, produced: Co
             before[node] = [*tails.get(stream, ())]
             if blocking:
                 before[node] += host
-            if isinstance(step, Fork):
+            if isinstance(step, Fork | Branch):
                 tails[step.lane] = [*tails.get(step.lane, ()), node]
             elif isinstance(step, Join):
                 before[node] += tails[step.lane]
             elif isinstance(step, Await):
                 before[node].append(raisers[step.op])
-            elif isinstance(step, Hold):
+            elif isinstance(step, Gather):
+                before[node] += [raisers[op] for op in step.ops]
+            elif isinstance(step, Hold | Whole):
                 before[node] += kernel
             elif isinstance(step, Kernel):
                 kernel = [node]
@@ -310,7 +350,7 @@ def check_progress(steps: Sequence[Sequence[Step]], plan: CommPlan, produced: Co
             elif isinstance(step, Sum):
                 summands = {op_id for piece in step.pieces for op_id in piece.summands}
                 before[node] += [raisers[op_id] for op_id in sorted(op for op in summands if op is not None)]
-            if isinstance(step, Entry | Await | Kernel | Sum):
+            if isinstance(step, Entry | Await | Gather | Kernel | Sum):
                 host = [node]
             tails[stream] = [node]
     cycle = find_cycle(before)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from overlap.chunkplan.plan import Chunk, CommPlan, OpId
 from overlap.errors import ScheduleError
 
+from .early import kept_chunks
 from .pieces import Piece, Values, partial_sources, pieces
-from .steps import Copy, Fork, Hold, Kernel, Step, Sum
+from .steps import Branch, Copy, Fork, Gather, Hold, Join, Kernel, Step, Sum, Whole
 
 
 @dataclass(frozen=True)
@@ -17,15 +18,23 @@ class Produced:
     """What a rank's operations on produced tensors send, and what it ends with.
 
     ``partial``: operations that send a chunk as its tiles made it; ``kept``: those that send a sum, with its pieces;
-    ``result``: all pieces of what the rank ends with.
+    ``result``: all pieces of what the rank ends with; ``own``: chunks whose counters say that tiles have made them.
     """
 
     partial: dict[OpId, Chunk]
     kept: dict[OpId, tuple[Piece, ...]]
     result: tuple[Piece, ...]
+    own: frozenset[Chunk] = frozenset()
 
     @classmethod
-    def of(cls, plan: CommPlan, rank: int, produced: Collection[str], values: Values | None) -> Produced:
+    def of(
+        cls,
+        plan: CommPlan,
+        rank: int,
+        produced: Collection[str],
+        values: Values | None,
+        early: bool = False,
+    ) -> Produced:
         if not produced:
             return cls({}, {}, ())
         partial = {op: chunk for chunk, ops in partial_sources(plan, rank, produced, values) for op in ops}
@@ -35,7 +44,9 @@ class Produced:
             sums, final = pieces(plan, rank, tensor, values)
             kept |= {op: made for ops, made in sums.items() for op in ops}
             result += final
-        return cls(partial, kept, tuple(result))
+        held = kept_chunks(plan, rank, produced, values) if early else ()
+        own = frozenset([*partial.values(), *(chunk for chunk, _ in held)])
+        return cls(partial, kept, tuple(result), own)
 
 
 def check_holds(steps: Sequence[Step], rank: int, made: Produced) -> None:
@@ -61,6 +72,12 @@ def check_holds(steps: Sequence[Step], rank: int, made: Produced) -> None:
                     f"rank {rank}: lane {step.lane} is held for {_op(step.op)} ahead of the kernel that makes {chunk}"
                 )
             held.setdefault(step.lane, set()).add(chunk)
+        elif isinstance(step, Whole):
+            if step.chunk not in made.own or not kernel:
+                raise ScheduleError(
+                    f"rank {rank}: lane {step.lane} waits until tiles have made {step.chunk}, "
+                    + ("ahead of their kernel" if step.chunk in made.own else "which no counter says")
+                )
         elif isinstance(step, Copy) and step.op in made.partial:
             chunk = made.partial[step.op]
             if chunk not in held.get(step.lane, ()):
@@ -70,14 +87,28 @@ def check_holds(steps: Sequence[Step], rank: int, made: Produced) -> None:
 
 
 def check_sums(steps: Sequence[Step], rank: int, made: Produced, *, kernel: bool = True) -> None:
-    """Sums stand behind the ``kernel``, if there is one, add every piece once, and come before what sends them on."""
+    """Sums stand behind the ``kernel``, if there is one, add every piece once, and come before what sends them on.
+
+    On a lane a sum stands beside the kernel: behind the waits for all that it adds, so that it never waits itself, and in front
+    of those of the main stream, which fill the device and wait.
+    """
     expected = list(dict.fromkeys([*(piece for kept in made.kept.values() for piece in kept), *made.result]))
     made_partial = not kernel
     summed: set[Piece] = set()
     behind: dict[int, set[Piece]] = {}
+    here: dict[int, set[Piece]] = {}
+    there: dict[int, set[object]] = {}
     for step in steps:
         if isinstance(step, Kernel):
             made_partial = True
+        elif isinstance(step, Whole):
+            there.setdefault(step.lane, set()).add(step.chunk)
+        elif isinstance(step, Gather):
+            there.setdefault(step.lane, set()).update(step.ops)
+        elif isinstance(step, Branch):
+            behind.setdefault(step.lane, set()).update(here.get(step.behind, ()))
+        elif isinstance(step, Join):
+            here.pop(step.lane, None)
         elif isinstance(step, Sum):
             if not made_partial:
                 raise ScheduleError(f"rank {rank}: a sum of {step.tensor} ahead of the kernel that makes its partial")
@@ -87,8 +118,20 @@ def check_sums(steps: Sequence[Step], rank: int, made: Produced, *, kernel: bool
                         f"rank {rank}: a sum of {step.tensor} adds up {piece.chunk} twice, or otherwise than the plan says"
                     )
                 summed.add(piece)
+            if step.lane is None:
+                if here:
+                    raise ScheduleError(f"rank {rank}: a sum of {step.tensor} beside those of lane {min(here)}")
+                continue
+            here.setdefault(step.lane, set()).update(step.pieces)
+            for piece in step.pieces:
+                for summand in piece.summands:
+                    if (piece.chunk if summand is None else summand) not in there.get(step.lane, ()):
+                        what = "tiles made it" if summand is None else f"{_op(summand)} has landed"
+                        raise ScheduleError(
+                            f"rank {rank}: lane {step.lane} adds up {piece.chunk} without waiting until {what}"
+                        )
         elif isinstance(step, Fork):
-            behind[step.lane] = set(summed)
+            behind.setdefault(step.lane, set()).update(summed.difference(*here.values()))
         elif isinstance(step, Copy):
             for piece in made.kept.get(step.op, ()):
                 if piece not in behind.get(step.lane, ()):

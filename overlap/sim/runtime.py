@@ -220,6 +220,10 @@ class SimRuntime:
             side.enqueue(wait_operation(event, f"the main stream of rank {self.rank}"), self.host)
         return sides
 
+    def behind(self, stream: Stream, other: Stream) -> None:
+        event = self._record(other)
+        stream.enqueue(wait_operation(event, f"{other.name} of rank {self.rank}"), self.host)
+
     def join(self, stream: Stream) -> None:
         event = self._record(stream)
         self._main.enqueue(wait_operation(event, f"{stream.name} of rank {self.rank}"), self.host)

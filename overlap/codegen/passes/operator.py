@@ -11,6 +11,7 @@ from ..context import Context
 from ..locate import statements
 from ..placement import insert_behind
 from .dispatch import ASYNC_KINDS
+from .reserve import counted_by
 
 
 def run(module: cst.Module, context: Context) -> cst.Module:
@@ -24,13 +25,14 @@ def run(module: cst.Module, context: Context) -> cst.Module:
         blank = [cst.EmptyLine()] if number else [cst.EmptyLine(), cst.EmptyLine()]
         added.append(constant.with_changes(leading_lines=blank))
     added += [
-        s.with_changes(leading_lines=[cst.EmptyLine()]) for s in statements("\n".join(operator_lines(context)) + "\n")
+        s.with_changes(leading_lines=[cst.EmptyLine()])
+        for s in statements("\n".join(operator_lines(context, counted_by(module, context))) + "\n")
     ]
     return insert_behind(module, above, added)
 
 
-def operator_lines(context: Context) -> list[str]:
-    """The `Operator(...)` assignment, one field a line."""
+def operator_lines(context: Context, programs: tuple[str, ...] | None = None) -> list[str]:
+    """The `Operator(...)` assignment, one field a line; ``programs``: as `reserve.counted_by` finds them."""
     program, names, host = context.program, context.names, context.program.host
     assert host is not None
     rt = names.runtime
@@ -93,6 +95,8 @@ def operator_lines(context: Context) -> list[str]:
         lines.append("    ),")
     if context.moving and context.persistent:
         field("persistent", "True")
+    if programs is not None:
+        field("programs", _tuple(programs))
     if names.prefix != "ol" or len(context.ours) > 2:
         field("ours", _tuple(context.ours))
     lines.append(")")

@@ -73,6 +73,28 @@ def run(module: cst.Module, context: Context) -> cst.Module:
     return replaced(module, kernel, changed.with_changes(body=changed.body.with_changes(body=body)))
 
 
+def counted_by(module: cst.Module, context: Context) -> tuple[str, ...] | None:
+    """Parameters of a kernel with results that stand for the number of its programs, which walk over tiles.
+
+    None where nobody may give it fewer: a tile a program, steps of another kind, or chunks that programs move or store.
+    """
+    if not context.produced or not context.persistent or context.moving or context.pushing:
+        return None
+    kernel = find_function(module, context.program.kernel.name)
+    steps = _Steps(context, [tile for tile in context.program.kernel.tile_ids if tile.form != "assign"])
+    try:
+        kernel.visit(steps)
+    except UnsupportedError:
+        return None
+    for step in steps.loops:
+        origin = steps.origin(step)
+        if isinstance(origin, cst.Name) and steps.takes(origin.value):
+            steps.params.add(origin.value)
+        elif not (isinstance(origin, cst.Call) and _called(origin) == "num_programs"):
+            return None
+    return tuple(sorted(steps.params))
+
+
 def _assigns(statement: cst.BaseStatement, name: str) -> bool:
     target = m.AssignTarget(target=m.Name(name))
     return m.matches(statement, m.SimpleStatementLine(body=[m.Assign(targets=[target])]))
@@ -89,6 +111,7 @@ class _Steps(cst.CSTVisitor):
     def __init__(self, context: Context, persistent: list[TileId]) -> None:
         super().__init__()
         self.params: set[str] = set()
+        self.loops: list[cst.BaseExpression] = []
         self._all = {p.name for p in context.program.kernel.params}
         self._tiles = {tile.name: tile for tile in persistent}
         self._values: dict[str, list[cst.BaseExpression]] = {}
@@ -105,6 +128,7 @@ class _Steps(cst.CSTVisitor):
                     where=tile.span,
                     help=f"for {tile.name} in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0))",
                 )
+            self.loops.append(bounds[2])
             if isinstance(bounds[2], cst.Name) and bounds[2].value in self._all:
                 self.params.add(bounds[2].value)
 
@@ -131,7 +155,7 @@ class _Steps(cst.CSTVisitor):
 
     def leave_FunctionDef(self, original_node: cst.FunctionDef) -> None:
         for tile, step in self._advances:
-            origin = self._origin(step)
+            origin = self.origin(step)
             if isinstance(origin, cst.Name) and origin.value in self._all:
                 self.params.add(origin.value)
             elif not (isinstance(origin, cst.Call) and _called(origin) == "num_programs"):
@@ -143,7 +167,11 @@ class _Steps(cst.CSTVisitor):
                     "backend copy_engine",
                 )
 
-    def _origin(self, step: cst.BaseExpression) -> cst.BaseExpression:
+    def takes(self, name: str) -> bool:
+        """Whether the kernel has such a parameter."""
+        return name in self._all
+
+    def origin(self, step: cst.BaseExpression) -> cst.BaseExpression:
         """What a step is, behind variables that are assigned once."""
         seen: set[str] = set()
         while isinstance(step, cst.Name) and step.value not in self._all and step.value not in seen:

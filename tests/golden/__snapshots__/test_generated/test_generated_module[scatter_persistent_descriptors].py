@@ -161,6 +161,7 @@ OL_OPERATOR = ol_rt.Operator(
         ol_rt.Write("c", axes=("M", "N")),
     ),
     descriptors={"a_ptr": 59, "b_ptr": 60, "c_ptr": 62},
+    programs=("NUM_SMS",),
 )
 
 

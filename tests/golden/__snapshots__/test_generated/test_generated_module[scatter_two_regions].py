@@ -146,6 +146,7 @@ OL_OPERATOR = ol_rt.Operator(
     writes=(
         ol_rt.Write("c", axes=("M", "N")),
     ),
+    programs=("PROGRAMS",),
 )
 
 

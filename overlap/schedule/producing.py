@@ -1,0 +1,221 @@
+"""The steps of a rank behind its kernel: what leaves it, and the sums of what comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from overlap.chunkplan.order import name_op
+from overlap.chunkplan.plan import P2P, CommPlan, OpId
+from overlap.errors import UnsupportedError
+
+from .early import Added, early_sums, kept_chunks, rounds_of, sums_of
+from .moves import behind_another
+from .pieces import Piece, Values, partial_sources, pieces
+from .step import Await, Branch, Copy, Fork, Gather, Hold, Join, Raise, Step, Sum, Whole
+
+
+def stages(produced: Collection[str], values: Values) -> dict[OpId, int]:
+    """How many sums stand, one behind the other, before each operation.
+
+    An operation that sends a sum is one stage behind the last of the operations that land in it.
+    """
+    found: dict[OpId, int] = {}
+    order = values.order
+    for op_id in order.order:
+        stage = max((found[before] for before, _ in order.predecessors[op_id]), default=0)
+        if values.plan.op(op_id).src.tensor in produced:
+            for _, summands in values.source(op_id):
+                stage = max([stage, *(found[landed] + 1 for landed in summands if landed is not None)])
+        found[op_id] = stage
+    return found
+
+
+class Producing:
+    """The steps of a rank behind its kernel: what leaves it, and the sums of what comes in."""
+
+    def __init__(
+        self,
+        plan: CommPlan,
+        rank: int,
+        produced: Collection[str],
+        stores: bool | Collection[OpId],
+        *,
+        early: bool = False,
+    ) -> None:
+        values = Values(plan)
+        stage = stages(produced, values)
+        self._plan = plan
+        self._rank = rank
+        self._stages: dict[int, list[OpId]] = {}
+        for index, op in enumerate(plan.ops[rank]):
+            if op.src.tensor in produced:
+                self._stages.setdefault(stage[rank, index], []).append((rank, index))
+        self.partial = {op: chunk for chunk, ops in partial_sources(plan, rank, produced, values) for op in ops}
+        # An empty chunk has no tile that could raise its flag.
+        sends = (op for op, chunk in self.partial.items() if not chunk.box.empty)
+        self.stored = tuple(sorted(op for op in sends if stores is True or (stores and op in stores)))
+        for op_id in self.stored:
+            if plan.op(op_id).depends:
+                raise UnsupportedError(
+                    f"plan {plan.name}, {name_op(plan, op_id)} depends on another, and tiles that store it would wait for "
+                    "that",
+                    where=plan.where(op_id),
+                    help="copy_engine carries this plan out",
+                )
+        copied = {n: [op_id for op_id in ops if op_id not in self.stored] for n, ops in self._stages.items()}
+        self._stages = {n: ops for n, ops in copied.items() if ops}
+        self._pieces = {tensor: pieces(plan, rank, tensor, values) for tensor in produced}
+        self._waited: set[OpId] = set()
+        """What the main stream's sums have seen landed."""
+        self.behind: dict[int, set[OpId]] = {}
+        self.joined: set[int] = set()
+        """Lanes that `steps` joins itself."""
+        self.early = early_sums(plan, rank, produced, values) if early else ()
+        """Sums that are made while the kernel runs, on a lane of their own behind all channels."""
+        self.kept = kept_chunks(plan, rank, produced, values) if early else ()
+        """Chunks that such sums add and no operation sends, with their rounds."""
+        self._sums = sums_of(plan, rank, produced, values) if self.early else ()
+
+    def forks(self) -> list[Step]:
+        """Lanes whose first operation sends what the kernel makes; with early sums all of them, and that of the sums."""
+        if self.early:
+            used = {self._plan.op(op).channel for ops in self._stages.values() for op in ops}
+            self.behind = {lane: set() for lane in sorted({*used, self._sum_lane})}
+            return [Fork(lane) for lane in self.behind]
+        first = {self._plan.op(op).channel for op in self._stages.get(0, ())}
+        self.behind = {lane: set() for lane in sorted(first)}
+        return [Fork(lane) for lane in self.behind]
+
+    @property
+    def _sum_lane(self) -> int:
+        return 1 + max((op.channel for _, op in self._plan.items()), default=-1)
+
+    def steps(self) -> list[Step]:
+        return self._early_steps() if self.early else self._late_steps()
+
+    def _early_steps(self) -> list[Step]:
+        """By rounds: what tiles made leaves, what has come is added up, sums leave; the last round behind the kernel."""
+        plan, lane = self._plan, self._sum_lane
+        rounds = rounds_of(plan)
+        adding = {op: added for added in self._sums for op in added.ops}
+        own = [(self._rank, i) for i, op in enumerate(plan.ops[self._rank]) if op.src.tensor in self._pieces]
+        numbers = sorted({*(rounds[op] for op in own if op not in adding), *(added.round for added in self._sums)})
+        last = self._sums[-1].round
+        steps: list[Step] = []
+        held: dict[int, set[object]] = {}
+        done: set[OpId] = set()
+        for number in numbers:
+            for op in own:
+                if op not in adding and rounds[op] == number and op not in done:
+                    steps += self._sent(op, held)
+                    done.add(op)
+            if number == last:
+                steps.append(Join(lane))
+                self.joined.add(lane)
+            for added in (each for each in self._sums if each.round == number):
+                steps += self._sum(added, None if number == last else lane)
+                for op in added.ops:
+                    steps += carry_out(plan, op, self.behind)
+                    done.add(op)
+        for tensor, (_, result) in self._pieces.items():
+            summed = {piece for added in self._sums for piece in added.pieces}
+            left = [piece for piece in result if piece not in summed]
+            if left:
+                # As they arrive: what came first is put in its place while the last is on its way.
+                left.sort(key=lambda piece: max((rounds[op] for op in piece.summands if op is not None), default=-1))
+                steps.append(Sum(tensor, tuple(left)))
+        return steps
+
+    def _sum(self, added: Added, lane: int | None) -> list[Step]:
+        """A sum with what it waits for, and forks of the lanes that send it on."""
+        steps: list[Step] = []
+        ops = tuple(sorted({op for piece in added.pieces for op in piece.summands if op is not None}))
+        if lane is not None:
+            own = dict.fromkeys(piece.chunk for piece in added.pieces if None in piece.summands)
+            steps += [Whole(lane, chunk) for chunk in own]
+            steps.append(Gather(lane, ops))
+            self.behind[lane].update(ops)
+        steps.append(Sum(added.tensor, added.pieces, lane))
+        if lane is None:
+            self._waited.update(ops)
+        for channel in sorted({self._plan.op(op).channel for op in added.ops}):
+            steps.append(Fork(channel) if lane is None else Branch(channel, lane))
+            self.behind[channel].update(self._waited if lane is None else self.behind[lane])
+        return steps
+
+    def _sent(self, op: OpId, held: dict[int, set[object]]) -> list[Step]:
+        """An operation that sends what tiles made, held until that is whole."""
+        seen = held.setdefault(self._plan.op(op).channel, set())
+        hold: list[Step] = []
+        if op in self.partial and self.partial[op] not in seen:
+            seen.add(self.partial[op])
+            hold = [Hold(self._plan.op(op).channel, op)]
+        return carry_out(self._plan, op, self.behind, hold)
+
+    def _late_steps(self) -> list[Step]:
+        steps: list[Step] = []
+        held: dict[int, set[object]] = {}
+        added: dict[tuple[OpId, ...], int] = {}
+        """How many sums stand before a group of operations may send theirs, that sum included."""
+        forked = dict.fromkeys(self.behind, 0)
+        """How many sums stood before each lane's last fork."""
+        sums = 0
+        for stage in sorted(self._stages):
+            for op in self._stages[stage]:
+                lane = self._plan.op(op).channel
+                group, tensor, wanted = self._group(op)
+                if group not in added:
+                    # One sum a group: what is sent first leaves while the next is added up.
+                    if wanted:
+                        steps.append(Sum(tensor, wanted))
+                        sums += 1
+                        self._waited.update(o for piece in wanted for o in piece.summands if o is not None)
+                    added[group] = sums if wanted else 0
+                if lane not in forked or added[group] > forked[lane]:
+                    steps.append(Fork(lane))
+                    forked[lane] = sums
+                    self.behind.setdefault(lane, set()).update(self._waited)
+                steps += self._sent(op, held)
+        for tensor, (_, result) in self._pieces.items():
+            left = tuple(piece for piece in result if not piece.keep)
+            if left:
+                steps.append(Sum(tensor, left))
+        return steps
+
+    def _group(self, op: OpId) -> tuple[tuple[OpId, ...], str, tuple[Piece, ...]]:
+        """The operations that send what ``op`` does, their tensor, and the pieces of the sum they send (none: a partial)."""
+        tensor = self._plan.op(op).src.tensor
+        for group, kept in self._pieces[tensor][0].items():
+            if op in group:
+                return group, tensor, kept
+        return (op,), tensor, ()
+
+
+def carry_out(
+    plan: CommPlan,
+    op_id: OpId,
+    behind: dict[int, set[OpId]],
+    hold: list[Step] | None = None,
+    lane: int | None = None,
+    moved: Collection[OpId] = (),
+) -> list[Step]:
+    """Await what the operation depends on, copy, raise its flag; ``behind`` is what each lane has seen.
+
+    Its lane is its channel where none is given. ``moved``: operations that no lane carries out.
+    """
+    op = _copied(plan, op_id)
+    lane = op.channel if lane is None else lane
+    steps: list[Step] = []
+    ahead = behind_another(plan, op_id, moved) if moved else None
+    for dep in (*op.depends, *((ahead,) if ahead is not None else ())):
+        if dep not in behind[lane]:
+            steps.append(Await(lane, dep, _copied(plan, dep).dst_rank))
+            behind[lane].add(dep)
+    behind[lane].add(op_id)
+    return [*steps, *(hold or ()), Copy(lane, op_id), Raise(lane, op_id)]
+
+
+def _copied(plan: CommPlan, op_id: OpId) -> P2P:
+    op = plan.op(op_id)
+    assert isinstance(op, P2P)
+    return op

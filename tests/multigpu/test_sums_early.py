@@ -1,0 +1,96 @@
+"""Sums that are made while the kernel runs, on real ranks: bit for bit those that follow it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from overlap.ops import gemm_a2a, gemm_ar, gemm_rs
+from overlap.runtime.instance import instances
+from overlap.runtime.protocol import runtime_of
+
+from .conftest import WORLD
+
+CASES = [
+    (gemm_ar, "all_reduce_two_shot", (8192, 4096, 14336), 4),
+    (gemm_ar, "all_reduce_two_shot", (4091, 264, 1000), 3),
+    (gemm_ar, "all_reduce_two_shot", (5, 64, 64), 4),
+    (gemm_ar, "all_reduce_two_shot", (1027, 257, 384), 2),
+    (gemm_ar, "all_reduce_one_shot", (2048, 1024, 1024), 2),
+    (gemm_rs, "reduce_scatter_1d", (8192, 8192, 8192), 4),
+    (gemm_rs, "reduce_scatter_1d", (1000, 136, 384), 2),
+    (gemm_a2a, "all_to_all_1d", (1000, 64 * WORLD, 384), 2),
+]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    """The same folder for every test, so that modules are made once; each rank has its own unless they share a disk."""
+    monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "modules"))
+
+
+def operands(shape, seed, dtype=torch.bfloat16):
+    """This rank's part of K."""
+    rows, columns, depth = shape
+    generator = torch.Generator("cuda").manual_seed(97 * seed + dist.get_rank())
+    x = torch.randn(rows, max(8, depth // WORLD // 8 * 8), device="cuda", generator=generator).to(dtype)
+    return x, torch.randn(x.shape[1], columns, device="cuda", generator=generator).to(dtype)
+
+
+def was_early() -> bool:
+    """Whether the instance called last makes sums while its kernel runs."""
+    return next(reversed(instances(runtime_of(None)).values())).early
+
+
+def call(case, monkeypatch, programs, inputs, out=None):
+    operator, plan, _, split = case
+    monkeypatch.setenv("OVERLAP_SUM_SMS", str(programs))
+    how = {} if out is None else {"out": out}
+    return operator(*inputs, backend="copy_engine", plan=plan, split=split, **how)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].__name__}-{case[1]}-{case[2][0]}-{case[3]}")
+def test_the_same_bits_as_behind_the_kernel(case, monkeypatch):
+    inputs = [operands(case[2], seed) for seed in range(3)]
+    late = [call(case, monkeypatch, 0, each) for each in inputs]
+    assert not was_early()
+    for round in range(3):
+        # A late rank now and then; calls repeat an earlier one from the second on.
+        for each, wanted in zip(inputs, late, strict=True):
+            out = torch.full_like(wanted, float("nan"))
+            if dist.get_rank() == round % WORLD:
+                torch.cuda._sleep(3_000_000)
+            found = call(case, monkeypatch, 8, each, out)
+            assert was_early()
+            assert torch.equal(found, wanted), f"round {round}"
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("lane_graphs", ["0", "1"])
+@pytest.mark.parametrize("case", [CASES[0], CASES[5]], ids=["gemm_ar", "gemm_rs"])
+def test_in_graphs_and_with_lanes_in_graphs(case, lane_graphs, monkeypatch):
+    monkeypatch.setenv("OVERLAP_LANE_GRAPHS", lane_graphs)
+    x, w = operands(case[2], 5)
+    wanted = call(case, monkeypatch, 0, (x, w))
+    y = torch.empty_like(wanted)
+    for _ in range(3):
+        call(case, monkeypatch, 4, (x, w), y)
+        assert was_early() and torch.equal(y, wanted)
+        y.fill_(float("nan"))
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    dist.barrier()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        call(case, monkeypatch, 4, (x, w), y)
+    for round in range(5):
+        y.fill_(float("nan"))
+        if dist.get_rank() == round % WORLD:
+            torch.cuda._sleep(3_000_000)
+        graph.replay()
+        assert torch.equal(y, wanted), f"replay {round}"
+    x.neg_()
+    wanted.neg_()
+    graph.replay()
+    assert torch.equal(y, wanted)
