@@ -59,9 +59,9 @@ class InFlight:
         self.lanes: dict[int, Any] = {}
         self.open_lanes: set[int] = set()
 
-    def launch(self, enqueue: Enqueue) -> None:
-        """Enqueues a kernel on the main stream."""
-        enqueue(self.main, self.carried)
+    def launch(self, enqueue: Enqueue, lane: int | None = None) -> None:
+        """Enqueues a kernel on the main stream, or on a lane."""
+        enqueue(self.main if lane is None else self.lanes[lane], self.carried)
 
     def read_buffers(self) -> None:
         """Enqueues the caller's further work, once."""
@@ -75,8 +75,8 @@ class Recorded(InFlight):
 
     __slots__ = ()
 
-    def launch(self, enqueue: Enqueue) -> None:
-        self.streams.launch(enqueue, self.carried)
+    def launch(self, enqueue: Enqueue, lane: int | None = None) -> None:
+        self.streams.launch(enqueue, self.carried, None if lane is None else self.lanes[lane])
 
 
 Act = Callable[[InFlight], None]
@@ -194,7 +194,7 @@ def _act(instance: BoundPlan, table: LaunchTable | None, opening: Opening, step:
     match step:
         case st.Entry():
             for enqueue in opening.launches(ends.given, ends.given_at):
-                yield _on_main(enqueue)
+                yield _launched(enqueue)
         case st.Kernel():
             if table is not None and (table.tiles or step.moves):
                 yield _kernel
@@ -204,9 +204,9 @@ def _act(instance: BoundPlan, table: LaunchTable | None, opening: Opening, step:
                 out = ends.results.get(step.tensor)
                 place = ends.results_at.get(step.tensor)
                 enqueue = summed.bound(runtime, out, place)
-                yield _on_main(enqueue) if step.lane is None else _beside(step.lane, enqueue)
+                yield _launched(enqueue, step.lane)
         case st.Branch(lane, behind):
-            yield _branch(runtime, lane, behind)
+            yield _branch(lane, behind)
         case st.Library(tensor):
             yield ByLibrary(_library(instance, tensor, ends))
         case st.Join(lane):
@@ -219,16 +219,12 @@ def sum_for(instance: BoundPlan, step: st.Sum, results: Mapping[str, torch.Tenso
     return sum_step(instance, step, out)
 
 
-def _on_main(enqueue: Enqueue) -> Act:
-    return lambda now: now.launch(enqueue)
+def _launched(enqueue: Enqueue, lane: int | None = None) -> Act:
+    return lambda now: now.launch(enqueue, lane)
 
 
-def _beside(lane: int, enqueue: Enqueue) -> Act:
-    return lambda now: enqueue(now.lanes[lane], now.carried)
-
-
-def _branch(runtime: Runtime, lane: int, behind: int) -> Act:
-    return lambda now: runtime.behind(now.lanes[lane], now.lanes[behind])
+def _branch(lane: int, behind: int) -> Act:
+    return lambda now: now.streams.behind(now.lanes[lane], now.lanes[behind])
 
 
 def _credits_on_main(credits: Enqueue) -> Act:

@@ -5,7 +5,7 @@
 
 What a node is given holds for launches that come later; launches in flight keep what they were given, and two launches of
 one graph run one behind the other (CUDA driver API, ``cuGraphExecKernelNodeSetParams``, ``cuGraphLaunch``). Work of lanes
-reads no tensor of a call, so kernels of the main stream are all there is to tell.
+reads no tensor of a call, so kernels of the main stream and sums beside it are all there is to tell.
 """
 
 from __future__ import annotations
@@ -111,8 +111,13 @@ class Recording:
         joined.record(stream)
         joined.hold(self.main)
 
-    def launch(self, enqueue: Enqueue, carried: Carried) -> None:
-        """Records one of the launches on the main stream.
+    def behind(self, stream: Stream, other: Stream) -> None:
+        """As `Runtime.behind`."""
+        self._forked.record(other)
+        self._forked.hold(stream)
+
+    def launch(self, enqueue: Enqueue, carried: Carried, lane: Stream | None = None) -> None:
+        """Records one of the launches that may take something from a call, on the main stream or ``lane``.
 
         Raises:
             RuntimeContractError: nobody knows where it takes what it takes from a call.
@@ -120,17 +125,18 @@ class Recording:
         varying: Sequence[Varying] | None = getattr(enqueue, "varying", None)
         if varying is None:
             raise RuntimeContractError("a launch through Triton's own launcher")
-        enqueue(self.main, carried)
+        stream = lane or self.main
+        enqueue(stream, carried)
         if varying:
-            self.nodes.append(_Node(self._last_node(), varying, carried))
+            self.nodes.append(_Node(self._last_node(stream), varying, carried))
 
-    def _last_node(self) -> int:
-        """What the main stream's next work would depend on: the kernel that was recorded last."""
+    def _last_node(self, stream: Stream) -> int:
+        """What a stream's next work would depend on: the kernel that was recorded last."""
         status, number = ctypes.c_int(), ctypes.c_uint64()
         graph, count = ctypes.c_void_p(), ctypes.c_size_t()
         nodes = ctypes.POINTER(ctypes.c_void_p)()
         found = (status, number, graph, nodes, count)
-        error = libcuda().cuStreamGetCaptureInfo_v2(self.main.argument, *map(ctypes.byref, found))
+        error = libcuda().cuStreamGetCaptureInfo_v2(stream.argument, *map(ctypes.byref, found))
         check(error, "a recorded kernel")
         if count.value != 1 or not nodes[0]:
             raise RuntimeContractError(f"a recorded kernel is {count.value} nodes")

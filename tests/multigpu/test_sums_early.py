@@ -68,14 +68,15 @@ def test_the_same_bits_as_behind_the_kernel(case, monkeypatch):
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("lane_graphs", ["0", "1"])
+@pytest.mark.parametrize("graphs", ["", "LANE_GRAPHS", "CALL_GRAPHS"])
 @pytest.mark.parametrize("case", [CASES[0], CASES[5]], ids=["gemm_ar", "gemm_rs"])
-def test_in_graphs_and_with_lanes_in_graphs(case, lane_graphs, monkeypatch):
-    monkeypatch.setenv("OVERLAP_LANE_GRAPHS", lane_graphs)
+def test_in_graphs_of_the_caller_and_of_our_own(case, graphs, monkeypatch):
+    if graphs:
+        monkeypatch.setenv(f"OVERLAP_{graphs}", "1")
     x, w = operands(case[2], 5)
     wanted = call(case, monkeypatch, 0, (x, w))
     y = torch.empty_like(wanted)
-    for _ in range(3):
+    for _ in range(5):
         call(case, monkeypatch, 4, (x, w), y)
         assert was_early() and torch.equal(y, wanted)
         y.fill_(float("nan"))
