@@ -18,6 +18,7 @@ from overlap.autotune.entry import Entry
 from overlap.autotune.key import Key
 from overlap.autotune.shipped import MARK, VERSION
 from overlap.backends.base import Realization
+from overlap.chunkplan.cuts import split_of
 from overlap.settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,7 +39,7 @@ def moved(op: str, m: int, n: int, k: int, world: int, dtype: str) -> int:
 def config_of(op: str, how: str) -> Config:
     """The config that a way (``plan=all_gather_1d_push,split=2``) names."""
     pairs = dict(pair.split("=") for pair in how.split(","))
-    split = int(pairs.get("split", SPLITS.get(op, 1)))
+    split = split_of(str(pairs.get("split", SPLITS.get(op, 1))))
     realization = Realization(pairs.get("backend", "copy_engine"), split=split, comm_sms=int(pairs.get("comm_sms", 0)))
     return Config(realization, pairs.get("plan", PLANS.get(op, "all_to_all_1d")))
 

@@ -183,7 +183,7 @@ def arguments(bench: Any) -> argparse.Namespace:
     parser.add_argument("--contenders", nargs="+", choices=record.CONTENDERS, default=list(record.CONTENDERS))
     parser.add_argument("--plan", help="plan of ours; by default the operator chooses")
     parser.add_argument(
-        "--split", type=int, help="chunks a shard is cut into, by ours; by default the operator chooses"
+        "--split", help="chunks a shard is cut into, or weights (1:2:1), by ours; by default the operator chooses"
     )
     parser.add_argument("--backend", help="backend of ours; by default it chooses, and is serial for small tensors")
     parser.add_argument("--out", type=Path, help="result file; default: bench/results, by operator and GPUs")

@@ -18,6 +18,7 @@ import triton
 from overlap import settings
 from overlap.backends.capabilities import SERIAL, Need
 from overlap.backends.ways import able_ways
+from overlap.chunkplan.cuts import Split
 from overlap.runtime.protocol import Runtime, runtime_of
 from overlap.schedule.machine import Machine, machine_for
 from overlap.schedule.op_ways import operator_candidates
@@ -48,7 +49,7 @@ class Problem:
     k: int
     dtype: torch.dtype
     plan: str | None = None
-    split: int = 1
+    split: Split = 1
     programs: int = 0
     lacking: Callable[[str], str] = field(default=lambda name: "", compare=False, repr=False)
     open: bool = False

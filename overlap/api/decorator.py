@@ -18,6 +18,7 @@ from typing import Any
 
 from overlap.annotate.source import SourceUnit
 from overlap.backends.base import Realization
+from overlap.chunkplan.cuts import split_of, split_text
 from overlap.errors import SourceError, UsageError
 from overlap.runtime.resolve import parameters_of, python_function
 
@@ -38,7 +39,7 @@ def compile(
     path: str | None = None,
     links: str | None = None,
     sizes: Mapping[str, int] | None = None,
-    **keys: int | str,
+    **keys: int | str | tuple[Any, ...],
 ) -> KernelCompiler:
     """A decorator that fuses the communication of ``plan`` into an annotated `triton.jit` kernel.
 
@@ -54,7 +55,8 @@ def compile(
             links (``synth``). It takes ``world``.
         links: a link file; without, the links are the machine's.
         sizes: extents of the axes of ``on``'s tensors, to which a plan by ``synth`` is pinned: ``{"M": 8192, "K": 4096}``.
-        keys: keys of `Realization` (``split=2``, ``num_warps=8``, ``machine="h800"``) and constexpr parameters (``BLOCK_M=128``).
+        keys: keys of `Realization` (``split=2`` or ``split=(1, 2, 1)``, ``num_warps=8``, ``machine="h800"``) and constexpr
+            parameters (``BLOCK_M=128``).
 
     Raises:
         UsageError: an unknown backend, links or sizes without a path, or used without arguments.
@@ -68,9 +70,9 @@ def compile(
     if realization is not None:
         backend = backend or realization.backend
         values = {key: getattr(realization, key) for key in _KEYS}
-        options = {key: str(v) for key, v in values.items() if v is not None and (v or key == "split")}
+        options = {key: _text(v) for key, v in values.items() if v is not None and (v or key == "split")}
         options.update({name: str(v) for name, v in realization.meta})
-    options.update({key: str(value) for key, value in keys.items()})
+    options.update({key: _text(value) for key, value in keys.items()})
     if path is None and (links is not None or sizes is not None):
         raise UsageError(
             f"{'links' if links is not None else 'sizes'} without a path", help='path="synth" makes a plan for them'
@@ -79,6 +81,11 @@ def compile(
         plan, on = tuple(plans), tuple(ons)
     made = None if path is None else Made(path, links, tuple(sorted((sizes or {}).items())))
     return KernelCompiler(plan, on, world, check_backend(backend, KNOWN), options, made)
+
+
+def _text(value: Any) -> str:
+    """A key's value as the command line has it."""
+    return split_text(split_of(value)) if isinstance(value, (tuple, list)) else str(value)
 
 
 class KernelCompiler:

@@ -19,6 +19,7 @@ import torch
 from overlap import settings
 from overlap.autotune.config import Config
 from overlap.backends.capabilities import Need, check_named, names
+from overlap.chunkplan.cuts import Split
 from overlap.errors import UsageError
 
 BACKENDS = names("input", "result")
@@ -48,7 +49,7 @@ class Choice:
     config: Config | None = None
     source: str = ""
 
-    def of(self, plan: str, split: int) -> tuple[str, int]:
+    def of(self, plan: str, split: Split) -> tuple[str, Split]:
         """Plan and split of the call, where a config does not say otherwise."""
         if self.config is None:
             return plan, split

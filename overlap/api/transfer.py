@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from overlap.chunkplan.collectives.direct import check_direct
+from overlap.chunkplan.cuts import SplitLike, split_of
 from overlap.chunkplan.links import Links
 from overlap.chunkplan.plan import CommPlan
 from overlap.chunkplan.verify import verify_plan
@@ -40,7 +41,7 @@ def transfer(
     mesh: Any = None,
     dim: int = 0,
     to_dim: int | None = None,
-    split: int = 1,
+    split: SplitLike = 1,
     path: str = "template",
     shape: Sequence[int] | None = None,
     direction: str | None = None,
@@ -60,7 +61,7 @@ def transfer(
         group: as for operators; its ranks are the plan's, in order. A program without process groups is one rank alone.
         mesh: of a plan for a mesh: a DeviceMesh, ``"2x4"``, or a `Mesh`.
         dim, to_dim: the dimension in which the tensor is cut, and the one it is cut in afterwards (all-to-all).
-        split: parts every transfer is cut into.
+        split: how every transfer is cut: 4 parts, or by weight, ``1:2:1`` (docs/plans.md).
         path: how a collective becomes a plan: ``template``, ``synth`` (made for ``links``), or ``direct``, which
             hands it to torch.distributed.
         shape: global shape of the (first) tensor; needed where shards are uneven, or where this rank holds nothing.
@@ -87,7 +88,9 @@ def transfer(
     if isinstance(plan, CommPlan):
         chosen = _as_it_is(plan, world, path, mesh, shape)
     else:
-        wanted = Wanted(mesh_for_group(mesh, world, ranks), dim, to_dim, split, path, direction, links, counts)
+        wanted = Wanted(
+            mesh_for_group(mesh, world, ranks), dim, to_dim, split_of(split), path, direction, links, counts
+        )
         local = {name: _shape(name, held) for name, held in (named or {"x": tensors}).items()}
         chosen = plan_of(plan, local, None if shape is None else tuple(shape), world, rank, wanted)
     return _Call(chosen, rank, group).run(tensors if named is None else named, out)

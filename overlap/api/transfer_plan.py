@@ -13,6 +13,7 @@ from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.collectives.lower import lower_collective
 from overlap.chunkplan.collectives.step import CollectiveStep, Kind
 from overlap.chunkplan.counts import CountArray
+from overlap.chunkplan.cuts import Split
 from overlap.chunkplan.document import nearest
 from overlap.chunkplan.library import find_template, list_templates
 from overlap.chunkplan.links import Links
@@ -39,7 +40,7 @@ class Wanted:
     mesh: Mesh | None
     dim: int
     to_dim: int | None
-    split: int
+    split: Split
     path: str
     direction: str | None
     links: Links | None

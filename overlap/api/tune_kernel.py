@@ -18,7 +18,7 @@ import torch.distributed as dist
 from overlap.autotune.config import Config
 from overlap.autotune.prune import Limits, by_limits, prune
 from overlap.autotune.session import BUDGET_S, DEADLINE_S, Space, Tuned, tune
-from overlap.autotune.space import PLANS, SPLITS, around, ordered
+from overlap.autotune.space import PLANS, around, ordered, splits_of
 from overlap.backends import backends
 from overlap.backends.base import Realization
 from overlap.backends.capabilities import SERIAL
@@ -141,6 +141,7 @@ def communication_of(
     needs = needs_of(operator, device)
     produced = all(comm.produced for comm in operator.comms)
     plans = [""]
+    splits = splits_of(KINDS[operator.comms[0].kind] if len(operator.comms) == 1 else "")
     if len(operator.comms) == 1 and isinstance(kernel.plan, str):
         same = PLANS.get(KINDS[operator.comms[0].kind], ())
         plans += [name for name in same if name != kernel.plan] if kernel.plan in same else []
@@ -150,14 +151,14 @@ def communication_of(
         if not why and backend.far:
             why = "pointers reach every peer here"
         if why:
-            refused[why] += len(plans) * len(SPLITS)
+            refused[why] += len(plans) * len(splits)
             continue
         way = way_of(backend, produced)
         counts = programs_tried(machine, backend.default_direction, tma=way.tma) if way.form == "moves" else ()
         found += [
             Config(Realization(backend.name, split=split, comm_sms=count), plan)
             for plan in plans
-            for split in SPLITS
+            for split in splits
             for count in counts or (0,)
         ]
     return found, refused

@@ -13,6 +13,7 @@ from overlap.autotune.config import Config
 from overlap.autotune.key import Key, text_hash
 from overlap.backends import backend as find_backend
 from overlap.backends.capabilities import Need
+from overlap.chunkplan.cuts import split_text
 from overlap.runtime.kernel_call import KernelCall, parameters
 from overlap.runtime.operator import Operator
 from overlap.runtime.part import Given
@@ -142,9 +143,10 @@ def options_of(config: Config) -> dict[str, str]:
     realization = config.realization
     found = {
         key: str(getattr(realization, key))
-        for key in ("split", "num_warps", "num_stages")
+        for key in ("num_warps", "num_stages")
         if getattr(realization, key) is not None
     }
+    found["split"] = split_text(realization.split)
     if realization.comm_sms and find_backend(realization.backend).comm_sms:
         found["comm_sms"] = str(realization.comm_sms)
     return {**found, **{name: str(value) for name, value in realization.meta}}

@@ -11,11 +11,12 @@ from typing import Any
 
 from overlap.backends.base import Realization
 from overlap.backends.capabilities import AUTO, SERIAL, names
-from overlap.errors import SourceSpan, UsageError
+from overlap.chunkplan.cuts import split_of, split_text
+from overlap.errors import PlanError, SourceSpan, UsageError
 
-NUMBERS = {"split": 1, "comm_sms": 0, "num_warps": 1, "num_stages": 1}
+NUMBERS = {"comm_sms": 0, "num_warps": 1, "num_stages": 1}
 """Keys of a realization that are numbers, and the least each may be."""
-KEYS = ("plan", "backend", *NUMBERS, "meta")
+KEYS = ("plan", "backend", "split", *NUMBERS, "meta")
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Config:
         """Without what is at its default."""
         found: dict[str, Any] = {"plan": self.plan} if self.plan else {}
         found["backend"] = self.realization.backend
+        if (split := self.realization.split) != 1:
+            found["split"] = split if isinstance(split, int) else split_text(split)
         for field in fields(Realization):
             value = getattr(self.realization, field.name)
             if field.name in NUMBERS and value != field.default:
@@ -71,8 +74,15 @@ class Config:
         for key, least in NUMBERS.items():
             if key in value and not (_number(value[key]) and value[key] >= least):
                 raise UsageError(f"{key}={value[key]!r} in a config", where=where, help=f"a number, {least} or more")
+        try:
+            split = split_of(value.get("split", 1))
+            if isinstance(value.get("split"), str) and isinstance(split, int):
+                raise PlanError("a number of parts is no text")
+        except PlanError as error:
+            help = 'write "split": 2, or weights as "1:2:1"'
+            raise UsageError(f"split={value['split']!r} in a config: {error.message}", where=where, help=help) from None
         numbers = {key: value[key] for key in NUMBERS if key in value}
-        return cls(Realization(value["backend"], **numbers, meta=tuple(sorted(meta.items()))), plan)
+        return cls(Realization(value["backend"], split, **numbers, meta=tuple(sorted(meta.items()))), plan)
 
     def __str__(self) -> str:
         told = self.to_json()

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from overlap.chunkplan.cuts import units_in
+
 from .config import Config
 
 REGISTERS = 255
@@ -76,7 +78,9 @@ def by_limits(limits: Limits, itemsize: int, tile: Tile | None = None) -> Refuse
 
 def by_rows(rows: int) -> Refuse:
     """Chunks of less than a row, where a shard has ``rows``."""
-    return lambda config: "chunks of less than a row" if not config.serial and config.realization.split > rows else ""
+    return lambda config: (
+        "chunks of less than a row" if not config.serial and units_in(config.realization.split) > rows else ""
+    )
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from overlap.backends import backends
 from overlap.backends.base import Backend, Realization
 from overlap.backends.capabilities import SERIAL, Need
 from overlap.backends.ways import SERIAL_WAY, able_ways, way_of
+from overlap.chunkplan.cuts import Split
 from overlap.errors import OverlapError
 from overlap.schedule.machine import Machine
 from overlap.schedule.op_ways import operator_candidates
@@ -31,7 +32,18 @@ PLANS: Mapping[str, tuple[str, ...]] = {
     "all_to_all": ("all_to_all_1d",),
 }
 """Templates that do the same, by what they do."""
-SPLITS = (1, 2, 4, 8)
+SPLITS: tuple[Split, ...] = (1, 2, 4, 8)
+SHAPES: Mapping[str, tuple[Split, ...]] = {
+    # What arrives last is small, so that few tiles are left behind it.
+    "all_gather": (((1,), (1,), (3, 1)), ((1,), (1, 1), (2, 1, 1)), (3, 1)),
+    # What is made first is small, so that links do not stand idle for long; what arrives last is summed behind the kernel.
+    "reduce_scatter": ((1, 3), (1, 2, 1), (3, 4, 1)),
+    "all_reduce": ((1, 3), (1, 2, 1)),
+    # Tiles need a part of every rank's.
+    "all_to_all": ((1, 3), (1, 3, 3, 1)),
+}
+"""Splits of unequal parts, by what is communicated. Their weights add up to powers of two, so that parts of shards whose
+rows are such a power end where tiles do."""
 MODELLED = 24
 """Configs that go on from prediction to measurement."""
 EACH = 2
@@ -71,8 +83,9 @@ def communication(
     plans = PLANS[operator.kind]
     ways, refused = able_ways(need, serial=False, lacking=lacking)
     counted: Counter[str] = Counter()
+    splits = splits_of(operator.kind)
     for candidate in refused:
-        counted[candidate.refused] += len(plans) * len(SPLITS)
+        counted[candidate.refused] += len(plans) * len(splits)
     found = [Config(Realization(SERIAL))] if serial else []
     for way in ways:
         backend = backends[way.name]
@@ -83,10 +96,15 @@ def communication(
                 programs = programs_tried(machine, direction, tma=way.tma) or (0,)
             found += [
                 Config(Realization(way.name, split=split, comm_sms=count), plan)
-                for split in SPLITS
+                for split in splits
                 for count in programs
             ]
     return tuple(found), counted
+
+
+def splits_of(kind: str) -> tuple[Split, ...]:
+    """What is tried of a collective's transfers."""
+    return (*SPLITS, *SHAPES.get(kind, ()))
 
 
 def _of_backend(plans: Sequence[str], backend: Backend) -> tuple[str, ...]:
@@ -148,12 +166,13 @@ def ordered(
 
 
 def around(config: Config, tiles: Tiles) -> tuple[Config, ...]:
-    """The config with other tiles, and with half and twice as many pieces and programs."""
+    """The config with other tiles, and with half and twice as many pieces (of equal ones) and programs."""
     if config.serial:
         return ()
     realization = config.realization
     found = [with_tile(config, tile) for tile in tiles]
-    for split in (realization.split // 2, realization.split * 2):
+    pieces = realization.split
+    for split in (pieces // 2, pieces * 2) if isinstance(pieces, int) else ():
         if split >= 1:
             found.append(replace(config, realization=replace(realization, split=split)))
     for programs in (realization.comm_sms // 2, realization.comm_sms * 2):

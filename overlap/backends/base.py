@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass, replace
 
-from overlap.errors import UsageError
+from overlap.chunkplan.cuts import Split, split_of
+from overlap.errors import PlanError, UsageError
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ class Backend:
 class Realization:
     """How a plan is carried out: tunable, printable, and valid Python when printed.
 
-    ``split``: chunks a shard is cut into. ``comm_sms``: multiprocessors reserved for moving data
-    (0: the backend's own choice, an eighth of the device's where it takes any).
+    ``split``: how a shard is cut into chunks: a number of them, or weights (`overlap.chunkplan.cuts`). ``comm_sms``:
+    multiprocessors reserved for moving data (0: the backend's own choice, an eighth of the device's where it takes any).
     ``num_warps`` / ``num_stages``: override the kernel launch's own. ``meta``: overrides of constexpr arguments, such as block
     sizes, as (name, value) pairs. ``machine``: whose times decide in which order chunks are used, by name or .yaml file; the
     setting ``machine`` where it is None. ``strided``: the backend of strided chunks with rows of fewer bytes than the setting
@@ -58,7 +59,7 @@ class Realization:
     """
 
     backend: str = "copy_engine"
-    split: int = 1
+    split: Split = 1
     comm_sms: int = 0
     num_warps: int | None = None
     num_stages: int | None = None
@@ -86,8 +87,10 @@ class Realization:
         """
         result = self
         for key, text in settings.items():
-            number = _integer(key, text) if key not in ("backend", "machine", "strided") else None
-            if key == "backend":
+            number = _integer(key, text) if key not in ("backend", "machine", "strided", "split") else None
+            if key == "split":
+                result = replace(result, split=_split(text))
+            elif key == "backend":
                 result = replace(result, backend=text)
             elif key == "machine":
                 result = replace(result, machine=text)
@@ -112,6 +115,15 @@ class Realization:
                     help=(f"did you mean {near[0]!r}? " if near else "") + "settings: " + ", ".join(valid),
                 )
         return result
+
+
+def _split(text: str) -> Split:
+    if text.strip().lstrip("-").isdecimal() and int(text) < 1:
+        raise UsageError(f"split must be an integer of at least 1, or weights, not {text!r}", help="--set split=2")
+    try:
+        return split_of(text)
+    except PlanError as error:
+        raise UsageError(f"split must be an integer or weights, not {text!r}", help=error.help) from None
 
 
 def _integer(key: str, text: str) -> int:

@@ -7,6 +7,7 @@ build_plan(text, world=4, tensor=TensorSpec("a", (1000, 64)), dim=0, split=2) ->
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +15,7 @@ from overlap.errors import PlanError
 
 from .bind import Bound, bound_by_itself, bound_to
 from .countskey import check_limits
+from .cuts import Split, by_turn, parts_in, split_of, weights_at
 from .expand import Expansion
 from .mesh import Mesh
 from .plan import CommPlan, TensorSpec
@@ -33,7 +35,7 @@ def build_plan(
     tensor: TensorSpec,
     dim: int,
     to_dim: int | None = None,
-    split: int = 1,
+    split: Split = 1,
     direction: str = "pull",
     path: str = "plan.yaml",
     mesh: Mesh | None = None,
@@ -47,7 +49,8 @@ def build_plan(
         tensor: the global tensor the plan is applied to. A plan that declares one tensor takes this one's name.
         dim: the dimension in which the tensor is sharded (before an all-to-all).
         to_dim: the dimension in which it is sharded after an all-to-all; None for any other plan.
-        split: parts every transfer is cut into. A plan that uses the symbol `split` does that itself.
+        split: how every transfer is cut (`cuts`); 1: as the plan's own key `split` says. A plan that uses the symbol `split`
+            does that itself.
         split_dim: the dimension it is cut along; None is ``dim``. Parts along another dimension go round (`split_plan`).
         direction: what `move` becomes: ``pull`` (the destination carries it out) or ``push`` (the source).
         path: shown in errors.
@@ -59,8 +62,7 @@ def build_plan(
     """
     if world < 1:
         raise PlanError(f"a world of {world} ranks", help="a world has 1 rank or more")
-    if split < 1:
-        raise PlanError(f"a split into {split} parts", help="split is 1 or more")
+    split = split_of(split)
     if direction not in DIRECTIONS:
         raise PlanError(f"unknown direction `{direction}`", help=f"there is {', '.join(DIRECTIONS)}")
     if not 0 <= dim < len(tensor.shape):
@@ -88,12 +90,26 @@ def load_plan(text: str, path: str = "plan.yaml", counts: Mapping[str, Any] | No
     return _expanded(bound_by_itself(_template(text, path), counts), 1, "pull")
 
 
-def _expanded(bound: Bound, split: int, direction: str, split_dim: int | None = None) -> CommPlan:
-    symbols = {**bound.symbols, "split": split}
-    check_limits(bound.template, symbols)
-    expansion = Expansion(bound.template, bound.world, bound.tensors, symbols, direction, bound.mesh)
+def _expanded(bound: Bound, split: Split, direction: str, split_dim: int | None = None) -> CommPlan:
+    template, asked = bound.template, split != 1
+    if not asked and template.split is not None:
+        split = template.split({**bound.symbols, "world": bound.world})
+    if template.uses_split and by_turn(split):
+        raise PlanError(
+            f"plan {template.name} cuts shards itself, by the symbol `split`, and so all of them alike",
+            where=template.document.span(template.document.root),
+            help="give a number of parts, or weights for all transfers, as 1:2:1",
+        )
+    symbols = {**bound.symbols, "split": parts_in(split)}
+    check_limits(template, symbols)
+    tensors = bound.tensors if by_turn(split) else replace(bound.tensors, weights=weights_at(split))
+    expansion = Expansion(template, bound.world, tensors, symbols, direction, bound.mesh)
     plan = expansion.plan(bound.specs)
-    if bound.template.uses_split or split == 1:
+    if template.uses_split:
+        split = 1
+    own = {} if asked else expansion.splits
+    if split == 1 and not own:
         return plan
     along = bound.dim if split_dim is None else split_dim
-    return split_plan(plan, split, dim=along if len(bound.specs) == 1 else None, around=along != bound.dim)
+    cut_dim = along if len(bound.specs) == 1 else None
+    return split_plan(plan, split, dim=cut_dim, around=along != bound.dim, own=own)

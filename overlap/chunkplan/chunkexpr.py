@@ -2,7 +2,7 @@
 
     whole                        all of the tensor
     shard(i)                     rank i's shard along the plan's dimension (torch.chunk's rule)
-    shard(i, part)               its part-th of `split` parts;  shard(i, part, parts) of `parts`
+    shard(i, part)               its part-th of `split` parts, by their weights;  shard(i, part, parts) of `parts`
     across(j)                    rank j's shard along the second dimension of an exchange, such as M of a[K:M]
     piece(i, j)                  what shard(i) and across(j) have in common
     slice(i, n)                  the i-th of n shards of the whole, as where n ranks of a mesh axis share it
@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 
 from overlap.errors import PlanError
 
+from .cuts import WHOLE, Weights
 from .document import Document, Node, nearest
 from .expr import Env, IntExpr, Snippet, compile_int
 from .plan import Chunk, TensorSpec
@@ -43,13 +44,15 @@ _FORMS = (
 class Tensors:
     """The tensors by the names the file gives them, and the dimension along which shards are cut.
 
-    ``to_dim`` is the second dimension of an exchange, the one that `across` cuts.
+    ``to_dim`` is the second dimension of an exchange, the one that `across` cuts. ``weights`` are those of the `split` parts of
+    a shard.
     """
 
     named: Mapping[str, TensorSpec]
     dim: int
     world: int
     to_dim: int | None = None
+    weights: Weights = WHOLE
 
     def find(self, name: str) -> TensorSpec:
         return self.named[name]
@@ -168,7 +171,9 @@ class _Reader:
         if word in _ACROSS:
             run = lambda env, tensors: self._exchanged(part, tensors.find(name), tensors, values, env)  # noqa: E731
             return replace(self._made(values, run), across=part)
-        implied = ("split",) if len(args) == 2 else ()
+        if len(args) == 3 and values[2].text == "split":
+            values = values[:2]  # the parts by weight
+        implied = ("split",) if len(values) == 2 else ()
         return self._made(
             values, lambda env, tensors: self._shard(part, tensors.find(name), tensors, values, env), implied
         )
@@ -216,13 +221,13 @@ class _Reader:
         interval = self._interval(values[0], env, spec.shape[dim], tensors.world)
         box = Box.whole(spec.shape).with_interval(dim, *interval)
         if len(values) > 1:
-            parts = values[2](env) if len(values) == 3 else env["split"]
-            index = values[1](env)
+            weights = (1,) * values[2](env) if len(values) == 3 else tensors.weights
+            index, parts = values[1](env), len(weights)
             if not 0 <= index < parts:
                 raise values[1].error(
                     f"there is no part {index} of {parts}", "parts are counted from 0, `for: part in range(split)`"
                 )
-            box = box.split(dim, parts)[index]
+            box = box.split(dim, weights)[index]
         return Chunk(spec.name, box)
 
     def _box(self, part: ast.Subscript, name: str, index: ast.expr) -> ChunkExpr:

@@ -14,6 +14,7 @@ from typing import Any
 from overlap.errors import PlanError, SourceSpan
 
 from .chunkexpr import Tensors
+from .cuts import Split
 from .environment import rank_env
 from .expr import IntExpr
 from .mesh import Mesh
@@ -93,9 +94,11 @@ class Expansion:
         self.direction = direction
         self.mesh = mesh
         self.steps = 0
+        self.splits: dict[OpId, Split] = {}
+        """How operations with a key `split` are cut."""
 
     def plan(self, specs: tuple[TensorSpec, ...]) -> CommPlan:
-        """The plan over ``specs``, without any splitting.
+        """The plan over ``specs``, without any splitting; ``splits`` is filled.
 
         Raises:
             PlanError: a rank, index, interval or label that does not exist, or a division by zero.
@@ -114,6 +117,10 @@ class Expansion:
             lists[owner].append(instance)
         sizes = [len(instances) for instances in lists]
         ops = tuple(tuple(self._op(instance, ids, sizes) for instance in instances) for instances in lists)
+        for rank, instances in enumerate(lists):
+            for index, instance in enumerate(instances):
+                if instance.item.split is not None:
+                    self.splits[rank, index] = instance.item.split(instance.env)
         spans: tuple[tuple[SourceSpan, ...], ...] = tuple(
             tuple(self.document.span(instance.item.node) for instance in instances) for instances in lists
         )

@@ -17,6 +17,7 @@ from .meshkey import read_mesh
 from .rankkinds import need_global
 from .rankvalues import read_rank_values
 from .reduction import REDUCTIONS, Reduction
+from .splitkey import SplitExpr, read_split
 from .template import (
     VERBS,
     ChunkItem,
@@ -41,9 +42,24 @@ PLAN_KEYS = (
     "meta",
     "groups",
     "parts",
+    "split",
 )
 RANK_KEYS = ("before", "after", "ops")
-OP_KEYS = (*VERBS, "from", "to", "into", "chunk", "ranks", "depends", "label", "channel", "reduce", "backend", "do")
+OP_KEYS = (
+    *VERBS,
+    "from",
+    "to",
+    "into",
+    "chunk",
+    "ranks",
+    "depends",
+    "label",
+    "channel",
+    "reduce",
+    "backend",
+    "split",
+    "do",
+)
 MAX_DEPTH = 16
 REDUCE_KEYS = ("op", "accumulate")
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
@@ -121,11 +137,17 @@ class _Reader(DependencyReader):
             counts=counts,
             labels=self.labels,
             uses_split="split" in self.used,
+            split=self._split(entries.get("split"), sizes),
             uses_direction="move" in self.verbs,
             across=self.across,
         )
 
     # Parts of the head
+
+    def _split(self, node: Node | None, sizes: frozenset[str]) -> SplitExpr | None:
+        if node is None:
+            return None
+        return read_split(self.document, node, frozenset(("world", "dim", "extent")) | sizes, by_turn=True)
 
     def _mesh(self, entries: Mapping[str, Node]) -> tuple[tuple[str, ...], Mesh | None]:
         named, mesh = read_mesh(self.document, entries.get("mesh"))
@@ -268,6 +290,10 @@ class _Reader(DependencyReader):
             kind = document.choice(entries[verb], "collective", KINDS)
             listed = document.sequence(entries["ranks"], "`ranks`") if "ranks" in entries else ()
             ranks = tuple(self.rank_of(item, "a rank", scope) for item in listed)
+            if "split" in entries:
+                raise document.error(
+                    entries["split"], "a collective is not cut", help="leave `split` out, or write transfers"
+                )
         chunk_node = entries["chunk"] if verb == "collective" else entries[verb]
 
         def optional_int(key: str) -> IntExpr | None:
@@ -291,6 +317,9 @@ class _Reader(DependencyReader):
             backend=optional_text("backend"),
             kind=kind,
             ranks=ranks,
+            split=read_split(document, entries["split"], scope - {"split"}, by_turn=False)
+            if "split" in entries
+            else None,
         )
         if item.label is not None:
             if item.label in self.labels:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from math import prod
 from operator import eq
 
+from .cuts import cut
+
 
 @dataclass(frozen=True)
 class Box:
@@ -103,12 +105,14 @@ class Box:
         """This box with another interval in dimension ``dim``."""
         return Box((*self.lo[:dim], lo, *self.lo[dim + 1 :]), (*self.hi[:dim], hi, *self.hi[dim + 1 :]))
 
-    def split(self, dim: int, parts: int) -> list[Box]:
-        """Exactly ``parts`` boxes along ``dim`` by the rule of `shard_interval`; the last may be short or empty."""
+    def split(self, dim: int, parts: int | tuple[int, ...]) -> list[Box]:
+        """As many boxes along ``dim``, by the rule of `shard_interval`, or one a weight by that of `cuts.cut`.
+
+        Those at the end may be short or empty.
+        """
         low = self.lo[dim]
-        length = self.hi[dim] - low
-        cuts = (shard_interval(length, parts, part) for part in range(parts))
-        return [self.with_interval(dim, low + a, low + b) for a, b in cuts]
+        weights = (1,) * parts if isinstance(parts, int) else parts
+        return [self.with_interval(dim, low + a, low + b) for a, b in cut(self.hi[dim] - low, weights)]
 
     def _same_ndim(self, other: Box) -> None:
         if len(self.lo) != len(other.lo):

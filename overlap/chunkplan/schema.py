@@ -107,6 +107,7 @@ _COUNTED: dict[str, Schema] = {
 _INDICES: Schema = {**_many(_SCALAR), "minItems": 1, "maxItems": MAX_INDICES}
 _COUNT: Schema = {"anyOf": [_INDICES, _mapping(COUNT_KEYS, _COUNTED, required=("by",))]}
 _SIZES = _named({"type": "integer", "minimum": 1})
+_WEIGHTS: Schema = {**_many(_SCALAR), "minItems": 1}
 _RANK_NUMBERS: Schema = _named({"anyOf": [_SCALAR, _many(_SCALAR)]})
 
 _HELD: dict[str, Schema] = {
@@ -150,6 +151,11 @@ _PLAN: dict[str, Schema] = {
         _RANK_NUMBERS, "Ranks with different numbers hold different tensors under one name: {tensor: node}"
     ),
     "parts": _said(_RANK_NUMBERS, "The part of a sum that each rank holds: {x: [0, 1, 0, 1]}"),
+    "split": _said(
+        {"anyOf": [_SCALAR, _WEIGHTS, {**_many(_WEIGHTS), "minItems": 3, "maxItems": 3}]},
+        "Parts of every transfer, where the caller does not say: 4, by weight [1, 2, 1], or by weight for a rank's first "
+        "transfer, those between and its last, [[1], [1], [3, 1]]",
+    ),
 }
 
 _REDUCE = _said(_TEXT, "How what arrives is added to what is there: sum")
@@ -173,6 +179,9 @@ _OPERATION: dict[str, Schema] = {
     "channel": _said(_SCALAR, "Operations of one channel run in order; channels do not wait for each other"),
     "reduce": {"anyOf": [_REDUCE, _mapping(REDUCE_KEYS, {"op": _REDUCE, "accumulate": _TEXT}, required=("op",))]},
     "backend": _said(_TEXT, "Who carries it out"),
+    "split": _said(
+        {"anyOf": [_SCALAR, _WEIGHTS]}, "Parts of this transfer, where the caller does not say: 4, or [1, 2, 1]"
+    ),
     "do": _said(_many(_ref("operation")), "Operations that share `for`, `let` and `when`"),
 }
 

@@ -14,6 +14,7 @@ from .document import Document, Node
 from .expr import IntExpr
 from .mesh import Mesh
 from .reduction import Reduction
+from .splitkey import SplitExpr
 
 if TYPE_CHECKING:
     from .rankvalues import RankValues
@@ -67,6 +68,7 @@ class OpItem:
     backend: str | None
     kind: str | None = None
     ranks: tuple[IntExpr, ...] = ()
+    split: SplitExpr | None = None
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,7 @@ class PlanTemplate:
     meta: dict[str, str]
     labels: dict[str, OpItem] = field(default_factory=dict)
     uses_split: bool = False
+    split: SplitExpr | None = None
     uses_direction: bool = False
     across: ChunkExpr | None = None
     axes: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ import click
 from overlap.backends import backend as find_backend
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.counts import CountArray
+from overlap.chunkplan.cuts import Split
 from overlap.chunkplan.describe import describe
 from overlap.chunkplan.groups import groups_of, over_axis
 from overlap.chunkplan.memory import reduced_tensors
@@ -22,7 +23,7 @@ from overlap.chunkplan.verify import verify_contributions, verify_plan
 from overlap.errors import PlanError, UsageError
 
 from .named import On, plan_source
-from .options import DTYPES, SHAPE, path_options, ranks_of, read_counts_options, world_options
+from .options import DTYPES, SHAPE, SPLIT, path_options, ranks_of, read_counts_options, world_options
 from .takes import BYTES, Takes
 
 
@@ -50,7 +51,7 @@ def _print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> N
 )
 @path_options
 @click.option("--backend", default="copy_engine", show_default=True)
-@click.option("--split", type=click.IntRange(min=1), default=1, show_default=True, help="Chunks a shard is cut into.")
+@click.option("--split", type=SPLIT, default=1, show_default=True, help="Chunks a shard is cut into, or weights.")
 @click.option(
     "--counts",
     multiple=True,
@@ -84,7 +85,7 @@ def command(
     on: str | None,
     over: str | None,
     backend: str,
-    split: int,
+    split: Split,
     counts: tuple[str, ...],
     tries: int,
     dtype: str | None,

@@ -9,6 +9,7 @@ from typing import Literal
 
 from overlap.chunkplan.collectives.step import CollectiveStep
 from overlap.chunkplan.collectives.text import collective_kind, collective_text
+from overlap.chunkplan.cuts import Split
 from overlap.chunkplan.library import find_template
 from overlap.chunkplan.mesh import Mesh
 from overlap.chunkplan.plan import TensorSpec
@@ -61,7 +62,7 @@ class PlanSource:
 
     file: str
     text: str
-    split: int
+    split: Split
     on: On
     tensor: TensorSpec
     dim: int
@@ -79,7 +80,7 @@ def plan_source(
     links: str | None,
     machine: str | None,
     direction: Literal["pull", "push"],
-    split: int = 1,
+    split: Split = 1,
     itemsize: int = 2,
 ) -> PlanSource:
     """The plan that a command names.

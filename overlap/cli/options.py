@@ -15,6 +15,7 @@ from overlap.annotate.source import SourceUnit
 from overlap.chunkplan.collectives.lower import Path as PlanPath
 from overlap.chunkplan.countfile import read_counts_text
 from overlap.chunkplan.counts import CountArray
+from overlap.chunkplan.cuts import Split, split_of
 from overlap.chunkplan.library import read_text
 from overlap.chunkplan.mesh import Mesh, parse_mesh
 from overlap.errors import MissingDependencyError, PlanError, SourceError, UsageError
@@ -44,6 +45,21 @@ class _Pairs(click.ParamType):
 
 
 SHAPE = _Pairs()
+
+
+class _SplitText(click.ParamType):
+    """``4``, ``1:2:1`` or ``1/1/3:1`` as a split."""
+
+    name = "4|1:2:1"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Split:
+        try:
+            return split_of(value)
+        except PlanError as error:
+            self.fail(f"{error.message}; {error.help}")
+
+
+SPLIT = _SplitText()
 
 
 class _MeshText(click.ParamType):
@@ -158,7 +174,11 @@ def compile_options(function: F) -> F:
             *PATH_OPTIONS,
             click.option("--backend", metavar="NAME", help="How chunks move (default: copy_engine)."),
             click.option(
-                "--set", "settings", multiple=True, metavar="KEY=VALUE", help="A Realization key, e.g. split=2."
+                "--set",
+                "settings",
+                multiple=True,
+                metavar="KEY=VALUE",
+                help="A Realization key, e.g. split=2 or split=1:2:1.",
             ),
         ]
     ):

@@ -11,6 +11,7 @@ from overlap.backends.capabilities import AUTO, Need, check_named, require
 from overlap.backends.registry import backends
 from overlap.backends.ways import able_ways, way_of
 from overlap.chunkplan.build import build_plan
+from overlap.chunkplan.cuts import Split
 from overlap.chunkplan.memory import reduced_tensors
 from overlap.chunkplan.mesh import Mesh
 from overlap.chunkplan.plan import CommPlan
@@ -26,7 +27,7 @@ from overlap.schedule.ways import LANES, Way, best, listed
 from overlap.schedule.work import itemsize_of
 
 from .named import On, plan_source
-from .options import SHAPE, path_options, ranks_of, read_counts_options, world_options
+from .options import SHAPE, SPLIT, path_options, ranks_of, read_counts_options, world_options
 
 PROVEN = 20_000
 """Operations of the largest plan that is proven before it is predicted; `overlap check` proves any."""
@@ -45,7 +46,7 @@ PROVEN = 20_000
 @path_options
 @click.option("--counts", multiple=True, metavar="NAME=FILE", help="Of a plan alone, as for `overlap check`.")
 @click.option("--dtype", default="bf16", show_default=True, help="Element type: bf16, fp16, fp32, fp8.")
-@click.option("--split", type=click.IntRange(min=1), default=1, show_default=True, help="Chunks a shard is cut into.")
+@click.option("--split", type=SPLIT, default=1, show_default=True, help="Chunks a shard is cut into, or weights.")
 @click.option("--backend", metavar="NAME", help="Of --op: what moves the chunks (default: the copy engine); auto: all.")
 @click.option("--comm-sms", type=click.IntRange(min=0), default=0, help="Programs that move them, where it takes some.")
 @click.option("--break-even/--no-break-even", default=True, help="Look for the N and K from which on it pays.")
@@ -61,7 +62,7 @@ def command(
     machine: str | None,
     counts: tuple[str, ...],
     dtype: str,
-    split: int,
+    split: Split,
     backend: str | None,
     comm_sms: int,
     break_even: bool,

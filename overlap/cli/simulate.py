@@ -9,13 +9,14 @@ import click
 
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.counts import CountArray
+from overlap.chunkplan.cuts import Split
 from overlap.chunkplan.memory import reduced_tensors
 from overlap.chunkplan.mesh import Mesh
 from overlap.chunkplan.plan import CommPlan
 from overlap.errors import UsageError
 
 from .named import PlanSource, plan_source
-from .options import need, path_options, ranks_of, read_counts_options, run_options, world_options
+from .options import SPLIT, need, path_options, ranks_of, read_counts_options, run_options, world_options
 
 
 @click.command("simulate")
@@ -24,7 +25,7 @@ from .options import need, path_options, ranks_of, read_counts_options, run_opti
     "--plan", metavar="NAME|FILE.yaml", help="Simulate a plan on its own, without any kernel, instead of OUT.py."
 )
 @click.option("--on", metavar="TENSOR[AXIS]", help="Of --plan: tensor and axis, as in `overlap check`.")
-@click.option("--split", type=click.IntRange(min=1), help="Of --plan: chunks that every transfer is cut into.")
+@click.option("--split", type=SPLIT, help="Of --plan: chunks that every transfer is cut into, or weights.")
 @click.option(
     "--counts", multiple=True, metavar="NAME=FILE", help="Of --plan: sizes known at a call, as in `overlap check`."
 )
@@ -35,7 +36,7 @@ def command(
     file: str | None,
     plan: str | None,
     on: str | None,
-    split: int | None,
+    split: Split | None,
     counts: tuple[str, ...],
     path: str | None,
     links: str | None,

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import placement_types as torch_placements
 
+from overlap.chunkplan.cuts import Split
 from overlap.chunkplan.importers.partition_ir import PartitionIR, Reshard, lower_partition_ir
 from overlap.chunkplan.importers.placement import Partial, Placement, Replicate, Shard
 from overlap.chunkplan.links import Links
@@ -91,7 +92,7 @@ def redistribute_plan(
     *,
     name: str = "x",
     direction: str = "pull",
-    split: int = 1,
+    split: Split = 1,
     accumulate: str = "fp32",
     path: str = "template",
     links: Links | None = None,

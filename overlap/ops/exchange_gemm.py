@@ -20,6 +20,7 @@ import torch
 from overlap.api.auto import Problem
 from overlap.api.fallback import MOVING, STORING, check_backend
 from overlap.api.groups import group_by_name, no_group, resolve_group
+from overlap.chunkplan.cuts import Split, SplitLike, split_of, split_text
 from overlap.chunkplan.region import shard_interval
 from overlap.errors import RuntimeContractError, UsageError
 from overlap.interop import define, group_name, traced
@@ -66,7 +67,7 @@ def a2a_gemm(
     out_dtype: torch.dtype | None = None,
     backend: str | None = None,
     plan: str = PLAN,
-    split: int = SPLIT,
+    split: SplitLike = SPLIT,
     comm_sms: int = 0,
 ) -> torch.Tensor:
     """``x @ w + bias`` of an x sharded along its last dimension, for this rank's piece of ``scatter_dim``.
@@ -95,6 +96,7 @@ def a2a_gemm(
         UsageError: shapes, dtypes or devices that do not fit each other, or heads that would be cut.
         RuntimeContractError: an x that is not this rank's piece of K.
     """
+    split = split_of(split)
     options = (scatter_dim, heads, out_dtype, backend, plan, split, comm_sms)
     asked = repeated("a2a_gemm", group, (x, w, bias), None if out is None else (out,), options)
     if isinstance(asked, list):
@@ -102,7 +104,9 @@ def a2a_gemm(
     check_product(x, w, bias, sharded_depth=True)
     dim = check_dim(x, scatter_dim, "scatter_dim", last=False)
     if out is None and not no_group(group) and traced(group, [x, w, bias]):
-        return _SCATTER(x, w, bias, dim, heads, group_name(group), out_dtype, backend, plan, split, comm_sms)
+        return _SCATTER(
+            x, w, bias, dim, heads, group_name(group), out_dtype, backend, plan, split_text(split), comm_sms
+        )
     refuse_gradient("a2a_gemm", [x, w, bias])
     group = None if no_group(group) else resolve_group(group)
     return run_a2a_gemm(x, w, bias, dim, heads, group, out, out_dtype, backend, plan, split, comm_sms, asked)
@@ -122,7 +126,7 @@ def gemm_a2a(
     transport_dtype: torch.dtype | None = None,
     backend: str | None = None,
     plan: str = PLAN,
-    split: int = 1,
+    split: SplitLike = 1,
 ) -> torch.Tensor:
     """``x @ w + bias`` for all of ``gather_dim``, along which x is sharded, and this rank's piece of the columns.
 
@@ -144,6 +148,7 @@ def gemm_a2a(
         UsageError: shapes, dtypes or devices that do not fit each other, or heads that would be cut.
         RuntimeContractError: an x that is not this rank's piece of ``gather_dim``.
     """
+    split = split_of(split)
     options = (gather_dim, gather_size, heads, out_dtype, transport_dtype, backend, plan, split)
     asked = repeated("gemm_a2a", group, (x, w, bias), None if out is None else (out,), options)
     if isinstance(asked, list):
@@ -152,7 +157,9 @@ def gemm_a2a(
     dim = check_dim(x, gather_dim, "gather_dim", last=False)
     if out is None and not no_group(group) and traced(group, [x, w, bias]):
         name = group_name(group)
-        return _GATHER(x, w, bias, dim, gather_size, heads, name, out_dtype, transport_dtype, backend, plan, split)
+        return _GATHER(
+            x, w, bias, dim, gather_size, heads, name, out_dtype, transport_dtype, backend, plan, split_text(split)
+        )
     refuse_gradient("gemm_a2a", [x, w, bias])
     group = None if no_group(group) else resolve_group(group)
     return run_gemm_a2a(
@@ -193,7 +200,7 @@ def run_a2a_gemm(
     out_dtype: torch.dtype | None,
     backend: str | None,
     plan: str,
-    split: int,
+    split: Split,
     comm_sms: int,
     asked: Asked | None = None,
 ) -> torch.Tensor:
@@ -256,7 +263,7 @@ def run_gemm_a2a(
     transport_dtype: torch.dtype | None,
     backend: str | None,
     plan: str,
-    split: int,
+    split: Split,
     asked: Asked | None = None,
 ) -> torch.Tensor:
     """One call on a resolved group; ``asked``: as it was looked up."""
@@ -313,11 +320,13 @@ def _call_scatter(
     out_dtype: torch.dtype | None,
     backend: str | None,
     plan: str,
-    split: int,
+    split: str,
     comm_sms: int,
 ) -> torch.Tensor:
     found = group_by_name(group)
-    return run_a2a_gemm(x, w, bias, scatter_dim, heads, found, None, out_dtype, backend, plan, split, comm_sms)
+    return run_a2a_gemm(
+        x, w, bias, scatter_dim, heads, found, None, out_dtype, backend, plan, split_of(split), comm_sms
+    )
 
 
 def _fake_scatter(
@@ -330,7 +339,7 @@ def _fake_scatter(
     out_dtype: torch.dtype | None,
     backend: str | None,
     plan: str,
-    split: int,
+    split: str,
     comm_sms: int,
 ) -> torch.Tensor:
     world, rank = ranks(group_by_name(group))
@@ -350,11 +359,23 @@ def _call_gather(
     transport_dtype: torch.dtype | None,
     backend: str | None,
     plan: str,
-    split: int,
+    split: str,
 ) -> torch.Tensor:
     found = group_by_name(group)
     return run_gemm_a2a(
-        x, w, bias, gather_dim, gather_size, heads, found, None, out_dtype, transport_dtype, backend, plan, split
+        x,
+        w,
+        bias,
+        gather_dim,
+        gather_size,
+        heads,
+        found,
+        None,
+        out_dtype,
+        transport_dtype,
+        backend,
+        plan,
+        split_of(split),
     )
 
 
@@ -370,7 +391,7 @@ def _fake_gather(
     transport_dtype: torch.dtype | None,
     backend: str | None,
     plan: str,
-    split: int,
+    split: str,
 ) -> torch.Tensor:
     world, rank = ranks(group_by_name(group))
     extent = x.shape[gather_dim] * world if gather_size is None else gather_size

@@ -23,6 +23,7 @@ from overlap.api.fallback import MOVING, Choice, check_backend, choose
 from overlap.api.groups import group_by_name, no_group, resolve_group
 from overlap.api.serial import gather
 from overlap.backends.capabilities import AUTO, SERIAL
+from overlap.chunkplan.cuts import Split, SplitLike, split_of, split_text
 from overlap.errors import UsageError
 from overlap.interop import define, group_name, tracing
 from overlap.runtime.instance import Instance
@@ -57,7 +58,7 @@ def ag_gemm(
     return_gathered: bool = False,
     backend: str | None = None,
     plan: str = PLAN,
-    split: int = 1,
+    split: SplitLike = 1,
     comm_sms: int = 0,
     save_gathered: bool = True,
     accumulate_main_grad: Accumulate = False,
@@ -99,6 +100,7 @@ def ag_gemm(
     if isinstance(bias, torch.Tensor) and not isinstance(w, torch.Tensor):
         raise UsageError(f"one bias for {len(weights)} weights", help="pass a list: a bias, or None, for each weight")
     outs = None if out is None else [out] if isinstance(out, torch.Tensor) else list(out)
+    split = split_of(split)
     options = (len(weights), gather_dim, gather_size, backend, plan, split, comm_sms, return_gathered)
     asked = repeated("ag_gemm", group, (x, *weights, *biases), outs, options, apart=False)
     if isinstance(asked, list):
@@ -115,7 +117,19 @@ def ag_gemm(
         name = group_name(group)
         sums = [m.tensor for m in main_grads]
         results = _OPERATOR(
-            x, weights, present, biased, gather_dim, gather_size, name, backend, plan, split, comm_sms, keep, sums
+            x,
+            weights,
+            present,
+            biased,
+            gather_dim,
+            gather_size,
+            name,
+            backend,
+            plan,
+            split_text(split),
+            comm_sms,
+            keep,
+            sums,
         )
     else:
         group = None if no_group(group) else resolve_group(group)
@@ -165,7 +179,7 @@ def run(
     outs: Sequence[torch.Tensor] | None,
     backend: str | None,
     plan: str,
-    split: int,
+    split: Split,
     comm_sms: int,
     return_gathered: bool,
     asked: Asked | None = None,
@@ -244,14 +258,14 @@ def run(
 
 
 def compiled_kernel(
-    kernel: Any, along: str, plan: str, split: int, backend: str = "copy_engine", comm_sms: int = 0
+    kernel: Any, along: str, plan: str, split: Split, backend: str = "copy_engine", comm_sms: int = 0
 ) -> CompiledKernel:
     """A GEMM kernel that gathers A along an axis."""
     return _compiled(kernel, along, plan, split, backend, comm_sms)
 
 
 @cache
-def _compiled(kernel: Any, along: str, plan: str, split: int, backend: str, comm_sms: int) -> CompiledKernel:
+def _compiled(kernel: Any, along: str, plan: str, split: Split, backend: str, comm_sms: int) -> CompiledKernel:
     return compile(plan=plan, on=f"a[{along}]", split=split, backend=backend, comm_sms=comm_sms)(kernel)
 
 
@@ -317,7 +331,7 @@ def _call(
     group: str,
     backend: str | None,
     plan: str,
-    split: int,
+    split: str,
     comm_sms: int,
     return_gathered: bool,
     main_grads: Sequence[torch.Tensor],
@@ -327,7 +341,18 @@ def _call(
     all_biases = [each.get(i) for i in range(len(weights))]
     found = group_by_name(group)
     return run(
-        x, weights, all_biases, gather_dim, gather_size, found, None, backend, plan, split, comm_sms, return_gathered
+        x,
+        weights,
+        all_biases,
+        gather_dim,
+        gather_size,
+        found,
+        None,
+        backend,
+        plan,
+        split_of(split),
+        comm_sms,
+        return_gathered,
     )
 
 
@@ -341,7 +366,7 @@ def _fake(
     group: str,
     backend: str | None,
     plan: str,
-    split: int,
+    split: str,
     comm_sms: int,
     return_gathered: bool,
     main_grads: Sequence[torch.Tensor],
@@ -356,7 +381,7 @@ def _fake(
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
     x, weights, biases, biased, dim, size, group, backend, plan, split, comm_sms, keep, main_grads = inputs
-    half = Half(dim, size, group, backend, plan, split, comm_sms)
+    half = Half(dim, size, group, backend, plan, split_of(split), comm_sms)
     each = dict(zip(biased, biases, strict=True))
     all_biases = [each.get(i) for i in range(len(weights))]
     keep_for_ag_gemm(ctx, half, [MainGrad(t) for t in main_grads], x, weights, all_biases, output[-1] if keep else None)

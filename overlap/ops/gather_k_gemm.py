@@ -19,6 +19,7 @@ from overlap.api.auto import Problem
 from overlap.api.fallback import MOVING, check_backend
 from overlap.api.groups import group_by_name, no_group, resolve_group
 from overlap.api.serial import gather
+from overlap.chunkplan.cuts import Split, SplitLike, split_of, split_text
 from overlap.interop import define, group_name, traced
 from overlap.runtime.protocol import runtime_of
 
@@ -52,7 +53,7 @@ def ag_gemm_k(
     out_dtype: torch.dtype | None = None,
     backend: str | None = None,
     plan: str = PLAN,
-    split: int = 1,
+    split: SplitLike = 1,
     comm_sms: int = 0,
 ) -> torch.Tensor:
     """``gather(x, -1) @ w + bias`` over the ranks of ``group``.
@@ -76,13 +77,14 @@ def ag_gemm_k(
         UsageError: shapes, dtypes or devices that do not fit each other.
         RuntimeContractError: an x that is not this rank's piece of K.
     """
+    split = split_of(split)
     options = (out_dtype, backend, plan, split, comm_sms)
     asked = repeated("ag_gemm_k", group, (x, w, bias), None if out is None else (out,), options)
     if isinstance(asked, list):
         return asked[0]
     check_product(x, w, bias, sharded_depth=True)
     if out is None and not no_group(group) and traced(group, [x, w, bias]):
-        return _OPERATOR(x, w, bias, group_name(group), out_dtype, backend, plan, split, comm_sms)
+        return _OPERATOR(x, w, bias, group_name(group), out_dtype, backend, plan, split_text(split), comm_sms)
     refuse_gradient("ag_gemm_k", [x, w, bias])
     group = None if no_group(group) else resolve_group(group)
     return run(x, w, bias, group, out, out_dtype, backend, plan, split, comm_sms, asked)
@@ -97,7 +99,7 @@ def run(
     out_dtype: torch.dtype | None,
     backend: str | None,
     plan: str,
-    split: int,
+    split: Split,
     comm_sms: int,
     asked: Asked | None = None,
 ) -> torch.Tensor:
@@ -148,10 +150,10 @@ def _call(
     out_dtype: torch.dtype | None,
     backend: str | None,
     plan: str,
-    split: int,
+    split: str,
     comm_sms: int,
 ) -> torch.Tensor:
-    return run(x, w, bias, group_by_name(group), None, out_dtype, backend, plan, split, comm_sms)
+    return run(x, w, bias, group_by_name(group), None, out_dtype, backend, plan, split_of(split), comm_sms)
 
 
 def _fake(
@@ -162,7 +164,7 @@ def _fake(
     out_dtype: torch.dtype | None,
     backend: str | None,
     plan: str,
-    split: int,
+    split: str,
     comm_sms: int,
 ) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], w.shape[1]), dtype=out_dtype or x.dtype)

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import torch
 
 from overlap.backends.capabilities import names
+from overlap.chunkplan.cuts import Split
 
 from .grad_weights import MainGrad, bias_gradient, weight_gradient
 
@@ -41,7 +42,7 @@ class Half:
     group: Any
     backend: str | None
     plan: str = "all_gather_1d"
-    split: int = 1
+    split: Split = 1
     comm_sms: int = 0
 
     @property

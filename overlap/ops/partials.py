@@ -13,6 +13,7 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from overlap.api import CompiledKernel, LastPlan, compile
+from overlap.chunkplan.cuts import Split
 from overlap.runtime.protocol import Runtime, runtime_of
 from overlap.runtime.repeat import Repeat
 
@@ -120,13 +121,13 @@ def partial_arguments(
     return gemm_out_tma, (programs,), arguments
 
 
-def compiled_partial(kernel: Any, along: str, plan: str, split: int, backend: str = "copy_engine") -> CompiledKernel:
+def compiled_partial(kernel: Any, along: str, plan: str, split: Split, backend: str = "copy_engine") -> CompiledKernel:
     """A GEMM kernel whose C is communicated: ``M`` and such reduce-scatter, nothing all-reduces, ``M:N`` exchanges."""
     return _compiled(kernel, along, plan, split, backend)
 
 
 @cache
-def _compiled(kernel: Any, along: str, plan: str, split: int, backend: str) -> CompiledKernel:
+def _compiled(kernel: Any, along: str, plan: str, split: Split, backend: str) -> CompiledKernel:
     return compile(plan=plan, on=f"{C_OF[kernel.fn.__name__]}[{along}]", split=split, backend=backend)(kernel)
 
 
@@ -143,7 +144,7 @@ def launch_partial(
     group: Any,
     backend: str,
     plan: str,
-    split: int,
+    split: Split,
     repeat: Repeat | None = None,
     blocks: Blocks | None = None,
 ) -> LastPlan:

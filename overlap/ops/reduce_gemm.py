@@ -21,6 +21,7 @@ from overlap import settings
 from overlap.api.auto import Problem
 from overlap.api.fallback import STORING, check_backend
 from overlap.api.groups import group_by_name, no_group, resolve_group
+from overlap.chunkplan.cuts import Split, SplitLike, split_of, split_text
 from overlap.interop import define, group_name, traced
 from overlap.runtime.collectives import all_reduce
 
@@ -46,7 +47,7 @@ def gemm_ar(
     deterministic: bool = False,
     backend: str | None = None,
     plan: str | None = None,
-    split: int = 1,
+    split: SplitLike = 1,
 ) -> torch.Tensor:
     """The sum over ``group`` of ``x @ w``, plus ``bias``, on every rank.
 
@@ -70,6 +71,7 @@ def gemm_ar(
     Raises:
         UsageError: as `gemm_rs`.
     """
+    split = split_of(split)
     options = (out_dtype, transport_dtype, deterministic, backend, plan, split)
     asked = repeated("gemm_ar", group, (x, w, bias), None if out is None else (out,), options)
     if isinstance(asked, list):
@@ -77,7 +79,7 @@ def gemm_ar(
     check_product(x, w, bias)
     if out is None and not no_group(group) and traced(group, [x, w, bias]):
         name = group_name(group)
-        return _OPERATOR(x, w, bias, name, out_dtype, transport_dtype, deterministic, backend, plan, split)
+        return _OPERATOR(x, w, bias, name, out_dtype, transport_dtype, deterministic, backend, plan, split_text(split))
     refuse_gradient("gemm_ar", [x, w, bias])
     group = None if no_group(group) else resolve_group(group)
     return run(x, w, bias, group, out, out_dtype, transport_dtype, deterministic, backend, plan, split, asked)
@@ -94,7 +96,7 @@ def run(
     deterministic: bool,
     backend: str | None,
     plan: str | None,
-    split: int,
+    split: Split,
     asked: Asked | None = None,
 ) -> torch.Tensor:
     """One call on a resolved group; ``asked``: as it was looked up."""
@@ -149,10 +151,10 @@ def _call(
     deterministic: bool,
     backend: str | None,
     plan: str | None,
-    split: int,
+    split: str,
 ) -> torch.Tensor:
     found = group_by_name(group)
-    return run(x, w, bias, found, None, out_dtype, transport_dtype, deterministic, backend, plan, split)
+    return run(x, w, bias, found, None, out_dtype, transport_dtype, deterministic, backend, plan, split_of(split))
 
 
 def _fake(
@@ -165,7 +167,7 @@ def _fake(
     deterministic: bool,
     backend: str | None,
     plan: str | None,
-    split: int,
+    split: str,
 ) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], w.shape[1]), dtype=out_dtype or x.dtype)
 

@@ -12,6 +12,7 @@ from overlap.api import CompiledKernel
 from overlap.api.fallback import MOVING, STORING, check_backend
 from overlap.api.memory import reserve_operator
 from overlap.backends.capabilities import AUTO, SERIAL
+from overlap.chunkplan.cuts import Split, SplitLike, split_of
 from overlap.errors import UsageError
 
 from .arguments import check_programs
@@ -38,7 +39,7 @@ class Form:
     along: tuple[str, ...]
     width: str
     plans: tuple[str, ...]
-    split: int = 1
+    split: Split = 1
 
 
 FORMS = {
@@ -60,7 +61,7 @@ def reserve(
     operator: str = "ag_gemm",
     inner_dims: bool = False,
     plan: str | None = None,
-    split: int | None = None,
+    split: SplitLike | None = None,
     backend: str = "copy_engine",
     comm_sms: int = 0,
 ) -> None:
@@ -111,6 +112,6 @@ def reserve(
             tokens, width = (max_tokens, hidden) if wanted else (0, 0)
             rows = {"B": tokens, "M": 1} if "B" in along else {"B": 1, "M": tokens}
             for chosen in form.plans if plan is None else (plan,):
-                compiled = form.make(kernel, along, chosen, form.split if split is None else split, *how)
+                compiled = form.make(kernel, along, chosen, form.split if split is None else split_of(split), *how)
                 reserve_operator(compiled.operator, group, {**rows, form.width: width}, dtype)
     settle(group, operator)

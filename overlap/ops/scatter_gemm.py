@@ -20,6 +20,7 @@ import torch
 from overlap.api.auto import Problem
 from overlap.api.fallback import STORING, check_backend
 from overlap.api.groups import group_by_name, no_group, resolve_group
+from overlap.chunkplan.cuts import Split, SplitLike, split_of, split_text
 from overlap.interop import define, group_name, tracing
 from overlap.runtime.collectives import reduce_scatter
 
@@ -50,7 +51,7 @@ def gemm_rs(
     deterministic: bool = False,
     backend: str | None = None,
     plan: str = PLAN,
-    split: int = SPLIT,
+    split: SplitLike = SPLIT,
     accumulate_main_grad: Accumulate = False,
 ) -> torch.Tensor:
     """This rank's piece, along ``scatter_dim``, of the sum over ``group`` of ``x @ w``, plus ``bias``.
@@ -78,6 +79,7 @@ def gemm_rs(
         UsageError: shapes, dtypes or devices that do not fit each other, a dimension that the result has not, a dtype
             that no transport carries, ``out`` that shares memory with an operand, or an unknown backend.
     """
+    split = split_of(split)
     options = (scatter_dim, out_dtype, transport_dtype, deterministic, backend, plan, split)
     asked = repeated("gemm_rs", group, (x, w, bias), None if out is None else (out,), options)
     if isinstance(asked, list):
@@ -89,7 +91,9 @@ def gemm_rs(
     if out is None and not no_group(group) and tracing(group, [x, w, bias]):
         name = group_name(group)
         sums = [m.tensor for m in main_grads]
-        return _OPERATOR(x, w, bias, dim, name, out_dtype, transport_dtype, deterministic, backend, plan, split, sums)
+        return _OPERATOR(
+            x, w, bias, dim, name, out_dtype, transport_dtype, deterministic, backend, plan, split_text(split), sums
+        )
     group = None if no_group(group) else resolve_group(group)
 
     def call(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -113,7 +117,7 @@ def run(
     deterministic: bool,
     backend: str | None,
     plan: str,
-    split: int,
+    split: Split,
     asked: Asked | None = None,
 ) -> torch.Tensor:
     """One call on a resolved group; ``asked``: if it was looked up already."""
@@ -171,11 +175,13 @@ def _call(
     deterministic: bool,
     backend: str | None,
     plan: str,
-    split: int,
+    split: str,
     main_grads: Sequence[torch.Tensor],
 ) -> torch.Tensor:
     found = group_by_name(group)
-    return run(x, w, bias, scatter_dim, found, None, out_dtype, transport_dtype, deterministic, backend, plan, split)
+    return run(
+        x, w, bias, scatter_dim, found, None, out_dtype, transport_dtype, deterministic, backend, plan, split_of(split)
+    )
 
 
 def _fake(
@@ -189,7 +195,7 @@ def _fake(
     deterministic: bool,
     backend: str | None,
     plan: str,
-    split: int,
+    split: str,
     main_grads: Sequence[torch.Tensor],
 ) -> torch.Tensor:
     world, rank = ranks(group_by_name(group))

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from overlap.chunkplan.build import build_plan
+from overlap.chunkplan.cuts import Split
 from overlap.chunkplan.library import find_template
 from overlap.chunkplan.plan import CommPlan
 
@@ -46,7 +47,7 @@ def operator_candidates(
     sizes: Sizes,
     machine: Machine,
     dtype: str = "bf16",
-    split: int = 1,
+    split: Split = 1,
     plan: str | None = None,
     blocks: tuple[int, int] | None = None,
 ) -> tuple[Candidate, ...]:
@@ -86,7 +87,7 @@ def counted(ways: Iterable[Way], machine: Machine, *, produced: bool) -> list[Wa
     return found
 
 
-def _plan(op: Operator, world: int, sizes: Sizes, split: int, plan: str | None, pushed: bool) -> CommPlan:
+def _plan(op: Operator, world: int, sizes: Sizes, split: Split, plan: str | None, pushed: bool) -> CommPlan:
     tensor = tensor_of(op, sizes)
     if plan is None or plan == op.plan:
         return operator_plan(op, world, tensor.shape, split, pushed=pushed)

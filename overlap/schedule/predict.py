@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 from typing import Literal
 
 from overlap.chunkplan.build import build_plan
+from overlap.chunkplan.cuts import Split
 from overlap.chunkplan.library import find_template
 from overlap.chunkplan.links import Links
 from overlap.chunkplan.mesh import Mesh
@@ -37,7 +38,7 @@ def predict(
     sizes: Sizes,
     machine: Machine,
     dtype: str = "bf16",
-    split: int = 1,
+    split: Split = 1,
     break_even: bool = True,
     mesh: Mesh | None = None,
     plan: CommPlan | None = None,
@@ -93,7 +94,7 @@ def predicted_timeline(
     sizes: Sizes,
     machine: Machine,
     dtype: str = "bf16",
-    split: int = 1,
+    split: Split = 1,
     mesh: Mesh | None = None,
     plan: CommPlan | None = None,
     links: Links | None = None,
@@ -111,7 +112,7 @@ def _case(
     sizes: Sizes,
     machine: Machine,
     dtype: str,
-    split: int,
+    split: Split,
     mesh: Mesh | None = None,
     plan: CommPlan | None = None,
     links: Links | None = None,
@@ -214,7 +215,7 @@ class _Case:
 
 @lru_cache(maxsize=16)
 def operator_plan(
-    op: Operator, world: int, shape: tuple[int, ...], split: int, node: int = 0, pushed: bool = False
+    op: Operator, world: int, shape: tuple[int, ...], split: Split, node: int = 0, pushed: bool = False
 ) -> CommPlan:
     """The plan of the operator's tensor ``x``.
 

@@ -38,7 +38,7 @@ class Case:
     weight: str = "plain"
     x: str = "plain"
     plan: str = "all_gather_1d"
-    split: int = 1
+    split: int | str | tuple[int, ...] = 1
     options: dict = field(default_factory=dict)
 
 
@@ -64,6 +64,8 @@ CASES = {
     "moved by two reserved programs": Case(
         (70, 23), (41,), dtype=torch.bfloat16, split=2, options={"backend": "ldst_reserved", "comm_sms": 2}
     ),
+    "a small chunk at the end": Case((131, 16), (24,), world=4, split="1/1/3:1"),
+    "uneven chunks, ring": Case((90, 16), (24,), world=3, split=(1, 2, 1), plan="all_gather_ring"),
     "chunks of a shard, ring": Case((90, 16), (24,), world=3, split=2, plan="all_gather_ring"),
 }
 

@@ -77,6 +77,7 @@ SCATTERED = {
     "a wide transport": Case((45,), 24, 40, world=3, bias=True, dtype=BF16, options={"transport_dtype": FP32}),
     "a narrow transport": Case((45,), 24, 40, world=3, options={"transport_dtype": BF16, "out_dtype": FP32}),
     "chunks of a piece": Case((90,), 16, 24, world=3, options={"split": 2}),
+    "each turn its own chunks": Case((37,), 16, 24, world=4, options={"split": "1:3/1/2:1"}),
 }
 
 
@@ -311,6 +312,7 @@ EXCHANGED = {
     "one rank": Case((33,), 16, 24, world=1, bias=True),
     "strided": Case((32, 3), 24, 40, x="strided", weight="skipping", dtype=BF16),
     "chunks of a piece": Case((48,), 48, 48, world=2, options={"split": 2}),
+    "uneven chunks": Case((50,), 24, 40, world=3, bias=True, options={"split": (1, 2, 1)}),
 }
 
 

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from overlap.errors import PlanError
 
+from ..cuts import Split, by_turn, split_of, weights_at
 from ..document import nearest
 from ..mesh import Mesh
 from ..plan import Chunk, TensorSpec
@@ -39,7 +40,7 @@ class CollectiveStep:
         dim: the dimension of the shards (of those before an all-to-all; of those an all-reduce is worked on in).
         to_dim: the dimension of the shards after an all-to-all.
         ranks: global ranks of the group; all ranks where it is empty.
-        split: chunks that a shard is cut into, along ``dim``.
+        split: how a shard is cut into chunks, along ``dim`` (`overlap.chunkplan.cuts`).
         itemsize: bytes an element.
         reduction: how partial results are combined.
         mesh: the grid in which members stand, by their numbers in the group; templates may be made for one.
@@ -54,7 +55,7 @@ class CollectiveStep:
     dim: int = 0
     to_dim: int | None = None
     ranks: tuple[int, ...] = ()
-    split: int = 1
+    split: Split = 1
     itemsize: int = 2
     reduction: Reduction = Reduction()
     mesh: Mesh | None = None
@@ -64,9 +65,12 @@ class CollectiveStep:
             raise PlanError(f"unknown collective `{self.kind}`", help=nearest(self.kind, get_args(Kind)))
         if self.world < 1:
             raise PlanError(f"a collective in a world of {self.world} ranks", help="a world has 1 rank or more")
-        for what, value in (("split", self.split), ("itemsize", self.itemsize)):
-            if value < 1:
-                raise PlanError(f"{self.kind}: {what} {value}", help=f"{what} is 1 or more")
+        if self.itemsize < 1:
+            raise PlanError(f"{self.kind}: itemsize {self.itemsize}", help="itemsize is 1 or more")
+        try:
+            object.__setattr__(self, "split", split_of(self.split))
+        except PlanError as error:
+            raise PlanError(f"{self.kind}: {error.message}", help=error.help) from None
         for rank in self.ranks:
             if not 0 <= rank < self.world:
                 raise PlanError(
@@ -150,5 +154,14 @@ class CollectiveStep:
         return tuple(held)
 
     def parts(self, box: Box) -> list[Box]:
-        """The chunks that a box is moved in: ``split`` parts along ``dim``, without empty ones."""
-        return [part for part in box.split(self.dim, self.split) if not part.empty]
+        """The chunks that a box is moved in: ``split`` parts along ``dim``, without empty ones.
+
+        Raises:
+            PlanError: the first and the last transfer are to be cut otherwise.
+        """
+        if by_turn(self.split):
+            raise PlanError(
+                f"{self.kind}: the parts of a plan that is made for links are the same for all transfers",
+                help="give a number of parts, or weights for all transfers, as 1:2:1",
+            )
+        return [part for part in box.split(self.dim, weights_at(self.split)) if not part.empty]

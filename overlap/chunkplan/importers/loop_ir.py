@@ -23,6 +23,7 @@ from itertools import product
 from overlap.errors import PlanError
 
 from ..build import DIRECTIONS
+from ..cuts import Split
 from ..links import Links
 from ..merge import merge_plans
 from ..plan import CommPlan, TensorSpec
@@ -54,7 +55,7 @@ def lower_loop_ir(
     nest: LoopNest,
     *,
     direction: str = "pull",
-    split: int = 1,
+    split: Split = 1,
     accumulate: str = "fp32",
     name: str = "loop_nest",
     path: str = "template",
@@ -67,7 +68,7 @@ def lower_loop_ir(
 
     Args:
         direction: who carries transfers out, the destination (``pull``) or the source (``push``).
-        split: parts that every transfer is cut into.
+        split: how every transfer is cut (`overlap.chunkplan.cuts`).
         accumulate: the type that sums are carried out in.
         path, links: how collectives are carried out, as `lower_partition_ir` has them. Rings of shifted loops are rings.
 
@@ -166,7 +167,7 @@ def _cuts(nest: LoopNest, buffer: Buffer, ring: dict[int, int]) -> list[int]:
     return cuts
 
 
-def _lower(nest: LoopNest, buffer: Buffer, direction: str, split: int, accumulate: str, way: Way | None) -> CommPlan:
+def _lower(nest: LoopNest, buffer: Buffer, direction: str, split: Split, accumulate: str, way: Way | None) -> CommPlan:
     mesh, layout = nest.mesh, layout_of(nest, buffer)
     made = layout.used if buffer.write else layout.stored
     final = layout.stored if buffer.write else layout.used

@@ -18,6 +18,7 @@ from itertools import product
 from overlap.errors import PlanError
 
 from ..build import DIRECTIONS
+from ..cuts import Split
 from ..links import Links
 from ..merge import merge_plans
 from ..mesh import Mesh
@@ -52,7 +53,7 @@ def lower_partition_ir(
     ir: PartitionIR,
     *,
     direction: str = "pull",
-    split: int = 1,
+    split: Split = 1,
     accumulate: str = "fp32",
     name: str | None = None,
     path: str = "template",
@@ -62,7 +63,7 @@ def lower_partition_ir(
 
     Args:
         direction: who carries transfers out, the destination (``pull``) or the source (``push``).
-        split: parts that every transfer is cut into.
+        split: how every transfer is cut (`overlap.chunkplan.cuts`).
         accumulate: the type that sums are carried out in.
         name: of the plan; made of the tensors' names where it is None.
         path: ``template``: every piece from the nearest rank that has it, as above. Otherwise collectives along one axis

@@ -56,7 +56,7 @@ def test_compile_keeps_the_whole_function(fake_group):
 
 def test_the_schema_and_the_fake_agree_with_the_operator(fake_group):
     ag_gemm(X, W, group=fake_group)
-    arguments = (X, [W], [], [], 0, None, fake_group.group_name, None, "all_gather_1d", 1, 0, True, [])
+    arguments = (X, [W], [], [], 0, None, fake_group.group_name, None, "all_gather_1d", "1", 0, True, [])
     torch.library.opcheck(torch.ops.overlap.ag_gemm.default, arguments)
 
 

@@ -111,7 +111,15 @@ def test_a_kernel_without_pragmas():
 
 
 def test_a_realization_is_pasted(template):
-    chosen = overlap.Realization(split=2, num_warps=8, meta=(("BLOCK_M", 128),))
+    split = ((1,), (1,), (3, 1))
+    chosen = overlap.Realization(split=split, num_warps=8, meta=(("BLOCK_M", 128),))
+    assert eval(repr(chosen), {"Realization": overlap.Realization}) == chosen
+    by_key = overlap.compile(plan="all_gather_1d", on="a[M]", split=split)(template())
+    assert (
+        by_key.realization.split
+        == overlap.Realization(split=split).with_settings({"split": "1/1/3:1"}, ()).split
+        == split
+    )
     kernel = overlap.compile(plan="all_gather_1d", on="a[M]", realization=chosen)(template())
     assert kernel.realization == chosen
 

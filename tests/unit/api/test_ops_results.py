@@ -188,11 +188,11 @@ def test_compile_keeps_the_whole_function(fake_group):
 def test_schemas_and_fakes_agree_with_the_operators(fake_group, name):
     group = fake_group.group_name
     arguments = {
-        "gemm_rs": (X, W, W[0], 0, group, None, torch.float64, True, None, "reduce_scatter_1d", 1, []),
-        "gemm_ar": (X, W, None, group, torch.float64, None, False, "serial", None, 1),
-        "a2a_gemm": (PIECE, W, W[0], 0, None, group, None, None, "all_to_all_1d", 1, 0),
-        "gemm_a2a": (X, W, None, 0, 23, 4, group, None, torch.float64, None, "all_to_all_1d", 1),
-        "ag_gemm_k": (PIECE, W, None, group, torch.float64, None, "all_gather_1d", 1, 0),
+        "gemm_rs": (X, W, W[0], 0, group, None, torch.float64, True, None, "reduce_scatter_1d", "1", []),
+        "gemm_ar": (X, W, None, group, torch.float64, None, False, "serial", None, "1"),
+        "a2a_gemm": (PIECE, W, W[0], 0, None, group, None, None, "all_to_all_1d", "1", 0),
+        "gemm_a2a": (X, W, None, 0, 23, 4, group, None, torch.float64, None, "all_to_all_1d", "1"),
+        "ag_gemm_k": (PIECE, W, None, group, torch.float64, None, "all_gather_1d", "1", 0),
     }
     CALLS[name][0](X, PIECE, W, fake_group)
     torch.library.opcheck(getattr(torch.ops.overlap, name).default, arguments[name])

@@ -9,7 +9,7 @@ import pytest
 from overlap.autotune.config import Config
 from overlap.autotune.prune import Limits, by_limits, by_rows, prune
 from overlap.autotune.search import KEPT, RUNS, TRIAL_MS, Measured, Search
-from overlap.autotune.space import PLANS, Product, around, communication, ordered, predict, with_tile
+from overlap.autotune.space import PLANS, Product, around, communication, ordered, predict, splits_of, with_tile
 from overlap.backends.base import Realization
 from overlap.backends.capabilities import Need
 from overlap.chunkplan.library import list_templates
@@ -136,6 +136,9 @@ def test_the_space_of_an_operator_is_what_the_capability_table_leaves():
         "what its own direction makes is there once"
     )
     assert len({c.realization.comm_sms for c in configs if c.realization.backend == "ldst_reserved"}) > 2
+    assert {c.realization.split for c in configs} == set(splits_of("all_gather")) > {1, 8, (3, 1)}
+    graded = next(c for c in configs if c.realization.split == ((1,), (1,), (3, 1)))
+    assert by_rows(3)(graded) and not by_rows(4)(graded), "a part of less than a row"
     chosen, predicted, behind = ordered(configs, lambda c: predict(product, machine, c), most=12, each=1)
     assert len(chosen) == 12 and behind == len(configs) - 12
     assert {c.realization.backend for c in chosen} == backends, "each backend is measured"

@@ -79,6 +79,15 @@ def test_an_entry_survives_its_file():
     assert not list(path.parent.glob("*.part"))
 
 
+@pytest.mark.parametrize(("split", "said"), [(1, None), (4, 4), ((1, 3), "1:3"), (((1,), (1,), (3, 1)), "1/1/3:1")])
+def test_a_config_with_unequal_pieces_survives_its_file(split, said):
+    config = Config(Realization(split=split), "all_gather_1d")
+    told = json.loads(json.dumps(config.to_json()))
+    assert told.get("split") == said and Config.from_json(told) == config
+    with pytest.raises(UsageError, match="1 or more"):
+        Config.from_json({**told, "split": "1:0"})
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlap.chunkplan.build import build_plan
+from overlap.chunkplan.cuts import parts_in, split_of, weights_at
 from overlap.chunkplan.library import find_template, list_templates
 from overlap.chunkplan.mesh import Mesh
 from overlap.chunkplan.plan import P2P, Chunk, Collective, CommPlan, TensorSpec
@@ -46,19 +47,19 @@ def plan_of(*lists, world: int = 3) -> CommPlan:
     st.tuples(st.integers(0, 12), st.integers(0, 12)),
     st.integers(0, 1),
     st.sampled_from(["pull", "push"]),
-    st.integers(1, 5),
+    st.one_of(st.integers(1, 5), st.lists(st.integers(1, 3), min_size=1, max_size=4).map(split_of)),
     st.integers(0, 2**32),
 )
-def test_parts_make_up_their_transfer_in_its_place(name, world, shape, dim, direction, parts, seed):
+def test_parts_make_up_their_transfer_in_its_place(name, world, shape, dim, direction, split, seed):
     plan = make(name, world, shape, dim, direction)
-    cut = split_plan(plan, parts, dim=dim)
+    cut, parts = split_plan(plan, split, dim=dim), parts_in(split)
     verify_plan(cut)
     if not reduces(plan):
         execute(cut, {"a": np.arange(1.0, 1.0 + np.prod(shape)).reshape(shape)}, seed)
     for op_id, op in plan.items():
         rank, index = op_id
         pieces = cut.ops[rank][index * parts : (index + 1) * parts]
-        assert [piece.src.box for piece in pieces] == op.src.box.split(dim, parts)
+        assert [piece.src.box for piece in pieces] == op.src.box.split(dim, weights_at(split))
         assert overlap_of([piece.src.box for piece in pieces]) == []
         for number, piece in enumerate(pieces):
             assert replace(piece, src=op.src, dst=op.dst, depends=op.depends) == op

@@ -510,7 +510,7 @@ def test_what_cannot_be_lowered(given, said):
         ({"to_dim": 1}, "has a second dimension, nothing else has"),
         ({"kind": "all_to_all"}, "has a second dimension, nothing else has"),
         ({"kind": "all_to_all", "to_dim": 0}, "cannot go from dimension 0 to dimension 0"),
-        ({"split": 0}, "split 0"),
+        ({"split": 0}, "a split into 0 parts"),
         ({"itemsize": 0}, "itemsize 0"),
         ({"mesh": Mesh((2, 3))}, "a mesh of 6 ranks for a group of 8"),
         ({"reduction": Reduction("summ")}, "unknown reduction `summ`"),
