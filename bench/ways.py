@@ -4,9 +4,9 @@
         --way plan=all_gather_1d_push --way plan=all_gather_1d_push,split=2
     python -m torch.distributed.run --nproc-per-node 4 bench/ways.py --op ag_gemm --backends --seconds 240
 
-A way is a list of the operator's keywords, and of settings by their variables (``split=4,OVERLAP_SUM_SMS=8``). Every shape
-times all of them in shuffled order, as the operator's own benchmark does, after checking their results. Rows are as in every
-result file, with ``how``, the way, as a further key.
+A way is a list of the operator's keywords, and of settings by their variables (``split=4,OVERLAP_SUM_SMS=8``;
+``split=1/1/3:1`` are parts by weight). Every shape times all of them in shuffled order, as the operator's own benchmark does,
+after checking their results. Rows are as in every result file, with ``how``, the way, as a further key.
 
 ``--backends`` is a way for each backend that the capability table has for the operator, beside the product alone and the
 serial composition in a graph; it writes bench/results/backends, which ``bench/table.py --ways`` shows. A backend that this
