@@ -4,6 +4,7 @@ module.py    a generated file, its launch and its original
 artifact.py  one kernel for one target, registers, stages, instruction counts
 ttir.py dataflow.py ptx.py   readers of what Triton emitted
 findings.py  the memory model's rules, checked
+flattened.py what a flattened loop carries from tile to tile
 report.py    all of it as text
 compat.py    what differs between Triton versions
 """

@@ -18,6 +18,7 @@ from . import ptx, ttir
 from .artifact import Artifact
 from .compare import compare
 from .dataflow import backward_slice, bases, constant, constant_offset, ops_of, parameter_of
+from .flattened import early_tails
 from .rules import Finding
 
 LOCAL_WORDS = table.S_READY * table.SLOT_WORDS
@@ -58,6 +59,7 @@ def check(
         *_signals(kernel),
         *_counted(kernel),
         *_clusters(kernel, artifact),
+        *early_tails(kernel.function),
     ]
     if artifact.target.nvidia:
         found += _machine_code(kernel, ptx.parse(artifact.assembly))

@@ -21,9 +21,9 @@ After::
     ol.pushed_async(ol_table, ol_counted, ol_state, ol_slots, ol_ways)
 
 Kernels that wait for anything pass through: a tile's wait would come before the count of the tile before it, and ranks could
-wait in a circle. So do kernels whose programs make one tile, and loops that ask to be flattened: Triton 3.6 gives the tail of a
-flattened loop that it pipelines the value that such a variable has behind the tile, so tiles were counted ahead of their own
-stores, which two H200s showed. Runs behind the passes that count and store.
+wait in a circle. So do kernels whose programs make one tile, and loops that ask to be flattened: there Triton hands on such a
+variable ahead of the tail (`overlap.build.flattened`, which finds kernels that would read it there), so tiles were counted ahead
+of their own stores, which two H200s showed. Runs behind the passes that count and store.
 """
 
 from __future__ import annotations
