@@ -181,6 +181,12 @@ SETTINGS: dict[str, Setting] = {
             "with the addresses of each call.",
         ),
         Setting(
+            "trace",
+            bool,
+            False,
+            "Fused kernels record when their tiles wait, begin and end, for `overlap trace`; it costs them a little.",
+        ),
+        Setting(
             "log_level",
             str,
             "warning",

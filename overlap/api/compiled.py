@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from overlap import settings
 from overlap.annotate.source import SourceUnit
 from overlap.autotune.config import Config
 from overlap.autotune.session import Tuned
@@ -238,7 +239,8 @@ class CompiledKernel:
         if choice.backend == "serial":
             return self._serial(group, grid, args, kwargs, choice, transport)
         runtime = runtime_of(group)
-        call = KernelCall(self.operator, runtime, grid, args, kwargs, behind, transport, repeat)
+        compiled = self._recording if settings.get("trace") else self
+        call = KernelCall(compiled.operator, runtime, grid, args, kwargs, behind, transport, repeat)
         call.run()
         instance = call.instance
         assert instance is not None
@@ -336,6 +338,19 @@ class CompiledKernel:
         from .tune_kernel import tune_kernel
 
         return tune_kernel(self, grid, args, kwargs, group)
+
+    @cached_property
+    def _recording(self) -> CompiledKernel:
+        """The same kernel with tiles that record."""
+        return CompiledKernel(
+            self.source,
+            plan=self.plan,
+            on=self.on,
+            world=self.world,
+            backend=self.backend,
+            options={**self.options, "trace": "1"},
+            made=self.made,
+        )
 
     def variant(self, backend: str, programs: int = 0) -> CompiledKernel:
         """The same kernel compiled for a backend; ``programs`` of its launches move chunks (0: the backend's own number)."""

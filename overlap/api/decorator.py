@@ -26,7 +26,7 @@ from .compiled import CompiledKernel, KernelSource
 from .fallback import KNOWN, check_backend
 from .made import Made
 
-_KEYS = ("split", "comm_sms", "num_warps", "num_stages", "machine", "strided", "sum_sms")
+_KEYS = ("split", "comm_sms", "num_warps", "num_stages", "machine", "strided", "sum_sms", "trace")
 
 
 def compile(

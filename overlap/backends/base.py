@@ -56,6 +56,7 @@ class Realization:
     setting ``machine`` where it is None. ``strided``: the backend of strided chunks with rows of fewer bytes than the setting
     ``strided_row_bytes``, where ``backend`` is the copy engine; empty: as all others. ``sum_sms``: multiprocessors that a kernel
     leaves free for sums of its results that are made while it runs; 0: sums follow the kernel; None: as the setting ``sum_sms``.
+    ``trace``: 1 has the kernel record when its tiles wait, begin and end (`overlap trace`); nothing else of the launch is another.
     """
 
     backend: str = "copy_engine"
@@ -67,12 +68,13 @@ class Realization:
     machine: str | None = None
     strided: str = ""
     sum_sms: int | None = None
+    trace: int = 0
 
     def __repr__(self) -> str:
         shown = [f"backend={self.backend!r}"]
         shown += [
             f"{k}={getattr(self, k)!r}"
-            for k in ("split", "comm_sms", "num_warps", "num_stages", "meta", "machine", "strided", "sum_sms")
+            for k in ("split", "comm_sms", "num_warps", "num_stages", "meta", "machine", "strided", "sum_sms", "trace")
             if getattr(self, k) != type(self).__dataclass_fields__[k].default
         ]
         return f"Realization({', '.join(shown)})"
@@ -99,9 +101,11 @@ class Realization:
             elif key == "meta":
                 raise UsageError("set constexpr arguments by their own names", help="--set BLOCK_M=64")
             elif key in type(self).__dataclass_fields__:
-                low = 0 if key in ("comm_sms", "sum_sms") else 1
+                low = 0 if key in ("comm_sms", "sum_sms", "trace") else 1
                 if number is None or number < low:
                     raise UsageError(f"{key} must be an integer of at least {low}, not {text!r}")
+                if key == "trace" and number > 1:
+                    raise UsageError(f"trace must be 1 or 0, not {text!r}")
                 result = replace(result, **{key: number})  # type: ignore[arg-type]
             elif key in constexprs:
                 assert number is not None

@@ -19,6 +19,7 @@ COMMANDS = (
     "verify",
     "check",
     "explain",
+    "trace",
     "predict",
     "calibrate",
     "tune",

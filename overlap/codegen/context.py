@@ -139,6 +139,7 @@ class Context:
             "parts": self.ranged,
             "anywhere": self.described,
             "ways": self.pushing_async,
+            "log": self.realization.trace,
             "slots": self.pushing,
             "moves": self.moving,
         }

@@ -7,6 +7,7 @@
     far.py     as moves.py, to ranks that no pointer reaches too; nvshmem.py are the functions of NVSHMEM below it
     interleave.py  above them: programs that move chunks between their tiles
     stores.py  for generated kernels: tiles stored where they go
+    record.py  for generated kernels that are traced: when tiles wait, begin and end
     here       for generated kernels: runs of tiles, as `overlap.schedule.table` lays them out
 
 Every word obeys one row of the memory table in overlap/backends/memory_rules.py; `words.py` says which.
@@ -24,6 +25,7 @@ from .far import move_chunks_far
 from .flags import after, after_async, landed, poll, raise_flag
 from .interleave import move_rest, move_rest_async, move_rest_boxes, move_some, move_some_async, move_some_boxes
 from .moves import computing_id, computing_position, computing_programs, move_chunks, move_chunks_async, moving
+from .record import log_ends, log_part, log_ready, log_tile, log_waits
 from .stores import lowest, no_run, pushed, pushed_async, shaped, shift, spot, steps, stride, ways
 from .symm import get, notify, notify_async, num_ranks, put, rank, symm_at, wait
 
@@ -36,6 +38,11 @@ __all__ = [
     "constexpr",
     "get",
     "landed",
+    "log_ends",
+    "log_part",
+    "log_ready",
+    "log_tile",
+    "log_waits",
     "lowest",
     "no_run",
     "move_chunks",

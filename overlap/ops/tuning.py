@@ -108,13 +108,13 @@ def tune(
         raise UsageError("trials need the ranks of a process group", help="simulated ranks have no clock worth reading")
     place = _device(device)
     world, rank = dist.get_world_size(group), dist.get_rank(group)
-    problem = _problem(operator, sizes, dtype, world)
+    problem = problem_of(operator, sizes, dtype, world)
     key = key_of(problem, world, place)
     found = tune_problem(
         group,
         key,
         partial(_space, problem, world, place),
-        partial(_Call, operator, problem, world, rank, place),
+        partial(OperatorCall, operator, problem, world, rank, place),
         place,
         budget=budget,
         deadline=deadline,
@@ -136,7 +136,7 @@ def _device(given: torch.device | str | None) -> torch.device:
     return found
 
 
-def _problem(operator: str, sizes: Mapping[str, int], dtype: torch.dtype, world: int) -> Problem:
+def problem_of(operator: str, sizes: Mapping[str, int], dtype: torch.dtype, world: int) -> Problem:
     """The problem as a call of these sizes has it: what ranks divide is rounded up to what they all can have."""
     whole = dict(sizes)
     divided = {"ag_gemm": "N", "ag_gemm_k": "N", "gemm_rs": "K", "gemm_ar": "K"}.get(operator)
@@ -209,7 +209,7 @@ def _by_descriptors(problem: Problem, world: int) -> bool:
     return rows_fit(problem.k, problem.dtype)
 
 
-class _Call:
+class OperatorCall:
     """Calls of an operator on random data, made once.
 
     Args:
@@ -235,4 +235,8 @@ class _Call:
 
     def __call__(self, config: Config, group: Any) -> None:
         with forced(config), torch.no_grad():
-            self._call(self._x, self._w, group=group, **self._options)
+            self.plain(group)
+
+    def plain(self, group: Any, **options: Any) -> Any:
+        """The operator's own call, with further ``options``."""
+        return self._call(self._x, self._w, group=group, **self._options, **options)

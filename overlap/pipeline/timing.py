@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from overlap.annotate.model import ProgramModel
 from overlap.chunkplan.links import Links
+from overlap.chunkplan.plan import CommPlan
 from overlap.schedule.events import simulate
 from overlap.schedule.machine import Machine
+from overlap.schedule.model import AxisTiles, RankSchedule
 from overlap.schedule.timeline import Timeline
 from overlap.schedule.work import TileRun, Work, itemsize_of, work_of_schedules
 
@@ -38,14 +40,42 @@ def timeline_of(
         PlanError: the machine has not that many ranks, no link between two of them, or no rate for the dtype.
     """
     seconds = tile_seconds(program, planned, machine, sizes=sizes, dtype=dtype) if tile is None else tile
-    work = work_of_schedules(planned.plan, planned.schedules, seconds)
-    if planned.parts:
-        work = tuple(_in_parts(planned, rank, own, seconds, machine.units) for rank, own in enumerate(work))
-    return simulate(planned.plan, machine, work, itemsize=itemsize_of(dtype), links=links)
+    return timeline_in_tiles(
+        planned.plan, planned.schedules, planned.parts, machine, dtype=dtype, tile=seconds, links=links
+    )
+
+
+def timeline_in_tiles(
+    plan: CommPlan,
+    schedules: Sequence[RankSchedule],
+    parts: Sequence[RankSchedule],
+    machine: Machine,
+    *,
+    dtype: str,
+    tile: float,
+    links: Links | None = None,
+) -> Timeline:
+    """`timeline_of` schedules alone: of all ranks, and of the parts of a loop that waits, where there is one."""
+    work = work_of_schedules(plan, schedules, tile)
+    if parts:
+        work = tuple(_in_parts(plan, parts[rank], own, tile, machine.units) for rank, own in enumerate(work))
+    return simulate(plan, machine, work, itemsize=itemsize_of(dtype), links=links)
 
 
 def tile_seconds(
     program: ProgramModel, planned: Planned, machine: Machine, *, sizes: Mapping[str, int], dtype: str = "fp16"
+) -> float:
+    """`tile_seconds_in` the tile axes of rank 0."""
+    return tile_seconds_in(program, planned.axes[0], machine, sizes=sizes, dtype=dtype)
+
+
+def tile_seconds_in(
+    program: ProgramModel,
+    axes: Sequence[AxisTiles],
+    machine: Machine,
+    *,
+    sizes: Mapping[str, int],
+    dtype: str = "fp16",
 ) -> float:
     """How long a tile takes that multiplies and adds once for each of its elements and each step of its range axes.
 
@@ -53,23 +83,28 @@ def tile_seconds(
     tensors take to be read and written once.
     """
     assert program.host is not None
-    element = itemsize_of(dtype)
     tensors = (*program.host.inputs, *program.host.outputs)
-    moved = element * sum(math.prod(sizes[axis] for axis in tensor.dims) for tensor in tensors)
+    elements = sum(math.prod(sizes[axis] for axis in tensor.dims) for tensor in tensors)
     steps = math.prod(sizes[axis.name] for axis in program.kernel.axes if axis.block is None)
-    axes = planned.axes[0]
+    return tile_seconds_of(axes, machine, steps=steps, elements=elements, dtype=dtype)
+
+
+def tile_seconds_of(
+    axes: Sequence[AxisTiles], machine: Machine, *, steps: int, elements: int, dtype: str = "fp16"
+) -> float:
+    """How long a tile of a grid takes: a product over ``steps``, with ``elements`` read and written by all tiles together."""
+    moved = elements * itemsize_of(dtype)
     tiles = math.prod(axis.count for axis in axes)
     work = 2 * math.prod(axis.block for axis in axes) * steps
     waves = max(1, -(-tiles // machine.units))
     return max(work * machine.units / machine.rate(dtype), moved / machine.memory / waves)
 
 
-def _in_parts(planned: Planned, rank: int, work: Work, seconds: float, units: int) -> Work:
+def _in_parts(plan: CommPlan, part: RankSchedule, work: Work, seconds: float, units: int) -> Work:
     """The work of tiles that wait inside their loop: the first wave does one part of it after another, the rest waits no more.
 
     Tiles that send something on besides are taken as waiting for every part before they begin, which is late.
     """
-    part = planned.parts[rank]
     if any(run.feeds or run.waits for run in work.runs):
         every = tuple(dict.fromkeys(wait.op for run in part.runs for wait in run.waits))
         return Work(tuple(replace(run, waits=tuple(dict.fromkeys((*run.waits, *every)))) for run in work.runs))
@@ -78,7 +113,7 @@ def _in_parts(planned: Planned, rank: int, work: Work, seconds: float, units: in
     runs = []
     for number, run in enumerate(part.runs):
         waits = tuple(dict.fromkeys(wait.op for wait in run.waits))
-        chunk = "" if run.chunk is None else str(planned.plan.op(run.chunk).dst)
+        chunk = "" if run.chunk is None else str(plan.op(run.chunk).dst)
         label = f"part {number} of the first {first} tiles: {run.tiles} of {blocks} steps over {part.axes[0].name}"
         runs.append(TileRun(first, seconds * run.tiles / blocks, waits, (), label, chunk, run.chunk, run.peer))
     if work.tiles > first:

@@ -60,6 +60,8 @@ def capture(
     )
     if operator.stores:
         call.bound.arguments.update(store_arguments(operator, Slots(state, ways=1), call.bound.arguments))
+    if log := operator.parameter("log"):
+        call.bound.arguments[log] = state
     if operator.moves:
         call.bound.arguments[operator.moves] = state
     return call.bound, call.grid

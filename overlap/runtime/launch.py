@@ -31,6 +31,7 @@ from .operator import Operator
 from .places import Carried, numbered
 from .prepared import layout_of
 from .ranges import range_arguments
+from .recording import log_arguments
 from .repeat import KernelLaunch, Repeat
 from .resolve import Bound
 from .slots import store_arguments
@@ -73,6 +74,7 @@ def launch(
     bound, grid = beside_sums(instance, bound, grid)
     table = instance.table(bound)
     ours = {operator.ours[0]: table.words, operator.ours[1]: instance.state, **range_arguments(instance, bound)}
+    ours |= log_arguments(instance, bound, table)
     if table.slots is not None:
         ours |= store_arguments(operator, table.slots, bound.arguments, table.tiles)
     linked = runtime.linked if operator.moves and operator.mover.far else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from overlap.errors import RuntimeContractError
-from overlap.schedule.model import AxisTiles
+from overlap.schedule.model import AxisTiles, RankSchedule
 from overlap.schedule.ranges import schedule_range
 from overlap.schedule.table import to_words
 
@@ -21,14 +21,31 @@ def range_arguments(instance: Instance, bound: Bound) -> dict[str, Any]:
     Raises:
         RuntimeContractError: an extent that the launch passes is not that of a gathered tensor.
     """
-    operator = instance.operator
-    if not operator.ranges:
+    schedule = range_schedule(instance, bound)
+    if schedule is None:
         return {}
-    (axis,) = operator.ranges
-    extent, block = int(bound.arguments[axis.extent]), int(bound.arguments[axis.block])
-    key = ("parts", extent, block)
+    key = ("parts table", *_sizes(instance, bound))
     table = instance.prepared.get(key)
     if table is None:
+        words = to_words(schedule, instance.memory.room.flags, moves=instance.moves_ahead(schedule))
+        table = instance.prepared[key] = instance.workspace.table(words)
+    return {instance.operator.ours[2]: table}
+
+
+def range_schedule(instance: Instance, bound: Bound) -> RankSchedule | None:
+    """The schedule of the parts of the loop that waits for chunks; None where no loop does. Cached as its table is.
+
+    Raises:
+        RuntimeContractError: an extent that the launch passes is not that of a gathered tensor.
+    """
+    operator = instance.operator
+    if not operator.ranges:
+        return None
+    (axis,) = operator.ranges
+    extent, block = _sizes(instance, bound)
+    key = ("parts", extent, block)
+    schedule: RankSchedule | None = instance.prepared.get(key)
+    if schedule is None:
         gathered = {c.tensor: c.dim for c in operator.comms if c.kind == "gather" and c.axis == axis.name}
         for tensor, dim in gathered.items():
             size = instance.parts[tensor].shape[dim]
@@ -36,7 +53,7 @@ def range_arguments(instance: Instance, bound: Bound) -> dict[str, Any]:
                 raise RuntimeContractError(
                     f"the launch passes {axis.extent}={extent}; `{tensor}` has {size} along {axis.name}"
                 )
-        schedule = schedule_range(
+        schedule = instance.prepared[key] = schedule_range(
             instance.plan,
             gathered,
             AxisTiles(axis.name, extent, block),
@@ -45,6 +62,10 @@ def range_arguments(instance: Instance, bound: Bound) -> dict[str, Any]:
             machine=instance.machine,
             itemsize=instance.itemsize,
         )
-        words = to_words(schedule, instance.memory.room.flags, moves=instance.moves_ahead(schedule))
-        table = instance.prepared[key] = instance.workspace.table(words)
-    return {operator.ours[2]: table}
+    return schedule
+
+
+def _sizes(instance: Instance, bound: Bound) -> tuple[int, int]:
+    """Extent and block of the axis whose loop waits."""
+    (axis,) = instance.operator.ranges
+    return int(bound.arguments[axis.extent]), int(bound.arguments[axis.block])

@@ -1,0 +1,188 @@
+"""Records one call on all ranks: when its tiles waited, began and ended, beside what the event model predicts of it.
+
+    every rank   warm calls | all meet | the call | stamp | all meet | what was written down goes to every rank
+    beside it                          | a program that looks at its flags |
+
+The meeting ahead aligns the devices' timers and is the moment that times count from (`overlap.runtime.clocks`); on GPUs the
+device sleeps before it, so that the host has enqueued all by then and what it takes is no part of what is seen.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from overlap import settings
+from overlap.chunkplan.plan import OpId
+from overlap.errors import UsageError
+from overlap.pipeline.timing import timeline_in_tiles
+from overlap.runtime.clocks import Clock, Meeting, aligned
+from overlap.runtime.instance import Instance, instances
+from overlap.runtime.protocol import Runtime, runtime_of
+from overlap.runtime.recording import last_log
+from overlap.runtime.watching import Watcher
+from overlap.schedule.machine import Machine
+from overlap.schedule.measured import Measured
+from overlap.schedule.model import RankSchedule
+from overlap.schedule.recorded import RankRecord, tiles_of
+
+from .groups import resolve_group
+
+WARM = 5
+"""Calls ahead of the one that is recorded."""
+SLEEP_CYCLES = 10_000_000
+"""How long the device sleeps ahead of the meeting: some milliseconds, in which the host enqueues the call."""
+
+
+class _Told(NamedTuple):
+    """What a rank tells the others of a call."""
+
+    before: Clock
+    after: Clock
+    stamp: int
+    words: bytes
+    schedule: RankSchedule
+    parts: RankSchedule | None
+    names: tuple[str, ...]
+    watched: dict[OpId, int]
+
+
+def record(
+    call: Callable[[], Any],
+    group: Any,
+    *,
+    title: str,
+    dtype: str,
+    tile: Callable[[Sequence[RankSchedule], Machine], float],
+    machine: Machine | None = None,
+    warm: int = WARM,
+) -> Measured:
+    """Records one call; collective.
+
+    Args:
+        call: a call of a fused operator, or a launch of a compiled kernel, on this rank; all ranks' are alike.
+        title: for people.
+        dtype: of the communicated tensors, by its short name.
+        tile: what a tile is predicted to take, in seconds, from the schedules of all ranks.
+        machine: whose times are predicted; by default the one that decides the order of chunks.
+        warm: calls ahead of it.
+
+    Returns:
+        the same on every rank.
+
+    Raises:
+        UsageError: the call launches no fused kernel that records.
+        DeadlineError: a rank does not come.
+    """
+    group = resolve_group(group)
+    runtime = runtime_of(group)
+    for _ in range(max(1, warm)):
+        call()
+    runtime.synchronize()
+    cached = list(instances(runtime).values())
+    log = last_log(cached[-1]) if cached else None
+    if log is None:
+        raise UsageError(
+            f"{title}: nothing was recorded, the call launched no fused kernel that records",
+            help="a call that goes through a collective has no tiles to show: name a backend, or take a larger shape; "
+            "a module is compiled with --set trace=1",
+        )
+    instance: Instance = log.instance
+    meeting = Meeting(runtime)
+    log.clear()
+    watcher = Watcher(instance) if Watcher.possible(instance) else None
+    runtime.agree("the start of what is recorded", None)
+    _sleep(runtime)
+    meeting.meet(0)
+    if watcher is not None:
+        watcher.start()
+    call()
+    meeting.stamp()
+    if watcher is not None:
+        watcher.join()
+    meeting.meet(1)
+    runtime.synchronize()
+    instance.workspace.check()
+    told: list[_Told] = runtime.agree(
+        "what was recorded",
+        _Told(
+            meeting.clock(0),
+            meeting.clock(1),
+            meeting.stamped(),
+            array("q", log.read()).tobytes(),
+            log.schedule,
+            log.parts,
+            log.names,
+            watcher.times() if watcher is not None else {},
+        ),
+    )
+    meeting.release()
+    records = _records(told, 1e-9 if runtime.device.type == "cuda" else 1e-6)
+    on = machine or instance.machine
+    timeline = timeline_in_tiles(
+        instance.plan,
+        [record.schedule for record in records],
+        [record.parts for record in records if record.parts is not None],
+        on,
+        dtype=dtype,
+        tile=tile([record.schedule for record in records], on),
+    )
+    return Measured(title, instance.plan, records, timeline, _device(runtime))
+
+
+@contextmanager
+def recording() -> Any:
+    """Operators and compiled kernels that are called inside record their tiles (the setting ``trace``)."""
+    import os
+
+    name = settings.SETTINGS["trace"].variable
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _records(told: Sequence[_Told], rate: float) -> tuple[RankRecord, ...]:
+    """``rate``: seconds of a count of the timers."""
+    before, after = aligned([each.before for each in told]), aligned([each.after for each in told])
+    found = []
+    for rank, (each, start, end) in enumerate(zip(told, before, after, strict=True)):
+        words = array("q")
+        words.frombytes(each.words)
+        tiles = sum(run.tiles for run in each.schedule.runs)
+        parts = len(each.parts.runs) if each.parts is not None else 0
+        found.append(
+            RankRecord(
+                rank,
+                each.schedule,
+                each.parts,
+                each.names,
+                tiles_of(words, tiles, parts, start.zero, rate),
+                (each.stamp - start.zero) * rate,
+                {op: (when - start.zero) * rate for op, when in each.watched.items()},
+                max(start.exactly, end.exactly) * rate,
+                each.before.step * rate,
+            )
+        )
+    return tuple(found)
+
+
+def _sleep(runtime: Runtime) -> None:
+    if runtime.device.type == "cuda":
+        torch.cuda._sleep(SLEEP_CYCLES)
+
+
+def _device(runtime: Runtime) -> str:
+    """What the times are of, for people."""
+    if runtime.device.type == "cuda":
+        return f"{torch.cuda.get_device_name(runtime.device)}, "
+    return "simulated ranks, whose clock counts the simulator's steps as us; "

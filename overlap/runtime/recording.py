@@ -1,0 +1,102 @@
+"""The log of a traced kernel: where its tiles write when they wait, begin and end (`overlap.language.record`).
+
+A log belongs to a table of an instance, so it is as large as the schedule. Every launch writes every record again; one that
+shall be read is cleared ahead of it, so that what was never written shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from overlap.schedule.model import RankSchedule
+from overlap.schedule.recorded import log_words
+
+from .hosteval import on_host
+from .ranges import range_schedule
+from .resolve import Bound
+
+if TYPE_CHECKING:
+    from .instance import Instance, LaunchTable
+
+_LAST = "log"
+
+
+@dataclass(frozen=True, eq=False)
+class Log:
+    """A log on the device; ``parts``: the schedule of the parts of a loop inside the tile, where one waits.
+
+    ``names``: of the tiles, by position: their coordinates.
+    """
+
+    instance: Instance
+    words: Any
+    schedule: RankSchedule
+    parts: RankSchedule | None
+    names: tuple[str, ...]
+
+    @property
+    def tiles(self) -> int:
+        return sum(run.tiles for run in self.schedule.runs)
+
+    @property
+    def parts_of_a_tile(self) -> int:
+        return len(self.parts.runs) if self.parts is not None else 0
+
+    def clear(self) -> None:
+        """Forgets what earlier launches wrote; the device must be done with them."""
+        self.instance.runtime.table([0] * self.size, bits=64, into=self.words)
+
+    def read(self) -> list[int]:
+        """The words; the device must be done with the launch."""
+        found: list[int] = self.words.tolist()
+        return found[: log_words(self.tiles, self.parts_of_a_tile)]
+
+    @property
+    def size(self) -> int:
+        """Words on the device; one at least, so that there is an address."""
+        return max(1, log_words(self.tiles, self.parts_of_a_tile))
+
+
+def log_arguments(instance: Instance, bound: Bound, table: LaunchTable) -> dict[str, Any]:
+    """The kernel argument that holds the log, by name; none where the kernel records nothing. Made once for a table."""
+    parameter = instance.operator.parameter("log")
+    if not parameter:
+        return {}
+    parts = range_schedule(instance, bound)
+    key = (_LAST, table, id(parts))
+    log: Log | None = instance.prepared.get(key)
+    if log is None:
+        schedule = table.schedule
+        tiles = sum(run.tiles for run in schedule.runs)
+        words = [0] * max(1, log_words(tiles, len(parts.runs) if parts is not None else 0))
+        made = instance.runtime.table(words, bits=64)
+        log = Log(instance, made, schedule, parts, _names(instance, bound, schedule))
+        instance.prepared[key] = log
+    instance.prepared[_LAST] = log
+    return {parameter: log.words}
+
+
+def last_log(instance: Any) -> Log | None:
+    """The log of the last launch that an instance bound; None: its kernel records nothing."""
+    found: Log | None = instance.prepared.get(_LAST)
+    return found
+
+
+def _names(instance: Instance, bound: Bound, schedule: RankSchedule) -> tuple[str, ...]:
+    """Coordinates of every tile, in the kernel's own order within each run."""
+    tile_map = instance.operator.tile_map
+    code = tile_map.__code__
+    constants = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    given = {name: getattr(bound.arguments[name], "value", bound.arguments[name]) for name in constants}
+    mapping = on_host(tile_map)
+    names = []
+    for run in schedule.runs:
+        for tile in range(run.tiles):
+            if schedule.coordinates is not None:
+                at = schedule.coordinates[run.first + tile]
+            else:
+                inside = mapping(tile, *run.counts, **given)
+                at = tuple(lo + int(c) for lo, c in zip(run.origin, inside, strict=True))
+            names.append(" ".join(f"{axis.name} {c}" for axis, c in zip(schedule.axes, at, strict=True)))
+    return tuple(names)

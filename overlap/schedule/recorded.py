@@ -1,0 +1,184 @@
+"""What a traced kernel writes down of each tile, and what is read off it: when chunks were seen, what was waited for.
+
+    log    tile 0 | tile 1 | ... | tile 0: part 0, part 1, ... | tile 1: part 0, ... |
+    tile   waits | ready | begins | ends | program, multiprocessor | - | - | -
+    part   waits | ready                                  (of loops inside the tile that wait for chunks)
+
+Words are int64, times nanoseconds of the device's timer; 0 is what was never written. `overlap.language.record` writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from overlap.chunkplan.plan import OpId
+from overlap.errors import ScheduleError
+
+from .model import RankSchedule, Run
+
+TILE_WORDS = 8
+PART_WORDS = 2
+WAITS, READY, BEGINS, ENDS, WHO = range(5)
+
+
+def log_words(tiles: int, parts: int = 0) -> int:
+    """int64 words of the log of so many tiles with ``parts`` parts each."""
+    return tiles * (TILE_WORDS + parts * PART_WORDS)
+
+
+class TileTimes(NamedTuple):
+    """One tile: its position in the schedule, seconds on a clock that all ranks share, and where it ran.
+
+    ``waits`` to ``ready`` is its wait, at its beginning where it waits for nothing; ``parts``: the waits of its parts.
+    """
+
+    position: int
+    program: int
+    unit: int
+    begins: float
+    waits: float
+    ready: float
+    ends: float
+    parts: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def waited(self) -> float:
+        """Seconds that the program did nothing but wait."""
+        return self.ready - self.waits + sum(ready - waits for waits, ready in self.parts)
+
+
+def tiles_of(words: Sequence[int], tiles: int, parts: int, zero: float, rate: float = 1e-9) -> tuple[TileTimes, ...]:
+    """The records of a log, by position.
+
+    Args:
+        words: of `log_words(tiles, parts)`.
+        zero: the moment of the device's timer that is time 0.
+        rate: seconds of a count of the timer.
+
+    Raises:
+        ScheduleError: a tile that has recorded nothing, or times that run backwards.
+    """
+    if len(words) != log_words(tiles, parts):
+        raise ScheduleError(f"a log of {len(words)} words for {tiles} tiles with {parts} parts")
+    found = []
+    for position in range(tiles):
+        line = words[position * TILE_WORDS : (position + 1) * TILE_WORDS]
+        begins, ends = line[BEGINS], line[ENDS]
+        waits, ready = (line[WAITS] or begins), (line[READY] or begins)
+        base = tiles * TILE_WORDS + position * parts * PART_WORDS
+        pairs = [tuple(words[base + p * PART_WORDS : base + (p + 1) * PART_WORDS]) for p in range(parts)]
+        moments = [begins, waits, ready, *(moment for pair in pairs for moment in pair), ends]
+        if 0 in moments:
+            raise ScheduleError(f"tile {position} has not recorded all of its times")
+        if sorted(moments) != moments:
+            raise ScheduleError(f"the times of tile {position} run backwards: {moments}")
+        begins, waits, ready, *inner, ends = ((moment - zero) * rate for moment in moments)  # type: ignore[assignment]
+        who = line[WHO]
+        waited = tuple(zip(inner[::2], inner[1::2], strict=True))
+        found.append(TileTimes(position, who >> 32, who & 0xFFFFFFFF, begins, waits, ready, ends, waited))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """When a chunk was first seen to have landed on a rank by one of its tiles, in seconds.
+
+    ``tile``: the first that used it, by position. ``waited``: that tile waited for it until then, so it came at this moment;
+    otherwise it was there when the tile looked, and came at any moment before.
+    """
+
+    op: OpId
+    seen: float
+    tile: int
+    waited: bool
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """One call on one rank, on a clock that all ranks share, from the moment when all ranks let it begin.
+
+    ``parts``: of kernels whose tiles wait inside their loop, the schedule of its parts. ``names``: of the tiles, by position.
+    ``end``: when all that the call enqueued on the caller's stream was done. ``watched``: by operation, when a program that
+    did nothing else saw its flag. ``exactly``: seconds within which this rank's clock is known against that of rank 0;
+    ``step``: of its timer.
+    """
+
+    rank: int
+    schedule: RankSchedule
+    parts: RankSchedule | None
+    names: tuple[str, ...]
+    tiles: tuple[TileTimes, ...]
+    end: float
+    watched: Mapping[OpId, float] = field(default_factory=dict)
+    exactly: float = 0.0
+    step: float = 0.0
+
+    @property
+    def begin(self) -> float:
+        """When the first tile began; the end of the call where the rank has none."""
+        return min((tile.begins for tile in self.tiles), default=self.end)
+
+    @property
+    def tiles_end(self) -> float:
+        """When the last tile ended."""
+        return max((tile.ends for tile in self.tiles), default=self.begin)
+
+    @property
+    def programs(self) -> dict[int, list[TileTimes]]:
+        """The tiles that each program computed, in order of time."""
+        found: dict[int, list[TileTimes]] = {}
+        for tile in sorted(self.tiles, key=lambda tile: (tile.begins, tile.position)):
+            found.setdefault(tile.program, []).append(tile)
+        return dict(sorted(found.items()))
+
+    @property
+    def waited(self) -> float:
+        """Seconds that a program of this rank waited for chunks, on average."""
+        programs = len({tile.program for tile in self.tiles})
+        return sum(tile.waited for tile in self.tiles) / programs if programs else 0.0
+
+    def run_of(self, position: int) -> int:
+        """Number of the run that holds a tile."""
+        runs = self.schedule.runs
+        return next(i for i, run in enumerate(runs) if run.first <= position < run.first + run.tiles)
+
+    def arrivals(self) -> dict[OpId, Arrival]:
+        """Of every chunk that a tile of this rank waits for, when that was first seen."""
+        found: dict[OpId, Arrival] = {}
+        for run in self.schedule.runs:
+            for tile in self.tiles[run.first : run.first + run.tiles]:
+                self._see(found, run, tile.position, tile.waits, tile.ready)
+        for number, part in enumerate(self.parts.runs if self.parts is not None else ()):
+            for tile in self.tiles:
+                self._see(found, part, tile.position, *tile.parts[number])
+        return found
+
+    def came(self) -> dict[OpId, float]:
+        """Of every chunk that was seen, when that was first, by a tile or by the program that watches."""
+        found = dict(self.watched)
+        for op, arrival in self.arrivals().items():
+            found[op] = min(arrival.seen, found.get(op, arrival.seen))
+        return found
+
+    def _see(self, found: dict[OpId, Arrival], run: Run, position: int, waits: float, ready: float) -> None:
+        last = run.chunk
+        for op in {wait.op for wait in run.waits} | ({last} if last is not None else set()):
+            if op not in found or ready < found[op].seen:
+                # Of several chunks the wait ends with the last; of the others it says that they were there by then.
+                waited = ready - waits > 2 * self.step and (op == last or len(run.waits) == 1)
+                found[op] = Arrival(op, ready, position, waited)
+
+    def made(self) -> dict[OpId, float]:
+        """Of every chunk that tiles of this rank make, by the operation that sends it: when its last tile had ended."""
+        found = {}
+        for counter in self.schedule.counters:
+            ends = [
+                tile.ends
+                for run in self.schedule.runs
+                if any(raised.slot == counter.slot for raised in run.raises)
+                for tile in self.tiles[run.first : run.first + run.tiles]
+            ]
+            found.update(dict.fromkeys(counter.ops, max(ends)) if ends else {})
+        return found
