@@ -1,0 +1,188 @@
+"""`overlap trace` on simulated ranks: every tile recorded once, in order of time, and a trace that viewers can read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from overlap.cli.main import main
+from overlap.ops.trace import trace_operator
+from overlap.sim import World
+
+CASES = {
+    "gather": ("ag_gemm", 3, {"M": 200, "N": 144, "K": 48}, {}),
+    "gather, moved between tiles": ("ag_gemm", 2, {"M": 131, "N": 80, "K": 32}, {"backend": "ldst_inline", "split": 2}),
+    "gather, moved by programs": ("ag_gemm", 2, {"M": 131, "N": 80, "K": 32}, {"backend": "ldst_reserved"}),
+    "gather along K": ("ag_gemm_k", 3, {"M": 130, "N": 96, "K": 96}, {}),
+    "scatter": ("gemm_rs", 3, {"M": 200, "N": 64, "K": 96}, {}),
+    "scatter, stored where it goes": ("gemm_rs", 2, {"M": 96, "N": 64, "K": 64}, {"backend": "ldst_inline"}),
+    "one rank": ("ag_gemm", 1, {"M": 64, "N": 64, "K": 32}, {}),
+    "rows for one rank alone": ("ag_gemm", 3, {"M": 1, "N": 48, "K": 32}, {}),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """One cache folder for all tests here: operators keep their modules while the process lives."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def traced(op, world, sizes, options, seed=0):
+    run = World(world, sms=5, seed=seed).run(lambda group: trace_operator(op, sizes, group=group, warm=1, **options))
+    return run[0]
+
+
+@pytest.fixture(scope="module")
+def measured():
+    made = {}
+
+    def make(name):
+        if name not in made:
+            made[name] = traced(*CASES[name])
+        return made[name]
+
+    return make
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_tile_is_recorded_once_and_in_order(measured, name):
+    found = measured(name)
+    assert [record.rank for record in found.records] == list(range(CASES[name][1]))
+    for record in found.records:
+        tiles = [tile for run in record.schedule.runs for tile in range(run.first, run.first + run.tiles)]
+        assert [tile.position for tile in record.tiles] == tiles
+        # Coordinates are those of all tiles of the grid.
+        grid = 1
+        for axis in record.schedule.axes:
+            grid *= axis.count
+        assert len(set(record.names)) == len(record.names) == grid
+        for tile in record.tiles:
+            moments = [tile.begins, tile.waits, tile.ready, *(m for pair in tile.parts for m in pair), tile.ends]
+            assert moments == sorted(moments) and tile.begins < tile.ends
+        # A program computes one tile after the other.
+        for tiles_of_program in record.programs.values():
+            for one, other in zip(tiles_of_program, tiles_of_program[1:], strict=False):
+                assert one.ends <= other.ends and one.begins < other.begins
+        assert 0 <= record.begin <= record.tiles_end <= record.end
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_tiles_use_had_come_and_what_leaves_was_made(measured, name):
+    found = measured(name)
+    for record in found.records:
+        flags = set(record.schedule.slots)
+        assert set(record.watched) in (set(), flags)
+        assert set(record.arrivals()) <= flags
+        came = record.came()
+        for run in record.schedule.runs:
+            for tile in record.tiles[run.first : run.first + run.tiles]:
+                assert all(came[wait.op] <= tile.ready for wait in run.waits)
+        for counter in record.schedule.counters:
+            for op in counter.ops:
+                # No flag is up at the other end before the last tile of the chunk was done.
+                landed = found.records[found.plan.op(op).dst_rank].watched.get(op)
+                made = record.made()[op]
+                assert landed is None or made - 2 * found.exactly <= landed
+
+
+def test_chunks_are_named_as_predicted_ones_are(measured):
+    for name in CASES:
+        found = measured(name)
+        trace = json.loads(found.trace())
+        predicted = {e["name"] for e in trace["traceEvents"] if e.get("cat") == "copy"}
+        marks = {e["name"] for e in trace["traceEvents"] if e.get("cat") == "arrival"}
+        made = {e["name"].removeprefix("made: ") for e in trace["traceEvents"] if e.get("cat") == "made"}
+        assert marks | made <= predicted
+        if CASES[name][1] > 1 and CASES[name][3].get("backend") != "ldst_inline":
+            assert marks == predicted
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_trace_is_in_the_trace_event_format(measured, name):
+    found = measured(name)
+    trace = json.loads(found.trace())
+    assert set(trace) == {"displayTimeUnit", "otherData", "traceEvents"} and trace["displayTimeUnit"] in ("ms", "ns")
+    events = trace["traceEvents"]
+    named = {(e["pid"], e["tid"]) for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    processes = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
+    world = CASES[name][1]
+    assert processes == {
+        2 * rank + kind: f"rank {rank} {('predicted', 'measured')[kind]}" for rank in range(world) for kind in (0, 1)
+    }
+    slices = [e for e in events if e["ph"] == "X"]
+    for event in events:
+        assert event["ph"] in ("M", "X", "s", "f") and isinstance(event["name"], str) and event["name"]
+        assert isinstance(event["pid"], int) and isinstance(event["tid"], int)
+        if event["ph"] != "M":
+            assert (event["pid"], event["tid"]) in named and isinstance(event["ts"], (int, float))
+            assert isinstance(event["cat"], str)
+        if event["ph"] == "X":
+            assert event["dur"] >= 0 and isinstance(event["args"], dict)
+    tiles = [e for e in slices if e["cat"] == "tile"]
+    assert len(tiles) == sum(len(record.tiles) for record in found.records)
+    # Slices of a thread lie beside or inside one another.
+    threads = {}
+    for event in slices:
+        start = round(event["ts"] * 1000)
+        threads.setdefault((event["pid"], event["tid"]), []).append((start, start + round(event["dur"] * 1000)))
+    for thread, spans in threads.items():
+        if thread[0] % 2 == 1 and thread[1] == 1:
+            continue  # marks of chunks, which may come together
+        open_ends = []
+        for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+            while open_ends and open_ends[-1] <= start:
+                open_ends.pop()
+            assert not open_ends or end <= open_ends[-1], thread
+            open_ends.append(end)
+    # Every arrow has two ends, each in a slice of its thread.
+    arrows = {}
+    for event in events:
+        if event["ph"] in "sf":
+            arrows.setdefault(event["id"], []).append(event)
+            moment = round(event["ts"] * 1000)
+            assert any(start <= moment <= end for start, end in threads[event["pid"], event["tid"]])
+    assert all([e["ph"] for e in ends] == ["s", "f"] and ends[0]["ts"] <= ends[1]["ts"] for ends in arrows.values())
+
+
+def test_arrows_lead_to_the_first_tile_that_used_a_chunk(measured):
+    found = measured("gather")
+    events = json.loads(found.trace())["traceEvents"]
+    for record in found.records:
+        pid = 2 * record.rank + 1
+        arrived = record.arrivals()
+        assert len(arrived) == len(record.schedule.slots)
+        arrows = [e for e in events if e["ph"] == "f" and e["pid"] == pid]
+        assert len(arrows) == len(arrived)
+        wanted = {record.names[arrival.tile] for arrival in arrived.values()}
+        tiles = [e for e in events if e.get("cat") == "tile" and e["pid"] == pid]
+        ends = {
+            t["name"]
+            for a in arrows
+            for t in tiles
+            if t["tid"] == a["tid"] and t["ts"] <= a["ts"] <= t["ts"] + t["dur"]
+        }
+        assert wanted <= ends
+
+
+def test_the_command_traces_an_operator(tmp_path, capsys):
+    out = tmp_path / "trace.json"
+    with pytest.raises(SystemExit) as done:
+        main(["trace", "--op", "ag_gemm", "--shape", "M=64,N=32,K=32", "--world", "2", "-o", str(out)])
+    assert done.value.code == 0
+    said = capsys.readouterr().out
+    assert said.startswith("ag_gemm 64,32,32 bf16 on 2 ranks\n")
+    assert "rank 1: first tile " in said and "pull a_desc[0:1, 0:32, 0:32] 0 -> 1" in said
+    assert json.loads(out.read_text())["otherData"]["title"] == "ag_gemm 64,32,32 bf16 on 2 ranks"
+
+
+def test_the_command_traces_a_file(repo, tmp_path, capsys):
+    out = tmp_path / "trace.json"
+    words = [str(repo / "templates/kernels/grouped_gemm.py"), "--plan", "all_gather_1d", "--on", "a[M]"]
+    with pytest.raises(SystemExit) as done:
+        main(["trace", *words, "--shape", "M=70,N=40,K=32", "--dtype", "fp16", "--world", "2", "-o", str(out)])
+    assert done.value.code == 0
+    said = capsys.readouterr().out
+    assert "all_gather_1d on a[M]" in said and "pull a[35:70, 0:32] 1 -> 0" in said
