@@ -56,7 +56,7 @@ class Realization:
     setting ``machine`` where it is None. ``strided``: the backend of strided chunks with rows of fewer bytes than the setting
     ``strided_row_bytes``, where ``backend`` is the copy engine; empty: as all others. ``sum_sms``: multiprocessors that a kernel
     leaves free for sums of its results that are made while it runs; 0: sums follow the kernel; None: as the setting ``sum_sms``.
-    ``trace``: 1 has the kernel record when its tiles wait, begin and end (`overlap trace`); nothing else of the launch is another.
+    ``trace``: 1 has the kernel record when its tiles wait, begin and end (`overlap trace`); nothing else of it changes.
     """
 
     backend: str = "copy_engine"
