@@ -4,7 +4,7 @@
     tiles   round 0: r+1, r+2, r+3, own | round 1: r+1, r+2, r+3, own | ... | round s-1
     sums                                  sum of own chunk 0          | sum of own chunk 1 | ... behind the kernel: the last
 
-The round of an operation is how many earlier ones of its list and channel go to the same rank: part j of each has round j.
+The round of an operation is how many earlier ones of its list do the same to the same rank: part j of each has round j.
 Ranks that make part j for everybody before part j+1 for anybody find all summands of their chunk 0 after one round. A sum
 belongs to the latest round of its summands. Those of the last round stand behind the kernel, with the whole device; the others
 wait, on a lane of their own, for their summands and until tiles have made all of the rank's own one, which a counter says.
@@ -26,10 +26,10 @@ def rounds_of(plan: CommPlan) -> dict[OpId, int]:
     """The round of every operation."""
     found: dict[OpId, int] = {}
     for rank, ops in enumerate(plan.ops):
-        seen: dict[tuple[int, str, int], int] = defaultdict(int)
+        seen: dict[tuple[str, bool, int], int] = defaultdict(int)
         for index, op in enumerate(ops):
             to = op.dst_rank if isinstance(op, P2P) else -1
-            key = (op.channel, op.dst.tensor, to)
+            key = (op.dst.tensor, op.reduce is not None, to)
             found[rank, index] = seen[key]
             seen[key] += 1
     return found

@@ -71,6 +71,12 @@ class Model:
             for op in piece.ops
         }
         self.held = [{step.op for step in own if isinstance(step, st.Copy) and self.is_made(step.op)} for own in steps]
+        self.counted = [
+            sorted(
+                {plan.op(op).src for op in held} | {step.chunk for step in own if isinstance(step, st.Whole)}, key=str
+            )
+            for held, own in zip(self.held, steps, strict=True)
+        ]
         for n in range(1, launches + 1):
             for rank, own in enumerate(steps):
                 for i, step in enumerate(own):
@@ -103,8 +109,18 @@ class Model:
                 put(MAIN, *self.entry(rank, n, step))
             case st.Kernel():
                 put(MAIN, *self.kernel(rank, n))
-            case st.Sum(_, pieces):
-                put(MAIN, *(move for piece in pieces for move in self.sum(rank, n, piece)))
+            case st.Branch(lane, behind):
+                put(behind, record)
+                put(lane, wait)
+            case st.Sum(_, pieces, lane):
+                # On a lane it never waits itself: it could keep out what it waits for.
+                moves = [self.sum(rank, n, piece) for piece in pieces]
+                put(lane, *(move for several in moves for move in (several if lane is MAIN else several[1:])))
+            case st.Whole(lane, chunk):
+                put(lane, self.counted_up(rank, chunk))
+            case st.Gather(lane, ops):
+                flags, now = [self.word("flag", op) for op in ops], self.word("epoch", rank)
+                put(lane, Move(lambda s: all(s[flag] >= s[now] for flag in flags), None, True))
             case st.Credit(peer, lane):
                 put(lane, copying(self.word("done", peer, rank), self.word("epoch", rank)))
             case st.Await(lane, op, where):
@@ -112,13 +128,15 @@ class Model:
                 flag, epoch = self.word("flag", op), self.word("epoch", rank)
                 put(lane, Move(lambda s: s[flag] >= s[epoch], None, True))
             case st.Hold(lane, op):
-                chunk = self.plan.op(op).src
-                counter, target = self.word("counter", rank, chunk), len(elements(chunk))
-                put(lane, Move(lambda s: s[counter] >= target, None))
+                put(lane, self.counted_up(rank, self.plan.op(op).src))
             case st.Copy(lane, op):
                 put(lane, *self.copy(n, op))
             case st.Raise(lane, op):
                 put(lane, copying(self.word("flag", op), self.word("epoch", self.plan.op(op).src_rank)))
+
+    def counted_up(self, rank: int, chunk: Chunk) -> Move:
+        counter, target = self.word("counter", rank, chunk), len(elements(chunk))
+        return Move(lambda s: s[counter] >= target, None)
 
     def entry(self, rank: int, n: int, step: st.Entry) -> list[Move]:
         peers = [p for p in range(self.plan.world) if p != rank]
@@ -130,7 +148,7 @@ class Model:
             if chunk.tensor not in self.produced:
                 moves.append(self.write([self.word("data", rank, chunk.tensor, e) for e in elements(chunk)], (n, ())))
         if step.counters:
-            counters = [self.word("counter", rank, self.plan.op(op).src) for op in sorted(self.held[rank])]
+            counters = [self.word("counter", rank, chunk) for chunk in self.counted[rank]]
             moves.append(self.write(counters, 0))
         moves.append(self.write([self.word("epoch", rank)], n))
         if step.ready:
@@ -174,8 +192,7 @@ class Model:
 
     def tile(self, rank: int, n: int, tensor: str, element: tuple[int, ...]) -> list[Move]:
         """Stores its part, then counts it into every chunk that it is part of."""
-        chunks = {self.plan.op(op).src for op in self.held[rank]}
-        counters = [self.word("counter", rank, c) for c in sorted(chunks, key=str) if element in elements(c)]
+        counters = [self.word("counter", rank, c) for c in self.counted[rank] if element in elements(c)]
 
         def count(state: State) -> None:
             for counter in counters:

@@ -1,0 +1,99 @@
+"""Sums that are made while the kernel runs, on simulated ranks: bit for bit those that follow it, and what it takes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from overlap.errors import RaceFault, RuntimeContractError
+from overlap.ops import gemm_a2a, gemm_ar, gemm_rs
+from overlap.runtime import launch
+from overlap.runtime.instance import instances
+from overlap.schedule import steps as st
+from overlap.sim import World
+
+pytestmark = pytest.mark.one_triton
+
+TWO_SHOT = "all_reduce_two_shot"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """One cache folder for all tests here: operators keep their modules while the process lives."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def called(monkeypatch, operator, world, programs, *, shape=(150, 40, 24), seed=0, calls=3, **options):
+    """Results by rank and call, and whether sums were early; the first call goes the long way, later ones repeat it."""
+    monkeypatch.setenv("OVERLAP_SUM_SMS", str(programs))
+    generator = torch.Generator().manual_seed(4)
+    rows, columns, depth = shape
+    xs, ws = (
+        [[torch.randn(*size, generator=generator).half() for _ in range(world)] for _ in range(calls)]
+        for size in ((rows, depth), (depth, columns))
+    )
+
+    def body(group):
+        rank = group.overlap_runtime.rank
+        found = [
+            operator(x[rank], w[rank], group=group, backend="copy_engine", **options)
+            for x, w in zip(xs, ws, strict=True)
+        ]
+        group.overlap_runtime.synchronize()
+        return found, next(reversed(instances(group.overlap_runtime).values())).early
+
+    results = World(world, seed=seed).run(body)
+    return [found for found, _ in results], {early for _, early in results}
+
+
+@pytest.mark.parametrize(
+    ("operator", "world", "options"),
+    [
+        (gemm_rs, 3, {"split": 3}),
+        (gemm_rs, 2, {"split": 2, "scatter_dim": 1}),
+        (gemm_ar, 3, {"split": 2, "plan": TWO_SHOT}),
+        (gemm_ar, 4, {"split": 4, "plan": TWO_SHOT, "shape": (9, 40, 24)}),
+        (gemm_ar, 2, {"split": 3, "plan": "all_reduce_one_shot", "shape": (70, 33, 16)}),
+        (gemm_a2a, 2, {"split": 2}),
+    ],
+)
+def test_the_same_bits_as_behind_the_kernel(operator, world, options, monkeypatch):
+    late, were = called(monkeypatch, operator, world, 0, **options)
+    assert were == {False}
+    early, were = called(monkeypatch, operator, world, 1, seed=1, **options)
+    assert were == {True}
+    for rank in range(world):
+        for one, other in zip(early[rank], late[rank], strict=True):
+            assert torch.equal(one, other)
+            assert not one.isnan().any()
+
+
+def test_what_has_one_chunk_is_as_it_was(monkeypatch):
+    _, were = called(monkeypatch, gemm_ar, 2, 1, plan=TWO_SHOT, split=1, calls=1)
+    assert were == {False}
+
+
+def without(kind):
+    return lambda rank, steps: tuple(step for step in steps if not isinstance(step, kind))
+
+
+@pytest.mark.parametrize("kind", [st.Whole, st.Branch, st.Raise, st.Hold], ids=lambda kind: kind.__name__)
+def test_a_step_left_out_is_found(kind, monkeypatch):
+    """But for `Gather`: the sum kernel looks at the flags as well, and is only kept from holding what it waits for."""
+    monkeypatch.setattr(launch, "STEP_FILTER", without(kind))
+    with pytest.raises(Exception, match="deadlock" if kind is st.Raise else "race") as raised:
+        called(monkeypatch, gemm_ar, 2, 1, plan=TWO_SHOT, split=2, calls=2)
+    assert kind is st.Raise or isinstance(raised.value, RaceFault)
+
+
+def test_ranks_must_agree(monkeypatch):
+    x, w = torch.randn(64, 16).half(), torch.randn(16, 32).half()
+
+    def body(group):
+        monkeypatch.setenv("OVERLAP_SUM_SMS", str(group.overlap_runtime.rank))
+        gemm_rs(x, w, group=group, backend="copy_engine")
+
+    with pytest.raises(RuntimeContractError, match="sum_sms"):
+        World(2).run(body)

@@ -1,0 +1,230 @@
+"""Sums that are made while kernels run: the order of the plan, the steps, all interleavings, and that no step can go."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from overlap.chunkplan.plan import CommPlan
+from overlap.errors import ScheduleError
+from overlap.schedule.early import can_be_early, early_sums, in_rounds, kept_chunks, rounds_of
+from overlap.schedule.model import AxisTiles, TensorWrite
+from overlap.schedule.runs import schedule_all
+from overlap.schedule.steps import (
+    Branch,
+    Copy,
+    Credit,
+    Entry,
+    Fork,
+    Gather,
+    Hold,
+    Join,
+    Kernel,
+    Raise,
+    Sum,
+    Whole,
+    launch_steps,
+)
+from overlap.schedule.verify import verify_schedule
+from overlap.schedule.verify_steps import verify_steps
+
+from .plans import chunk_of, exchange, one_shot, reduce_scatter, ring_scatter, two_shot
+from .protocol_model import outcome, outcomes
+
+C = ("c",)
+
+
+def plans() -> dict[str, CommPlan]:
+    found = {}
+    for world in (2, 3, 4):
+        several = {
+            "scatter": reduce_scatter((3 * world, 1), 0, world, split=3),
+            "ragged scatter": reduce_scatter((2 * world + 1, 1), 0, world, split=2),
+            "scatter, two lanes": reduce_scatter((2 * world, 1), 0, world, split=2, channels=2),
+            "two shot": two_shot((2 * world, 1), 0, world, split=2),
+            "two shot, empty chunks": two_shot((world + 1, 1), 0, world, split=3),
+            "exchange": exchange((2 * world, world), world, split=2),
+        }
+        found |= {f"{name}, world {world}": in_rounds(plan, C) for name, plan in several.items()}
+    return found
+
+
+PLANS = plans()
+named = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
+
+
+def all_steps(plan: CommPlan, **how) -> list[tuple]:
+    return [launch_steps(plan, rank, produced=C, early=True, **how) for rank in range(plan.world)]
+
+
+def test_parts_of_all_ranks_before_the_next_part_of_any():
+    plan = in_rounds(two_shot((12, 1), 0, 3, split=2), C)
+    rounds = rounds_of(plan)
+    assert [(op.dst_rank, rounds[0, i]) for i, op in enumerate(plan.ops[0])] == [(1, 0), (2, 0), (1, 1), (2, 1)] * 2
+    assert plan.ops[0][4].depends == ((1, 1), (2, 0)) and plan.op((1, 1)).dst == plan.ops[0][4].src
+    assert in_rounds(plan, C) is plan
+
+
+def test_a_plan_that_relies_on_the_order_of_its_channel_stays_as_it_is():
+    """The second hop of a ring goes where the first went, and what comes by between them is added."""
+    plan = ring_scatter((6, 1), 0, 3)
+    assert in_rounds(plan, C) is plan and not can_be_early(plan, C)
+    assert launch_steps(plan, 0, produced=C, early=False) == launch_steps(plan, 0, produced=C)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [reduce_scatter((4, 1), 0, 1, split=2), reduce_scatter((4, 1), 0, 2), one_shot((4, 1), 2)],
+    ids=["one rank", "one chunk", "one shot"],
+)
+def test_where_there_is_one_chunk_sums_follow_the_kernel(plan):
+    assert not can_be_early(plan, C)
+    assert all_steps(plan) == [launch_steps(plan, rank, produced=C) for rank in range(plan.world)]
+
+
+def test_two_shot():
+    plan = in_rounds(two_shot((8, 1), 0, 2, split=2), C)
+    first, last = (chunk_of((8, 1), 0, lo, lo + 2, "c") for lo in (0, 2))
+    steps = launch_steps(plan, 0, produced=C, early=True)
+    assert [s for s in steps if not isinstance(s, Sum)] == [
+        Entry(True, False, True),
+        Fork(0),
+        Fork(1),
+        Fork(2),
+        Kernel(),
+        Hold(0, (0, 0)),
+        Copy(0, (0, 0)),
+        Raise(0, (0, 0)),
+        Whole(2, first),
+        Gather(2, ((1, 0),)),
+        Branch(1, 2),
+        Copy(1, (0, 2)),
+        Raise(1, (0, 2)),
+        Hold(0, (0, 1)),
+        Copy(0, (0, 1)),
+        Raise(0, (0, 1)),
+        Join(2),
+        Fork(1),
+        Copy(1, (0, 3)),
+        Raise(1, (0, 3)),
+        Join(0),
+        Join(1),
+        Credit(1, None),
+    ]
+    sums = [(s.lane, [p.chunk for p in s.pieces]) for s in steps if isinstance(s, Sum)]
+    theirs = [chunk_of((8, 1), 0, lo, lo + 2, "c") for lo in (4, 6)]
+    assert sums == [(2, [first]), (None, [last]), (None, theirs)]
+    assert kept_chunks(plan, 0, C) == ((first, 0),)
+
+
+@named
+def test_steps_are_verified(plan):
+    """Also where hosts wait for every kernel."""
+    assert can_be_early(plan, C)
+    verify_steps(all_steps(plan), plan, C, blocking=True)
+
+
+@named
+def test_the_same_is_added_in_the_same_order_as_behind_the_kernel(plan):
+    for rank in range(plan.world):
+        early, late = (
+            {p for s in launch_steps(plan, rank, produced=C, early=how) if isinstance(s, Sum) for p in s.pieces}
+            for how in (True, False)
+        )
+        assert early == late
+
+
+@named
+def test_no_interleaving_goes_wrong_and_everything_is_added_once(plan):
+    steps = all_steps(plan)
+    for seed in range(4):
+        early: list = []
+        late: list = []
+        assert outcome(plan, steps, seed, produced=C, results=early) == "ok"
+        outcome(plan, [launch_steps(plan, r, produced=C) for r in range(plan.world)], seed, produced=C, results=late)
+        assert early == late
+
+
+@named
+def test_no_step_can_be_left_out(plan):
+    steps = all_steps(plan)
+    for rank in range(plan.world):
+        for i in range(len(steps[rank])):
+            broken = list(steps)
+            broken[rank] = steps[rank][:i] + steps[rank][i + 1 :]
+            with pytest.raises(ScheduleError):
+                verify_steps(broken, plan, C)
+
+
+SMALL = {
+    "scatter": in_rounds(reduce_scatter((4, 1), 0, 2, split=2), C),
+    "two shot": in_rounds(two_shot((4, 1), 0, 2, split=2), C),
+}
+
+
+def without(kind, steps, **fields):
+    return tuple(s for s in steps if not (isinstance(s, kind) and all(getattr(s, k) == v for k, v in fields.items())))
+
+
+def ahead(steps):
+    """The lane of the sums is joined behind the sums of the main stream."""
+    joins = [s for s in steps if isinstance(s, Join)]
+    last = max(i for i, s in enumerate(steps) if isinstance(s, Sum))
+    return (*without(Join, steps[: last + 1]), *joins, *without(Join, steps[last + 1 :]))
+
+
+BREAKS = {
+    "the own part is not waited for": (lambda s: without(Whole, s), {"stale"}),
+    "what lands is not waited for": (lambda s: without(Gather, s), {"stale"}),
+    "counters are not reset": (lambda s: tuple(map(_not_reset, s)), {"stale"}),
+    "sums that leave without their sum": (lambda s: without(Branch, s), {"stale"}),
+    "no hold": (lambda s: without(Hold, s), {"stale"}),
+}
+
+
+def _not_reset(step):
+    return dataclasses.replace(step, counters=False) if isinstance(step, Entry) else step
+
+
+@pytest.mark.parametrize("plan", SMALL.values(), ids=SMALL.keys())
+def test_every_interleaving_of_2_ranks_is_right(plan):
+    assert outcomes(plan, all_steps(plan), produced=C, launches=2) == {"ok"}
+
+
+@pytest.mark.parametrize("case", BREAKS.values(), ids=BREAKS.keys())
+def test_what_is_dropped_goes_wrong_in_some_interleaving(case):
+    change, expected = case
+    plan = SMALL["two shot"]
+    steps = [change(own) for own in all_steps(plan)]
+    found = {outcome(plan, steps, seed, produced=C) for seed in range(200)}
+    assert found >= expected
+    with pytest.raises(ScheduleError):
+        verify_steps(steps, plan, C)
+
+
+def test_sums_of_the_main_stream_do_not_stand_beside_those_of_the_lane():
+    """They fill the device and wait."""
+    plan = SMALL["two shot"]
+    with pytest.raises(ScheduleError, match="beside those of lane 2"):
+        verify_steps([ahead(own) for own in all_steps(plan)], plan, C)
+
+
+@pytest.mark.parametrize("rows", [64, 53, 7])
+@pytest.mark.parametrize("world", [2, 3])
+def test_tiles_of_a_round_stand_together_own_ones_last(world, rows):
+    plan = in_rounds(two_shot((rows, 8), 0, world, split=3), C)
+    axes, writes = (AxisTiles("M", rows, 4), AxisTiles("N", 8, 8)), (TensorWrite("c", ("M", "N")),)
+    schedules = schedule_all(plan, (), axes, writes=writes, early=True)
+    verify_schedule(schedules, plan, (), axes, writes=writes, early=True)
+    with pytest.raises(ScheduleError):
+        verify_schedule(schedules, plan, (), axes, writes=writes)
+    rounds = rounds_of(plan)
+    for rank, schedule in enumerate(schedules):
+        own = dict(kept_chunks(plan, rank, C))
+        assert {counter.chunk for counter in schedule.counters if not counter.ops} == set(own)
+        assert len(own) == len(early_sums(plan, rank, C))
+        by_slot = {c.slot: (own[c.chunk], 1) if not c.ops else (rounds[c.ops[0]], 0) for c in schedule.counters}
+        firsts = [min(by_slot[raised.slot] for raised in run.raises) for run in schedule.runs if run.raises]
+        assert firsts == sorted(firsts)
+        assert not any(run.raises for run in schedule.runs[len(firsts) :])
