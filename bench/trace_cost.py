@@ -17,7 +17,6 @@ from common import DTYPES, Session
 from overlap.api.trace import recording
 from overlap.ops.tuning import CALLS, OperatorCall, problem_of
 
-
 SLEEP_CYCLES = 20_000_000
 """How long the device sleeps while the host enqueues a turn."""
 
