@@ -56,20 +56,27 @@ def table_of(rows: Sequence[dict[str, Any]]) -> list[str]:
         times, found = times_of(shape), score(shape)
         first = shape[0]
         dtype = "" if len({row["dtype"] for row in rows}) == 1 else f" {first['dtype']}"
-        name = _sizes(first)
+        name = sizes_of(first)
         cells = [name + dtype, *(_ms(times.get(name)) for name in present), _ms(found.limit), _share(found.eta)]
-        cells += [_share(_target(first))] if asked else []
+        cells += [_share(target_of(first))] if asked else []
         cells += [_speedup(found.speedup), *([_share(found.worse_p99)] if asked else [])]
         lines.append("| " + " | ".join(cells) + " |")
         failed += [f"{HEADINGS[who]} at {name}: {why}" for who, why in found.failed.items() if who in present]
     return [*lines, *(["", "Failed: " + "; ".join(failed) + "."] if failed else [])]
 
 
-def _sizes(row: dict[str, Any]) -> str:
+def sizes_of(row: dict[str, Any]) -> str:
+    """M, N, K of a row."""
     return f"{row['M']}, {row['N']}, {row['K']}"
 
 
-def _target(row: dict[str, Any]) -> float | None:
+def model_of(device: str) -> str:
+    """``H100`` of `NVIDIA H100 80GB HBM3`."""
+    return next((word for word in device.split() if any(c.isdigit() for c in word)), device)
+
+
+def target_of(row: dict[str, Any]) -> float | None:
+    """The eta that is asked of a row's shape."""
     try:
         return Row(row["op"], row["M"], row["N"], row["K"]).target
     except KeyError:
@@ -83,8 +90,7 @@ def lead_of(results: Sequence[dict[str, Any]]) -> list[str]:
     lines.append("|---|---|---|---:|---:|---:|---:|---:|")
     for found in scores:
         sizes = found.sizes
-        model = next((word for word in sizes["device"].split() if any(c.isdigit() for c in word)), sizes["device"])
-        cells = [sizes["op"], f"{sizes['world']} x {model}", _sizes(sizes)]
+        cells = [sizes["op"], f"{sizes['world']} x {model_of(sizes['device'])}", sizes_of(sizes)]
         cells.append(f"{_ms(found.baseline)} {HEADINGS.get(found.baseline_name, '')}".strip())
         cells += [_ms(found.graph), _ms(found.eager), _share(found.eta), _speedup(found.speedup)]
         lines.append("| " + " | ".join(cells) + " |")
@@ -112,16 +118,12 @@ def _summary(scores: Sequence[Score]) -> list[str]:
     ]
 
 
-def leading(results: Sequence[tuple[Path, dict[str, Any]]]) -> list[dict[str, Any]]:
+def leading(results: Sequence[tuple[Path, dict[str, Any]]]) -> list[tuple[Path, dict[str, Any]]]:
     """The files that ``--lead`` is made of: the suites of the most ranks, or all others where those have more."""
-
-    def world(result: dict[str, Any]) -> int:
-        return max(row["world"] for row in result["rows"])
-
-    suites = [result for path, result in results if path.name.startswith("suite_")]
-    others = [result for path, result in results if not path.name.startswith("suite_")]
-    most = max((world(result) for _, result in results), default=0)
-    return [result for result in suites if world(result) == most] or others
+    worlds = {path: max(row["world"] for row in result["rows"]) for path, result in results}
+    suites = [each for each in results if each[0].name.startswith("suite_")]
+    others = [each for each in results if each not in suites]
+    return [each for each in suites if worlds[each[0]] == max(worlds.values())] or others
 
 
 def ways_table_of(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -136,7 +138,7 @@ def ways_table_of(rows: Sequence[dict[str, Any]]) -> list[str]:
         best = min((times[way] for way in ways if way in times), default=None)
         limit, serial = limit_of(shape), times.get("serial_graph")
         of_ways = [times.get(way) for way in ways]
-        cells = [_sizes(shape[0]), *(_ms(times.get(name)) for name in beside)]
+        cells = [sizes_of(shape[0]), *(_ms(times.get(name)) for name in beside)]
         cells += [f"**{_ms(ms)}**" if ms is not None and ms == best else _ms(ms) for ms in of_ways]
         cells += [_ms(limit), _share(limit / best if limit and best else None)]
         cells += [_speedup(serial / best if serial and best else None)]
@@ -215,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     results = [(path, read(path)) for path in files]
     table, marks = (ways_table_of, WAYS_MARKS) if options.ways else (table_of, MARKS)
     if options.lead:
-        text = "\n".join(lead_of(leading(results))) + "\n"
+        text = "\n".join(lead_of([result for _, result in leading(results)])) + "\n"
     else:
         text = "\n".join(line for _, result in results for line in section_of(result, table))
     if options.into is None:

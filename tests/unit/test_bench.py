@@ -29,15 +29,6 @@ ROWS = [
 OPS = ("ag_gemm", "ag_gemm_k", "gemm_rs", "gemm_ar", "a2a_gemm", "gemm_a2a")
 
 
-@pytest.fixture
-def bench(repo, monkeypatch):
-    """The benchmarks' modules, as their scripts import them."""
-    monkeypatch.syspath_prepend(str(repo / "bench"))
-    for path in (repo / "bench").glob("*.py"):
-        monkeypatch.delitem(sys.modules, path.stem, raising=False)
-    return __import__
-
-
 def rows(world: int = 4, dtype: str = "bf16") -> list[dict]:
     return [
         {"op": op, "M": m, "N": n, "K": k, "world": world, "dtype": dtype, "contender": who, "ms": ms, "device": "H100"}

@@ -4,41 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 
 import pytest
 
 from tests.support.forked import run_ranks
-
-
-@pytest.fixture
-def bench(repo, monkeypatch):
-    """The benchmarks' modules, as their scripts import them."""
-    monkeypatch.syspath_prepend(str(repo / "bench"))
-    for path in (repo / "bench").glob("*.py"):
-        monkeypatch.delitem(sys.modules, path.stem, raising=False)
-    return __import__
-
-
-def rows_of(op, m, n, k, times, **more) -> list[dict]:
-    """Rows of one shape; a time is ms, or (ms, queued), or the reason why there is none."""
-    made = []
-    for who, time in times.items():
-        head = {"op": op, "M": m, "N": n, "K": k, "world": 4, "dtype": "bf16", "contender": who}
-        if isinstance(time, str):
-            made.append({**head, "ms": None, "device": "H100", "failed": time})
-        elif isinstance(time, tuple):
-            tail = {"p99": time[0], "queued": time[1], "queued_p99": time[1] and 2 * time[1], "rounds": 12}
-            made.append({**head, "ms": time[0], "device": "H100", **more, **tail})
-        else:
-            made.append({**head, "ms": time, "device": "H100"})
-    return made
-
-
-def result(rows, **changes) -> dict:
-    keys = ("hardware", "versions", "clocks", "commit", "command", "date")
-    values = ({}, {"torch": "2.11.0"}, [], "0123456789abcdef", "python bench/run_suite.py", "2026-11-28T00:00:00+00:00")
-    return {**dict(zip(keys, values, strict=True)), "rows": rows, **changes}
+from tests.support.results import result, rows_of
 
 
 def test_rows_are_those_of_the_targets_and_of_a_decode_step(bench):
@@ -336,9 +306,9 @@ def test_a_suite_leads_where_it_has_as_many_ranks(bench, tmp_path):
         row["world"] = 2
     alone = (tmp_path / "ag_gemm_h100x4.json", result(four))
     small, whole = (tmp_path / "suite_h100x2.json", result(two)), (tmp_path / "suite_h100x4.json", result(four))
-    assert table.leading([alone, small]) == [alone[1]]
-    assert table.leading([alone, small, whole]) == [whole[1]]
-    assert table.leading([small]) == [small[1]]
+    assert table.leading([alone, small]) == [alone]
+    assert table.leading([alone, small, whole]) == [whole]
+    assert table.leading([small]) == [small]
 
 
 def test_the_table_of_a_suite_says_what_was_asked_and_what_failed(bench):
