@@ -87,3 +87,18 @@ def test_the_count_stands_behind_stores_that_have_landed(moving):
 def test_broken_words_are_found(moving, edit, rule, repaired):
     """Later Triton versions wait for the store themselves."""
     assert (rule in rules(moving(edit))) == (repaired is None or VERSION < repaired)
+
+
+def test_what_calibration_times_is_what_moving_programs_do(moving):
+    """Its kernels compile, and that by TMA has as many boxes on the way."""
+    from overlap.autotune.calibrate import copy_kernel
+
+    words, bytes_ = (torch.empty(8192, dtype=dtype, device="meta") for dtype in (torch.int64, torch.int32))
+    target, launch = parse_target("sm_90"), {"num_warps": 8}
+    boxes = compile_kernel(copy_kernel.copy_piece, {"piece_ptr": words}, target, launch)
+    assert facts(boxes).buffers and set(facts(boxes).buffers) < set(facts(moving()).buffers)
+    for kernel, arguments in (
+        (copy_kernel.copy_words, {"dst_ptr": bytes_, "src_ptr": bytes_, "count": 8192, "WORDS": copy_kernel.WORDS}),
+        (copy_kernel.nothing, {"word_ptr": bytes_}),
+    ):
+        assert compile_kernel(kernel, arguments, target, launch).binary

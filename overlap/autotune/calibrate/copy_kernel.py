@@ -7,8 +7,10 @@ import triton.language as tl
 
 from overlap.language.boxes import copy_boxes
 from overlap.language.flags import landed
-from overlap.schedule.moves import BOX_WORDS, BOXES
+from overlap.schedule.moves import BOX_ROWS, BOX_WORDS, BOXES, STAGES
 
+_BOX_ROWS: tl.constexpr = tl.constexpr(BOX_ROWS)
+_STAGES: tl.constexpr = tl.constexpr(STAGES)
 WORDS = 8192
 """int32 words that a program moves in one step."""
 
@@ -25,7 +27,7 @@ def copy_words(dst_ptr, src_ptr, count, WORDS: tl.constexpr):
 @triton.jit
 def copy_piece(piece_ptr):
     """A piece of kind `BOXES` (`overlap.schedule.moves`), as moving programs copy it."""
-    copy_boxes(piece_ptr, tl.program_id(0), tl.num_programs(0))
+    copy_boxes(piece_ptr, tl.program_id(0), tl.num_programs(0), _BOX_ROWS, _STAGES)
     landed(tl.zeros((), tl.int32))
 
 
