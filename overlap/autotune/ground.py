@@ -11,12 +11,13 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 
 from overlap.runtime.cuda import known_runtime, runtime_for_group
 from overlap.runtime.meeting import Meetings
@@ -29,6 +30,10 @@ SLEEP_CYCLES = 300_000
 """Of the device for each run that is timed, so that the host has enqueued all of them before the first begins."""
 COMPILE_S = 60.0
 """Seconds that ranks wait for one that compiles in a trial."""
+
+
+_uses = 0
+"""Grounds over some ranks that this process has had, or that one beside it had."""
 
 
 class GroupGround:
@@ -67,10 +72,18 @@ class GroupGround:
         if self._made is None:
             # NCCL's watchdog would end the process where gloo raises.
             limit = timedelta(seconds=self._deadline) if self._device.type == "cpu" else None
-            self._made = dist.new_group(
-                self._ranks, timeout=limit, backend=self._backend, use_local_synchronization=not self._all
-            )
+            with nullcontext() if self._all else named(self._name()):
+                self._made = dist.new_group(
+                    self._ranks, timeout=limit, backend=self._backend, use_local_synchronization=not self._all
+                )
         return self._made
+
+    def _name(self) -> str:
+        """Of the next group of some ranks: the same on each of them, and new to all."""
+        global _uses
+        number = max(self._meet(f"the name of ground {self._number}", _uses))
+        _uses = number + 1
+        return f"overlap tunes {number} {self._ranks}"
 
     def run(self, config: Config, runs: int) -> float:
         group = self.group
@@ -103,14 +116,27 @@ class GroupGround:
         if old is None:
             return
         drop(old)
-        if self._all:
-            # One of some ranks stays: torch would give its name, and so its old addresses, to the next.
-            dist.destroy_process_group(old)
+        dist.destroy_process_group(old)
 
     def close(self) -> None:
         """Gives the group back; collective."""
         if self._made is not None:
             self.renew()
+
+
+@contextmanager
+def named(name: str) -> Iterator[None]:
+    """The next group of some ranks has this name.
+
+    torch makes one of the ranks and of how many groups a process has: after one was destroyed the next would have its name
+    again, with the addresses that the store still has under that, and ranks with other numbers of groups would not meet.
+    """
+    own = c10d._process_group_name
+    c10d._process_group_name = lambda ranks, use_hashed_name: name
+    try:
+        yield
+    finally:
+        c10d._process_group_name = own
 
 
 def drop(group: Any) -> None:

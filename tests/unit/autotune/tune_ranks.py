@@ -1,4 +1,4 @@
-"""Run by test_tune_ranks.py as each of two real ranks over gloo, on the CPU: rank, world, a file for the store."""
+"""Run by test_tune_ranks.py as each of three real ranks over gloo, on the CPU: rank, world, a file for the store."""
 
 import json
 import os
@@ -81,6 +81,40 @@ def check_stall(rank: int, world: int) -> None:
     assert len(set(map(str, everywhere(outcome.winner)))) == 1
 
 
+def check_grounds_of_some(rank: int, world: int) -> None:
+    """Grounds of some of the ranks leave no group behind, and none has the name of another, whatever its ranks did before."""
+    before = len(dist.distributed_c10d._world.pg_names)
+    groups = [dist.new_group([0, world - 1]), dist.new_group([0, 1])]
+    names = []
+
+    def call(config: Config, group) -> None:
+        if names[-1:] != [group.group_name]:
+            names.append(group.group_name)
+        if config.realization.split == 2:
+            raise ValueError("no room")
+        dist.barrier(group)
+
+    for turn, group in enumerate((groups[0], groups[0], groups[1], groups[0])):
+        if rank not in dist.get_process_group_ranks(group):
+            continue
+        meet = meeting_of(group, f"some {turn}", 20.0)
+        ground = GroupGround(group, call, CPU, deadline=2.0, meet=meet)
+        measurer = RankMeasurer(ground, meet)
+        found = [measurer.measure(config(split), 1) for split in (1, 2, 1)]
+        assert [each.ms is None for each in found] == [False, True, False], found
+        ground.close()
+    assert len(set(names)) == len(names) and len(names) == 2 * (4 if rank == 0 else 3 if rank == world - 1 else 1), (
+        names
+    )
+    assert len(dist.distributed_c10d._world.pg_names) == before + sum(
+        rank in (0, 1 if i else world - 1) for i in range(2)
+    )
+    for group in groups:
+        if rank in dist.get_process_group_ranks(group):
+            dist.destroy_process_group(group)
+    dist.barrier()
+
+
 def check_session(rank: int, world: int) -> None:
     """Space, data, trials, cache and lock of one tuning; ranks that differ are told."""
     from overlap.autotune.key import Key
@@ -126,7 +160,7 @@ def check_operators(rank: int, world: int) -> None:
     """On the CPU an operator has one way, which is rehearsed; uneven pieces as well."""
     found = tune_operator("ag_gemm", {"M": 10, "N": 7, "K": 4}, dtype=torch.float32, budget=5)
     assert found.entry.config.serial and found.entry.key.device == "cpu"
-    assert dict(found.entry.key.sizes) == {"M": 10, "N": 8, "K": 4}
+    assert dict(found.entry.key.sizes) == {"M": 10, "N": -(-7 // world) * world, "K": 4}
     tune_operator("gemm_a2a", {"M": 10, "N": 7, "K": 4}, dtype=torch.float32, budget=5)
     with pytest.raises(UsageError, match="did you mean|operators"):
         tune_operator("ag_gem", {"M": 1, "N": 1, "K": 1})
@@ -141,7 +175,7 @@ def main() -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=4)
     )
-    for check in (check_slowest, check_failures, check_stall, check_session, check_operators):
+    for check in (check_slowest, check_failures, check_stall, check_grounds_of_some, check_session, check_operators):
         start = time.monotonic()
         check(rank, world)
         print(f"rank {rank}: {check.__name__} {time.monotonic() - start:.1f} s", flush=True)
