@@ -244,7 +244,10 @@ def sweep_of(groups: dict[str, dict[str, dict[str, float]]], key: str) -> dict[s
                 pairs = keywords(way)
                 value = pairs.pop(key, None)
                 if value is not None and value.isdecimal():
-                    rest = "".join(f", {word}" for word in pairs.values())
+                    said = (
+                        value if name in ("plan", "backend") else f"{name}={value}" for name, value in pairs.items()
+                    )
+                    rest = "".join(f", {word}" for word in said)
                     found.setdefault(heading + rest, {}).setdefault(shape, {})[int(value)] = ms
     kept = {heading: {s: t for s, t in shapes.items() if len(t) > 1} for heading, shapes in found.items()}
     return {heading: shapes for heading, shapes in kept.items() if shapes}

@@ -111,6 +111,14 @@ def _summary(scores: Sequence[Score]) -> list[str]:
                 f"Of the {len(speedups)} rows with {which}: geometric mean of the speedup {mean:.2f}, "
                 f"from {min(speedups):.2f} to {max(speedups):.2f}; {losses} losses."
             )
+    tall = [found for found in scores if found.sizes["M"] >= TALL_FROM and found.kind == "queued"]
+    slower = [found.eager / found.graph for found in tall if found.eager and found.graph]
+    if slower:
+        lines.append(f"Eager over in a graph, with M >= {TALL_FROM} and the host ahead: {max(slower):.3f} at most.")
+    asked = [(found.eta, target) for found in tall if found.eta and (target := target_of(found.sizes))]
+    if asked:
+        reached = sum(had >= target for had, target in asked)
+        lines.append(f"The eta that is the aim on four H100s: reached by {reached} of {len(asked)} rows.")
     missing = sum(found.speedup is None for found in scores)
     return [
         *lines,

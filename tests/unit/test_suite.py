@@ -299,6 +299,22 @@ def test_one_table_of_all_files(bench, tmp_path, capsys):
     ]
 
 
+def test_the_suite_in_short(bench):
+    """Eager against graph and what was asked, of tall rows with the host ahead; single calls say neither."""
+    table = bench("table")
+    times = {"gemm": (0.4, 0.3), "serial": (0.7, 0.6), "ours": (0.9, 0.325), "ours_graph": (0.8, 0.32)}
+    rows = rows_of("ag_gemm", 8192, 14336, 4096, times) + rows_of("gemm_rs", 8192, 8192, 28672, times)
+    rows += rows_of("ag_gemm", 64, 14336, 4096, {**times, "ours": (0.9, 0.9)})
+    lines = table.lead_of([result(rows)])
+    assert lines[-2:] == [
+        "Eager over in a graph, with M >= 2048 and the host ahead: 1.016 at most.",
+        "The eta that is the aim on four H100s: reached by 1 of 2 rows.",
+    ], "0.3 of 0.32 where 0.90 and 0.95 are asked"
+    assert not any(
+        "Eager" in line for line in table.lead_of([result(rows_of("ag_gemm", 8192, 64, 64, {"serial": 1.0}))])
+    )
+
+
 def test_a_suite_leads_where_it_has_as_many_ranks(bench, tmp_path):
     table = bench("table")
     four, two = (rows_of("ag_gemm", 64, 64, 64, {"serial": 1.0}) for _ in range(2))
