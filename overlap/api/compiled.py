@@ -307,8 +307,9 @@ class CompiledKernel:
         said = variant.launch(
             grid, args, kwargs, group=group, backend=choice.backend, behind=behind, transport=transport, repeat=repeat
         )
-        if self.last_plan is None or replace(self.last_plan, source=said.source) != said:
-            self.last_plan = replace(said, source=choice.source)
+        said = replace(said, source=choice.source)
+        if self.last_plan != said:
+            self.last_plan = said
         return self.last_plan
 
     def variant_of(self, config: Config) -> CompiledKernel:

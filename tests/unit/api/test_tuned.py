@@ -10,16 +10,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import overlap
 from overlap import ops
 from overlap.api import tuned
 from overlap.api.auto import Problem
 from overlap.api.fallback import Choice
+from overlap.api.report import LastPlan
 from overlap.autotune import cache
 from overlap.autotune.config import Config
 from overlap.autotune.entry import Entry
 from overlap.autotune.lock import write_lock
 from overlap.backends.base import Realization
 from overlap.backends.capabilities import Need
+from overlap.codegen.module_io import load_module
 from overlap.errors import RuntimeContractError, UsageError
 from overlap.ops import arguments, gather_gemm
 from overlap.ops.tuned import key_of, tuned_choice
@@ -195,3 +198,17 @@ def test_only_calls_that_name_nothing_are_open(name, monkeypatch):
     count = len(asked)
     call(backend="serial")
     assert len(asked) == count and ops.last_plan(name).source == tuned.KEYWORD
+
+
+def test_a_kernel_says_who_decided_its_last_launch(monkeypatch, repo):
+    """Also where it does just what it did before, as the winner of a tuning does whose last trial it was."""
+    module = load_module(str(repo / "templates/kernels/grouped_gemm.py"))
+    kernel = overlap.compile(plan="all_gather_1d", on="a[M]")(module.matmul_kernel)
+    done = LastPlan("matmul_kernel", "copy_engine", "all_gather_1d", 3, 4, 0, (8, 4), "torch.float16")
+    monkeypatch.setattr(kernel, "variant_of", lambda config: SimpleNamespace(launch=lambda *args, **kwargs: done))
+    told = []
+    for source in (tuned.TRIAL, "cache", "cache", "lock here"):
+        choice = tuned.choice_of(Config(Realization()), source)
+        told.append(kernel._tuned(choice, None, (1,), (), {}, None, None, None))
+        assert kernel.last_plan is told[-1] and told[-1].source == source
+    assert told[1] is told[2], "what is told of once is one object"
