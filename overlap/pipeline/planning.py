@@ -51,7 +51,8 @@ class Planned:
 
     ``windows[rank]`` maps a tensor to the box of it that the rank's kernel sees or makes, ``axes[rank]`` are the
     rank's tile axes: the part of an all-to-all's axis that a rank works on is its own. ``parts`` are the schedules of
-    in-tile loops that wait for chunks, one a rank, where there are any.
+    in-tile loops that wait for chunks, one a rank, where there are any. ``free``: multiprocessors left to sums that are made
+    while the kernel runs.
     """
 
     plan: CommPlan
@@ -62,6 +63,7 @@ class Planned:
     schedules: tuple[RankSchedule, ...]
     flatten_safe: bool
     parts: tuple[RankSchedule, ...] = ()
+    free: int = 0
 
 
 def tile_axes(program: ProgramModel) -> tuple[Axis, ...]:
@@ -184,7 +186,8 @@ def plan_launch(
     plan = merge_plans(single)
     carriers = carriers_of(ons, plans, realization)
     produced = tuple(on.tensor for on in ons if on.produced)
-    plan, early = _in_rounds(plan, produced, carriers, realization)
+    plan, free = _in_rounds(plan, produced, carriers, realization)
+    early = free > 0
     windows = tuple(
         {on.tensor: kernel_window(plan, on.tensor, on.kind, on.produced, rank) for on in ons} for rank in range(world)
     )
@@ -224,18 +227,19 @@ def plan_launch(
         moves = [next(step.moves for step in own if isinstance(step, Kernel)) for own in steps]
         walked = [[schedules[rank], *parts[rank : rank + 1]] for rank in range(world)]
         verify_interleaved(plan, moves, [waits_of(*given, level) for given in zip(walked, moves, strict=True)])
-    return Planned(plan, reads, writes, windows, axes, schedules, flatten_safe(schedules, plan, writes), parts)
+    return Planned(plan, reads, writes, windows, axes, schedules, flatten_safe(schedules, plan, writes), parts, free)
 
 
 def _in_rounds(
     plan: CommPlan, produced: tuple[str, ...], carriers: Carriers, realization: Realization
-) -> tuple[CommPlan, bool]:
-    """The plan in the order that serves sums beside the kernel, and whether there are any."""
-    if not (produced and settings.get("sum_sms", realization.sum_sms)):
-        return plan, False
+) -> tuple[CommPlan, int]:
+    """The plan in the order that serves sums beside the kernel, and the multiprocessors that they get; 0: they follow it."""
+    asked = settings.get("sum_sms", realization.sum_sms)
+    if not (produced and asked):
+        return plan, 0
     rounds = in_rounds(plan, produced)
     early = can_be_early(rounds, produced, carriers.stored(rounds, produced))
-    return (rounds, True) if early else (plan, False)
+    return (rounds, int(asked)) if early else (plan, 0)
 
 
 def _extent(

@@ -41,7 +41,14 @@ def timeline_of(
     """
     seconds = tile_seconds(program, planned, machine, sizes=sizes, dtype=dtype) if tile is None else tile
     return timeline_in_tiles(
-        planned.plan, planned.schedules, planned.parts, machine, dtype=dtype, tile=seconds, links=links
+        planned.plan,
+        planned.schedules,
+        planned.parts,
+        machine,
+        dtype=dtype,
+        tile=seconds,
+        links=links,
+        free=planned.free,
     )
 
 
@@ -54,9 +61,16 @@ def timeline_in_tiles(
     dtype: str,
     tile: float,
     links: Links | None = None,
+    free: int = 0,
 ) -> Timeline:
-    """`timeline_of` schedules alone: of all ranks, and of the parts of a loop that waits, where there is one."""
-    work = work_of_schedules(plan, schedules, tile)
+    """`timeline_of` schedules alone: of all ranks, and of the parts of a loop that waits, where there is one.
+
+    Args:
+        free: units left to sums that are made while tiles run.
+    """
+    if free:
+        machine = machine.with_free(free)
+    work = work_of_schedules(plan, schedules, tile, free)
     if parts:
         work = tuple(_in_parts(plan, parts[rank], own, tile, machine.units) for rank, own in enumerate(work))
     return simulate(plan, machine, work, itemsize=itemsize_of(dtype), links=links)

@@ -5,7 +5,7 @@
     flag     behind each copy: from then on waiters know, and the channel goes on
     tiles    runs wait for what they read (`work.Work`); tiles go to the first free unit, and runs share waves
     sum      behind the rank's tiles and all that it adds, one after another: the protocol's order (`steps`); what it reads and
-             writes, at the rate of memory
+             writes, at the rate of memory. Of what a run of tiles `keeps` behind that run, by the units that are free
 
 Ports are taken whole, in the order in which copies ask for them, and of those that ask at one moment in the order of the plan.
 Sharing them fairly moves no byte sooner or later in total,
@@ -79,6 +79,10 @@ def landing_times(
     """
     with no_collector():
         return _Run(plan, machine, (), itemsize, links).landed()
+
+
+SUM_DRAW = 3.0
+"""How much of memory's rate a unit draws that adds, in shares of one unit."""
 
 
 class _Ports:
@@ -292,12 +296,16 @@ class _Run(Records):
 
     def _add(self, node: int, now: float, by: int) -> None:
         rank, chunk, elements = self.sums[node - self.sum_base]
-        start = now
-        if self.work and self.tiles_end[rank] > start:
+        start, memory = now, self.machine.memory
+        if node in self.meanwhile:
+            if self.undone[rank] or self.tiles_end[rank] > start:
+                free, units = self.work[rank].free, self.machine.units
+                memory *= min(1.0, SUM_DRAW * free / (units + free))
+        elif self.work and self.tiles_end[rank] > start:
             start, by = self.tiles_end[rank], self.last_run[rank]
         if self.sum_free[rank] > start:
             start, by = self.sum_free[rank], self.sum_by[rank]
-        seconds = self.machine.kernel + elements * self.width[chunk.tensor] / self.machine.memory
+        seconds = self.machine.kernel + elements * self.width[chunk.tensor] / memory
         end = start + ticks(seconds)
         record = self._record(rank, SUM, node, start, end, by)
         self.sum_free[rank], self.sum_by[rank] = end, record

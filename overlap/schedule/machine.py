@@ -137,6 +137,11 @@ class Machine:
         flops = {dtype: rate * compute for dtype, rate in self.flops.items()}
         return replace(self, inside=inside, between=between, flops=flops)
 
+    def with_free(self, units: int) -> Machine:
+        """The same machine with so many units that compute nothing."""
+        left = max(1, self.units - units)
+        return replace(self.scaled(compute=left / self.units), units=left)
+
 
 def machine_folders() -> tuple[Path, ...]:
     """Where machine files are looked for: inside an installed package, then beside it in a checkout."""

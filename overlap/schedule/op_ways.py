@@ -70,7 +70,7 @@ def operator_candidates(
 
         def seconds(way: Way = way) -> float:
             task = operator_task(operator, world, sizes, machine, dtype, blocks)
-            made = _plan(operator, world, sizes, split, plan, way.pushed)
+            made = _plan(operator, world, sizes, split, plan, way.pushed, parts=way.free > 0)
             return way_seconds(way, task, made, machine, itemsize=itemsize)
 
         found.append(predicted(way, seconds))
@@ -87,11 +87,14 @@ def counted(ways: Iterable[Way], machine: Machine, *, produced: bool) -> list[Wa
     return found
 
 
-def _plan(op: Operator, world: int, sizes: Sizes, split: Split, plan: str | None, pushed: bool) -> CommPlan:
+def _plan(
+    op: Operator, world: int, sizes: Sizes, split: Split, plan: str | None, pushed: bool, parts: bool = False
+) -> CommPlan:
+    """``parts``: every part depends on its own summands alone, as in the template, for hundreds of ranks a long list."""
     tensor = tensor_of(op, sizes)
-    if plan is None or plan == op.plan:
+    if (plan is None or plan == op.plan) and not (parts and op.kind == "all_reduce"):
         return operator_plan(op, world, tensor.shape, split, pushed=pushed)
-    path, text = find_template(plan)
+    path, text = find_template(plan or op.plan)
     return build_plan(
         text,
         world=world,

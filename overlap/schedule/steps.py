@@ -17,6 +17,11 @@
 
     In parts (split), every part of the own shard is a sum of its own, and lane 1 is forked again behind each.
 
+    early    main    Entry | Forks | Kernel ............................. | Join 2 | Sum (last part) | Fork 1 | Sum (the rest) | ...
+             lane 0                | Hold Copy Raise | Hold Copy Raise ...
+             lane 2                | Whole Gather Sum (part 0) | Whole Gather Sum (part 1) ... /
+             lane 1                                   | Branch | Copy Raise | Branch | Copy Raise ...
+
 What each step orders, for launch n on rank r:
 
 * ``Entry`` waits until every peer's `done` credit is n-1: only then may r stage its shard (a peer may still pull
@@ -28,6 +33,9 @@ What each step orders, for launch n on rank r:
   the same lane did before needs none.
 * ``Hold`` holds a lane until the chunk that the next copy sends is whole: the counter of its tiles is at its target.
 * ``Raise`` stands behind its copy on the same lane.
+* ``Whole``, ``Gather``: a lane that adds up waits until the rank's own part is whole and until all others have landed, so
+  that its ``Sum`` never waits itself; ``Branch`` orders those that send the sum on behind it. Sums of the main stream come
+  behind that lane: they fill the device and wait for what other ranks' lanes send.
 * ``Sum`` waits on the device for the flags of what it adds. Sums stand behind the kernel, whose partial they read.
   What a lane sends on of a sum it sends behind a ``Fork`` behind that sum; a lane forked already is forked again.
 * A ``Kernel`` with ``moves`` carries operations out itself, by programs of its launch that compute nothing (`moves`), and

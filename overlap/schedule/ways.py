@@ -20,6 +20,7 @@ from overlap.chunkplan.plan import P2P, CommPlan
 from overlap.errors import PlanError
 
 from .collective import library_seconds
+from .early import can_be_early, in_rounds
 from .events import ItemSize, simulate_ends
 from .machine import Machine
 from .work import TileRun, Work, work_per_chunk
@@ -36,15 +37,19 @@ MARGIN = 0.03
 @dataclass(frozen=True)
 class Way:
     """A way to carry out a plan: the backend's name, its form, how many programs move (``moves``; 0: an eighth), whether an
-    input goes by whoever has it (``pushed``), and whether programs copy by TMA."""
+    input goes by whoever has it (``pushed``), whether programs copy by TMA, and how many units the kernel leaves to sums that are
+    made while it runs (``free``, of ``lanes``; where they cannot be, sums follow it)."""
 
     name: str
     form: Form
     programs: int = 0
     pushed: bool = False
     tma: bool = False
+    free: int = 0
 
     def __str__(self) -> str:
+        if self.free:
+            return f"{self.name} with {self.free} units for sums"
         return f"{self.name} with {self.programs} programs" if self.programs else self.name
 
 
@@ -98,6 +103,12 @@ def way_seconds(way: Way, task: Task, plan: CommPlan, machine: Machine, *, items
         return task.alone(machine) + task.library(plan.world, machine)
     if way.form == "stores":
         return _stored(way, task, plan, machine, itemsize)
+    if way.form == "lanes" and way.free:
+        rounds = in_rounds(plan, task.produced)
+        if can_be_early(rounds, task.produced):
+            machine = machine.with_free(way.free)
+            work = work_per_chunk(rounds, task.tiles, task.tile_seconds(machine), produced=task.produced, free=way.free)
+            return simulate_ends(rounds, machine, work, itemsize=itemsize).total
     if way.form != "lanes":
         machine = by_programs(way, plan, machine)
     return simulate_ends(plan, machine, _work(task, plan, machine), itemsize=itemsize).total

@@ -99,7 +99,18 @@ class Wiring:
                     self.pending[self._node(fed, 0)] += 1
 
     def _number_sums(self) -> None:
-        """Of reducing operations: what they bring is added before it is sent on, and at the end."""
+        """Of reducing operations: what they bring is added before it is sent on, and at the end.
+
+        Where a run of tiles `keeps` what a sum adds, the sum waits for that run, else for all tiles of its rank.
+        """
+        self.keeper: dict[tuple[int, Chunk], int] = {
+            (rank, chunk): self.rank_runs[rank] + i
+            for rank, work in enumerate(self.work)
+            for i, run in enumerate(work.runs)
+            for chunk in run.keeps
+        }
+        self.meanwhile: set[int] = set()
+        """Sums that are made while tiles run."""
         self.sum_base = self.run_base + len(self.run_of)
         self.sums: list[tuple[int, Chunk, int]] = []
         self.rank_sums: list[list[int]] = [[] for _ in range(self.plan.world)]
@@ -126,6 +137,13 @@ class Wiring:
             self.followers[sent[key]].append(node)
             self.pending[node] += 1
         for rank, landed in enumerate(adding):
+            early: dict[Chunk, list[int]] = defaultdict(list)
+            for node in landed:
+                if node not in used and (rank, self.ops[node].dst) in self.keeper:
+                    early[self.ops[node].dst].append(node)
+            for chunk, parts in early.items():
+                self._sum(rank, chunk, parts, chunk.box.size * (len(parts) + 2))
+                used.update(parts)
             left = [node for node in landed if node not in used]
             if left:
                 chunks = {self.ops[node].dst for node in left}
@@ -138,7 +156,12 @@ class Wiring:
     def _sum(self, rank: int, chunk: Chunk, parts: Sequence[int], elements: int) -> int:
         node = self.sum_base + len(self.sums)
         self.sums.append((rank, chunk, elements))
-        self.rank_sums[rank].append(node)
+        keeper = self.keeper.get((rank, chunk))
+        if keeper is None:
+            self.rank_sums[rank].append(node)
+        else:
+            self.meanwhile.add(node)
+            self.followers[keeper].append(node)
         self.pending.append(1 + len(parts))
         for part in parts:
             self.followers[part].append(node)

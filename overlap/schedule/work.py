@@ -18,8 +18,10 @@ from overlap.chunkplan.plan import Chunk, Collective, CommPlan, OpId
 from overlap.errors import PlanError, ScheduleError
 
 from .collector import no_collector
+from .early import kept_chunks, places_of
 from .machine import Machine
 from .model import RankSchedule
+from .pieces import Values, partial_sources
 
 BLOCKS = ((128, 256), (128, 128), (64, 256), (64, 128), (64, 64), (32, 128), (32, 64), (16, 128), (16, 64), (16, 32))
 """Tiles that a product may be cut into, the one with the least traffic for its work first."""
@@ -80,7 +82,8 @@ def best_blocks(m: int, n: int, k: int, machine: Machine, dtype: str = "bf16") -
 class TileRun:
     """``tiles`` tiles of ``seconds`` each, that start when all of ``waits`` have landed; ``feeds`` start when they are done.
 
-    ``chunk``, ``op`` and ``source``: what of the plan completes them (or what they make), for people.
+    ``chunk``, ``op`` and ``source``: what of the plan completes them (or what they make), for people. ``keeps``: the rank's own
+    chunks that are whole when they are done, of which sums are made while others run.
     """
 
     tiles: int
@@ -91,25 +94,33 @@ class TileRun:
     chunk: str = ""
     op: OpId | None = None
     source: int = -1
+    keeps: tuple[Chunk, ...] = ()
 
 
 @dataclass(frozen=True)
 class Work:
-    """The runs of one rank, in their order, or with ``as_arrived`` each as soon as it can (the first of equals first)."""
+    """The runs of one rank, in their order, or with ``as_arrived`` each as soon as it can (the first of equals first).
+
+    ``free``: units beside those that compute, for sums that are made meanwhile.
+    """
 
     runs: tuple[TileRun, ...]
     as_arrived: bool = False
+    free: int = 0
 
     @property
     def tiles(self) -> int:
         return sum(run.tiles for run in self.runs)
 
 
-def work_of_schedules(plan: CommPlan, schedules: Sequence[RankSchedule], seconds: float) -> tuple[Work, ...]:
+def work_of_schedules(
+    plan: CommPlan, schedules: Sequence[RankSchedule], seconds: float, free: int = 0
+) -> tuple[Work, ...]:
     """The runs of each rank's schedule.
 
     Args:
         seconds: a tile's.
+        free: units left to sums that are made while tiles run.
 
     Raises:
         ScheduleError: schedules of another world.
@@ -121,23 +132,26 @@ def work_of_schedules(plan: CommPlan, schedules: Sequence[RankSchedule], seconds
         last = {raised.slot: i for i, run in enumerate(schedule.runs) for raised in run.raises}
         feeds: dict[int, list[OpId]] = defaultdict(list)
         chunks: dict[int, str] = {}
+        keeps: dict[int, list[Chunk]] = defaultdict(list)
         for counter in schedule.counters:
             # A counter is whole when the last run that counts into it is done: runs are handed out in order.
             if counter.slot in last:
                 feeds[last[counter.slot]] += counter.ops
+                keeps[last[counter.slot]].append(counter.chunk)
                 chunks[last[counter.slot]] = str(counter.chunk)
         runs = []
         for i, run in enumerate(schedule.runs):
             chunk = chunks.get(i, "") if run.chunk is None else str(plan.op(run.chunk).dst)
             waits = tuple(dict.fromkeys(wait.op for wait in run.waits))
             label = f"run {i}, {run.tiles} tiles"
-            runs.append(TileRun(run.tiles, seconds, waits, tuple(feeds[i]), label, chunk, run.chunk, run.peer))
-        works.append(Work(tuple(runs)))
+            kept = tuple(keeps[i]) if free else ()
+            runs.append(TileRun(run.tiles, seconds, waits, tuple(feeds[i]), label, chunk, run.chunk, run.peer, kept))
+        works.append(Work(tuple(runs), free=free))
     return tuple(works)
 
 
 def work_per_chunk(
-    plan: CommPlan, tiles: int | Sequence[int], seconds: float, *, produced: Collection[str] = ()
+    plan: CommPlan, tiles: int | Sequence[int], seconds: float, *, produced: Collection[str] = (), free: int = 0
 ) -> tuple[Work, ...]:
     """Every chunk gets tiles by its size: those that read what lands on a rank, as it arrives and behind the rank's own, or
     for the tensors in ``produced`` those that make what it sends, in the order of its list and before what it keeps.
@@ -146,6 +160,7 @@ def work_per_chunk(
         tiles: of every rank, or one number a rank.
         seconds: a tile's.
         produced: tensors that tiles write; all others of the plan are read.
+        free: units left to sums that are made while tiles run, of a plan for which they can be (`early.can_be_early`).
 
     Raises:
         ScheduleError: numbers for another world.
@@ -154,11 +169,18 @@ def work_per_chunk(
     if len(counts) != plan.world:
         raise ScheduleError(f"tiles of {len(counts)} ranks for a plan of {plan.world}")
     with no_collector():
-        return _works(plan, counts, seconds, frozenset(produced))
+        return _works(plan, counts, seconds, frozenset(produced), free)
 
 
-def _works(plan: CommPlan, counts: Sequence[int], seconds: float, produced: frozenset[str]) -> tuple[Work, ...]:
+def _works(
+    plan: CommPlan, counts: Sequence[int], seconds: float, produced: frozenset[str], free: int
+) -> tuple[Work, ...]:
     if any(spec.name in produced for spec in plan.tensors):
+        if free:
+            values = Values(plan)
+            return tuple(
+                _makes_in_rounds(plan, r, counts[r], seconds, produced, free, values) for r in range(plan.world)
+            )
         return tuple(_makes(plan, rank, counts[rank], seconds, produced) for rank in range(plan.world))
     landing: list[list[OpId]] = [[] for _ in range(plan.world)]
     kept = [_kept(plan, rank) for rank in range(plan.world)]
@@ -234,3 +256,29 @@ def _makes(plan: CommPlan, rank: int, tiles: int, seconds: float, produced: froz
     if shares[-1]:
         runs.append(TileRun(shares[-1], seconds, label="kept"))
     return Work(tuple(runs))
+
+
+def _makes_in_rounds(
+    plan: CommPlan, rank: int, tiles: int, seconds: float, produced: frozenset[str], free: int, values: Values
+) -> Work:
+    """In the order in which a schedule has them (`depgraph.Made`): own chunks of early sums stand behind their rounds."""
+    sent = partial_sources(plan, rank, produced, values)
+    kept = kept_chunks(plan, rank, produced, values)
+    places = places_of(plan, rank, kept, [op for _, ops in sent for op in ops])
+    made: list[tuple[int, Chunk, tuple[OpId, ...]]] = [(2 * ops[0][1], chunk, ops) for chunk, ops in sent]
+    made += [(place, chunk, ()) for (chunk, _), place in zip(kept, places, strict=True)]
+    made.sort(key=lambda entry: entry[0])
+    held = sum(chunk.box.size for chunk in plan.before[rank] if chunk.tensor in produced)
+    sizes = [chunk.box.size for _, chunk, _ in made]
+    shares = _shares([*sizes, max(0, held - sum(sizes))], tiles, early=True)
+    runs: list[TileRun] = []
+    for (_, chunk, ops), share in zip(made, shares, strict=False):
+        if share or not runs:
+            first = ops[0] if ops else None
+            runs.append(TileRun(share, seconds, (), ops, f"makes {chunk}", str(chunk), first, keeps=(chunk,)))
+        else:
+            # Made by tiles of the run before it.
+            runs[-1] = replace(runs[-1], feeds=runs[-1].feeds + ops, keeps=(*runs[-1].keeps, chunk))
+    if shares[-1]:
+        runs.append(TileRun(shares[-1], seconds, label="kept"))
+    return Work(tuple(runs), free=free)

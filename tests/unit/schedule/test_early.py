@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 
 from overlap.chunkplan.plan import CommPlan
 from overlap.errors import ScheduleError
 from overlap.schedule.early import can_be_early, early_sums, in_rounds, kept_chunks, rounds_of
+from overlap.schedule.events import SUM_DRAW, simulate
+from overlap.schedule.machine import load_machine
 from overlap.schedule.model import AxisTiles, TensorWrite
 from overlap.schedule.runs import schedule_all
 from overlap.schedule.steps import (
@@ -28,6 +31,7 @@ from overlap.schedule.steps import (
 )
 from overlap.schedule.verify import verify_schedule
 from overlap.schedule.verify_steps import verify_steps
+from overlap.schedule.work import work_of_schedules, work_per_chunk
 
 from .plans import chunk_of, exchange, one_shot, reduce_scatter, ring_scatter, two_shot
 from .protocol_model import outcome, outcomes
@@ -228,3 +232,29 @@ def test_tiles_of_a_round_stand_together_own_ones_last(world, rows):
         firsts = [min(by_slot[raised.slot] for raised in run.raises) for run in schedule.runs if run.raises]
         assert firsts == sorted(firsts)
         assert not any(run.raises for run in schedule.runs[len(firsts) :])
+
+
+MACHINE = replace(load_machine("h100-nvlink"), kernel=0.0, entry=0.0, flag=0.0, contention=0.0, memory=1e12)
+
+
+@pytest.mark.parametrize("plan", [two_shot, reduce_scatter])
+def test_the_model_adds_up_early_what_is_kept_by_a_run(plan):
+    """Of two parts the first is added up while tiles run, at the rate of the free units; the last at that of all."""
+    whole = in_rounds(plan((1 << 13, 1 << 10), 0, 2, split=2), C)
+    units = MACHINE.units
+    works = work_per_chunk(whole, 40 * units, 1e-5, produced=C, free=4)
+    assert [run.keeps for run in works[0].runs if not run.feeds][0] == (kept_chunks(whole, 0, C)[0][0],)
+    timeline = simulate(whole, MACHINE, works)
+    tiles = max(event.end for event in timeline.events if event.kind == "tile-run")
+    first, last = (e for e in timeline.events if e.kind == "sum" and e.rank == 0)
+    assert first.start < 0.6 * tiles and last.start >= tiles
+    size = whole.ops[0][0].dst.box.size * 2
+    assert last.seconds == pytest.approx(3 * size / 1e12)
+    assert first.seconds == pytest.approx(3 * size / 1e12 / (SUM_DRAW * 4 / (units + 4)))
+    late = simulate(whole, MACHINE, work_per_chunk(whole, 40 * units, 1e-5, produced=C))
+    assert timeline.total < late.total
+    schedules = schedule_all(
+        whole, (), (AxisTiles("M", 1 << 13, 128),), writes=(TensorWrite("c", ("M", None)),), early=True
+    )
+    kept = [chunk for work in work_of_schedules(whole, schedules, 1e-5, 4) for run in work.runs for chunk in run.keeps]
+    assert {kept_chunks(whole, rank, C)[0][0] for rank in range(2)} <= set(kept)
