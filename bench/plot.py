@@ -175,7 +175,7 @@ def eta(results: Sequence[Result]) -> Sheet | None:
 
 def ways(results: Sequence[Result]) -> Sheet | None:
     """Each way of an operator's call over the fastest of its shape."""
-    groups = [(heading, shapes) for heading, shapes in _measured_ways(results).items() if shapes]
+    groups = [(heading, shapes) for heading, shapes in measured_ways(results).items() if shapes]
     if not groups:
         return None
     what = "Time of each way to carry a product out, over the fastest way of that shape (M, N, K)."
@@ -218,14 +218,19 @@ def ways(results: Sequence[Result]) -> Sheet | None:
     return sheet
 
 
-def _measured_ways(results: Sequence[Result]) -> dict[str, dict[str, dict[str, float]]]:
-    """ms by way, by shape, by operator and machine; serial as a way where it was measured beside them."""
+def measured_ways(results: Sequence[Result]) -> dict[str, dict[str, dict[str, float]]]:
+    """ms by way, by shape, by operator and machine; serial as a way where it was measured beside them.
+
+    What stands in two files was not measured in one process, so it is never compared: the second has a heading of its own.
+    """
     groups: dict[str, dict[str, dict[str, float]]] = {}
-    for _, result in results:
+    for path, result in results:
+        taken = set(groups)
         for row in result["rows"]:
             way = row.get("how") or ("serial" if row["contender"] == "serial_graph" else None)
             if way is not None and row["ms"] is not None:
                 heading = f"{row['op']}, {row['world']} x {model_of(row['device'])}, {row['dtype']}"
+                heading += f", {path.parent.name}/{path.stem}" if heading in taken else ""
                 groups.setdefault(heading, {}).setdefault(sizes_of(row), {})[way] = row["ms"]
     return groups
 
@@ -255,7 +260,7 @@ def sweep_of(groups: dict[str, dict[str, dict[str, float]]], key: str) -> dict[s
 
 def sweeps(results: Sequence[Result]) -> Sheet | None:
     """Time by chunks of a piece and by communicating programs, a line a shape."""
-    groups = _measured_ways(results)
+    groups = measured_ways(results)
     panels = [
         (label, heading, shapes)
         for key, label in (("split", "chunks of a piece"), ("comm_sms", "programs that communicate"))

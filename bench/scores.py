@@ -125,7 +125,7 @@ def score(rows: Sequence[dict[str, Any]]) -> Score:
     kind, times = kind_of(rows), times_of(rows)
     rivals = {name: ms for name, ms in times.items() if name not in (*ALONE, *OURS)}
     best = min(rivals, key=lambda name: rivals[name], default="")
-    tails = {row["contender"]: row.get("p99" if kind == "ms" else "queued_p99") for row in rows}
+    tails = {row["contender"]: row.get("p99" if kind == "ms" else "queued_p99") for row in timed(rows)}
     ours_tail, its_tail = tails.get("ours_graph", tails.get("ours")), tails.get(best)
     return Score(
         {key: rows[0][key] for key in ("op", "M", "N", "K", "world", "dtype", "device")},

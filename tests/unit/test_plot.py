@@ -105,7 +105,7 @@ def test_ways_over_the_fastest(bench, ways):
 
 def test_sweeps_are_what_was_varied(bench, ways):
     plot = bench("plot")
-    groups = plot._measured_ways(ways)
+    groups = plot.measured_ways(ways)
     assert plot.sweep_of(groups, "split") == {
         "gemm_rs, 4 x H100, bf16": {"8192, 4096, 4096": {1: 1.25, 2: 1.0, 8: 3.0}}
     }, "two plans with one number each are no sweep"
@@ -121,6 +121,17 @@ def test_sweeps_are_what_was_varied(bench, ways):
         "1.25, 1 and, drawn at the edge, 3"
     )
     assert {"chunks of a piece", "programs that communicate"} <= set(words(text))
+
+
+def test_files_are_not_compared_with_each_other(bench, ways):
+    """The second of the same operator and machine has a heading of its own."""
+    (path, told), plot = ways[0], bench("plot")
+    again = (path.with_name("later.json"), told)
+    groups = plot.measured_ways([ways[0], again])
+    later = f", {path.parent.name}/later"
+    assert {heading + later for heading in groups if not heading.endswith(later)} == {
+        h for h in groups if h.endswith(later)
+    }
 
 
 def test_what_was_not_measured_has_no_picture(bench, results):

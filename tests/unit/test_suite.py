@@ -77,6 +77,8 @@ def test_a_score_of_times_with_the_host_ahead(bench):
     assert found.worse_p99 is None, "of calls that were never queued there is none"
     faster = scores.score(rows_of("ag_gemm", 64, 64, 64, {"serial": (1.0, 0.5), "ours_graph": (1.0, 0.25)}))
     assert faster.worse_p99 == pytest.approx(0.5) and faster.eta is None
+    eager = {"serial": (1.0, 0.5), "ours": (1.0, 0.4), "ours_graph": "no memory"}
+    assert scores.score(rows_of("ag_gemm", 64, 64, 64, eager)).worse_p99 == pytest.approx(0.8)
 
 
 def test_what_is_missing_has_no_score(bench):
