@@ -39,7 +39,7 @@ SLEEP_CYCLES = 10_000_000
 
 
 class _Told(NamedTuple):
-    """What a rank tells the others of a call."""
+    """What a rank tells the others of a call; ``loops`` over the parts, in a tile."""
 
     before: Clock
     after: Clock
@@ -47,6 +47,7 @@ class _Told(NamedTuple):
     words: bytes
     schedule: RankSchedule
     parts: RankSchedule | None
+    loops: int
     names: tuple[str, ...]
     watched: dict[OpId, int]
 
@@ -116,6 +117,7 @@ def record(
             array("q", log.read()).tobytes(),
             log.schedule,
             log.parts,
+            instance.operator.logged,
             log.names,
             watcher.times() if watcher is not None else {},
         ),
@@ -159,7 +161,7 @@ def _records(told: Sequence[_Told], rate: float) -> tuple[RankRecord, ...]:
         words = array("q")
         words.frombytes(each.words)
         tiles = sum(run.tiles for run in each.schedule.runs)
-        parts = len(each.parts.runs) if each.parts is not None else 0
+        parts = len(each.parts.runs) * each.loops if each.parts is not None else 0
         found.append(
             RankRecord(
                 rank,

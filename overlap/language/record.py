@@ -50,10 +50,13 @@ def log_tile(log, position):
 
 
 @triton.jit
-def log_part(log, table, parts, line, number):
-    """Offset of the record of part ``number`` of a tile, whose own is at ``line``; they stand behind those of all tiles."""
+def log_part(log, table, parts, LOOPS: tl.constexpr, line, number):
+    """Offset of the record of part ``number`` of a tile, whose own is at ``line``; they stand behind those of all tiles.
+
+    Each of the tile's ``LOOPS`` loops over the parts has records of its own, the second's behind the first's.
+    """
     base = tl.load(table + _H_TILES) * _TILE_WORDS
-    return base + (line // _TILE_WORDS * tl.load(parts + _H_RUNS) + number) * _PART_WORDS
+    return base + (line // _TILE_WORDS * tl.load(parts + _H_RUNS) * LOOPS + number) * _PART_WORDS
 
 
 @triton.jit

@@ -156,7 +156,7 @@ WORDS = {
         Word("log_tile", ("log", "position"), "a tile begins; the offset of its record", nvidia=True),
         Word(
             "log_part",
-            ("log", "table", "parts", "line", "number"),
+            ("log", "table", "parts", "LOOPS", "line", "number"),
             "the offset of the record of a part of the tile whose own record is at `line`",
         ),
         Word("log_waits", ("log", "line"), "the tile, or the part of it, begins to wait", nvidia=True),

@@ -144,6 +144,7 @@ class Operator:
         extents: axis to the kernel parameter that holds its extent (kernels launched directly).
         layout: stride of every dimension of the (first) communicated tensor, as text over kernel parameters (None: unknown).
         layouts: the same of further ones, by tensor.
+        logged: of a traced kernel, how many loops of a tile walk over the parts of ``ranges`` and record them.
         persistent: programs walk over tiles; said where it matters (`moves`).
         programs: of a kernel that makes results by programs that walk over tiles, the parameters that stand for their number
             (none: it asks for it itself); None where a grid is as it is.
@@ -171,6 +172,7 @@ class Operator:
     layouts: dict[str, tuple[str | None, ...]] = field(default_factory=dict)
     ranges: tuple[RangeAxis, ...] = ()
     persistent: bool = False
+    logged: int = 1
     programs: tuple[str, ...] | None = None
 
     @cached_property

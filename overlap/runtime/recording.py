@@ -41,7 +41,7 @@ class Log:
 
     @property
     def parts_of_a_tile(self) -> int:
-        return len(self.parts.runs) if self.parts is not None else 0
+        return _parts(self.instance, self.parts)
 
     def clear(self) -> None:
         """Forgets what earlier launches wrote; the device must be done with them."""
@@ -69,12 +69,17 @@ def log_arguments(instance: Instance, bound: Bound, table: LaunchTable) -> dict[
     if log is None:
         schedule = table.schedule
         tiles = sum(run.tiles for run in schedule.runs)
-        words = [0] * max(1, log_words(tiles, len(parts.runs) if parts is not None else 0))
+        words = [0] * max(1, log_words(tiles, _parts(instance, parts)))
         made = instance.runtime.table(words, bits=64)
         log = Log(instance, made, schedule, parts, _names(instance, bound, schedule))
         instance.prepared[key] = log
     instance.prepared[_LAST] = log
     return {parameter: log.words}
+
+
+def _parts(instance: Instance, parts: RankSchedule | None) -> int:
+    """Records of parts that a tile writes."""
+    return len(parts.runs) * instance.operator.logged if parts is not None else 0
 
 
 def last_log(instance: Any) -> Log | None:

@@ -136,9 +136,9 @@ class _RankEntries:
             start = min(max(tile.ready, free), tile.ends)
             begin, end = self._slice(thread, "tile", self.record.names[tile.position], start, tile.ends, **about)
             self._drawn[tile.position] = (self.pid, thread), begin, end
-            for part, (waits, ready) in enumerate(tile.parts):
-                if ready > waits:
-                    self._slice(thread, "wait", f"for {self._part(part)}", max(waits, start), max(ready, start))
+            for number, part in enumerate(tile.parts):
+                if part is not None and part[1] > part[0]:
+                    self._slice(thread, "wait", f"for {self._part(number)}", *(max(moment, start) for moment in part))
             free = max(free, tile.ends)
 
     def _beside(self, thread: int, kind: str, name: str, start: float, end: float, free: float) -> None:
@@ -180,7 +180,8 @@ class _RankEntries:
 
     def _part(self, number: int) -> str:
         assert self.record.parts is not None
-        return self._chunk(self.record.parts.runs[number].chunk)
+        runs = self.record.parts.runs
+        return self._chunk(runs[number % len(runs)].chunk)
 
 
 def _said(op: OpId) -> str:

@@ -31,7 +31,8 @@ def log_words(tiles: int, parts: int = 0) -> int:
 class TileTimes(NamedTuple):
     """One tile: its position in the schedule, seconds on a clock that all ranks share, and where it ran.
 
-    ``waits`` to ``ready`` is its wait, at its beginning where it waits for nothing; ``parts``: the waits of its parts.
+    ``waits`` to ``ready`` is its wait, at its beginning where it waits for nothing; ``parts``: the waits of its parts, of each
+    loop over them; None of a loop that was not entered.
     """
 
     position: int
@@ -41,12 +42,12 @@ class TileTimes(NamedTuple):
     waits: float
     ready: float
     ends: float
-    parts: tuple[tuple[float, float], ...] = ()
+    parts: tuple[tuple[float, float] | None, ...] = ()
 
     @property
     def waited(self) -> float:
         """Seconds that the program did nothing but wait."""
-        return self.ready - self.waits + sum(ready - waits for waits, ready in self.parts)
+        return self.ready - self.waits + sum(part[1] - part[0] for part in self.parts if part is not None)
 
 
 def tiles_of(words: Sequence[int], tiles: int, parts: int, zero: float, rate: float = 1e-9) -> tuple[TileTimes, ...]:
@@ -65,19 +66,19 @@ def tiles_of(words: Sequence[int], tiles: int, parts: int, zero: float, rate: fl
     found = []
     for position in range(tiles):
         line = words[position * TILE_WORDS : (position + 1) * TILE_WORDS]
-        begins, ends = line[BEGINS], line[ENDS]
-        waits, ready = (line[WAITS] or begins), (line[READY] or begins)
+        waits, ready, begins, ends, who = line[:5]
+        # A tile that waits for nothing records no wait.
+        waits, ready = (waits, ready) if waits or ready else (begins, begins)
         base = tiles * TILE_WORDS + position * parts * PART_WORDS
-        pairs = [tuple(words[base + p * PART_WORDS : base + (p + 1) * PART_WORDS]) for p in range(parts)]
-        moments = [begins, waits, ready, *(moment for pair in pairs for moment in pair), ends]
+        pairs = [tuple(words[at : at + PART_WORDS]) for at in range(base, base + parts * PART_WORDS, PART_WORDS)]
+        moments = [begins, waits, ready, *(moment for pair in pairs if any(pair) for moment in pair), ends]
         if 0 in moments:
             raise ScheduleError(f"tile {position} has not recorded all of its times")
         if sorted(moments) != moments:
             raise ScheduleError(f"the times of tile {position} run backwards: {moments}")
-        begins, waits, ready, *inner, ends = ((moment - zero) * rate for moment in moments)  # type: ignore[assignment]
-        who = line[WHO]
-        waited = tuple(zip(inner[::2], inner[1::2], strict=True))
-        found.append(TileTimes(position, who >> 32, who & 0xFFFFFFFF, begins, waits, ready, ends, waited))
+        begin, wait, seen, end = ((moment - zero) * rate for moment in (begins, waits, ready, ends))
+        inner = tuple(((pair[0] - zero) * rate, (pair[1] - zero) * rate) if any(pair) else None for pair in pairs)
+        found.append(TileTimes(position, who >> 32, who & 0xFFFFFFFF, begin, wait, seen, end, inner))
     return tuple(found)
 
 
@@ -150,9 +151,11 @@ class RankRecord:
         for run in self.schedule.runs:
             for tile in self.tiles[run.first : run.first + run.tiles]:
                 self._see(found, run, tile.position, tile.waits, tile.ready)
-        for number, part in enumerate(self.parts.runs if self.parts is not None else ()):
-            for tile in self.tiles:
-                self._see(found, part, tile.position, *tile.parts[number])
+        runs = self.parts.runs if self.parts is not None else ()
+        for tile in self.tiles if runs else ():
+            for number, part in enumerate(tile.parts):
+                if part is not None:
+                    self._see(found, runs[number % len(runs)], tile.position, *part)
         return found
 
     def came(self) -> dict[OpId, float]:

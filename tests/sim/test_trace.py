@@ -60,7 +60,13 @@ def test_every_tile_is_recorded_once_and_in_order(measured, name):
             grid *= axis.count
         assert len(set(record.names)) == len(record.names) == grid
         for tile in record.tiles:
-            moments = [tile.begins, tile.waits, tile.ready, *(m for pair in tile.parts for m in pair), tile.ends]
+            moments = [
+                tile.begins,
+                tile.waits,
+                tile.ready,
+                *(m for pair in tile.parts if pair for m in pair),
+                tile.ends,
+            ]
             assert moments == sorted(moments) and tile.begins < tile.ends
         # A program computes one tile after the other.
         for tiles_of_program in record.programs.values():

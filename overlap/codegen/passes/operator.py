@@ -93,6 +93,8 @@ def operator_lines(context: Context, programs: tuple[str, ...] | None = None) ->
         lines.append("    ranges=(")
         lines.append(f"        {rt}.RangeAxis({repr_(loop.axis)}, extent={repr_(extent)}, block={repr_(loop.block)}),")
         lines.append("    ),")
+    if context.realization.trace and len(context.ranged_loops) > 1:
+        field("logged", str(len(context.ranged_loops)))
     if context.moving and context.persistent:
         field("persistent", "True")
     if programs is not None:

@@ -22,7 +22,7 @@ After::
     tl.store(c_ptrs, c, mask=mask)
     ol.log_ends(ol_log, ol_line)
 
-A loop over parts inside the tile records each part's wait; of several such loops the first, behind which everything has come.
+A loop over parts inside the tile records each part's wait, and several such loops each their own.
 Records are stores into memory that nothing else touches: what stands around polls, barriers and releases stays as it is. Runs
 behind the passes that wait, count and move.
 """
@@ -61,7 +61,8 @@ class _Marks(cst.CSTTransformer):
         names = context.names
         self._ol, self._log, self._line = names.language, names.local("log"), names.local("line")
         self._run, self._table, self._parts = names.local("run"), names.local("table"), names.local("parts")
-        self._part, self._part_line = names.local("part"), names.local("part_line")
+        loops = range(len(context.ranged_loops))
+        self._loops = {names.local("part_seen", number): number for number in loops}
 
     def leave_IndentedBlock(self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock) -> cst.BaseSuite:
         body: list[cst.BaseStatement] = []
@@ -79,10 +80,15 @@ class _Marks(cst.CSTTransformer):
                 body += [statement, begin[0].with_changes(leading_lines=[comment(NOTE)])]
             elif word == "wait_run" and arguments[:2] == [self._table, self._run]:
                 body += self._around(statement, self._line)
-            elif word == "wait_run" and target == self._context.names.local("part_seen"):
-                given = ", ".join((self._log, self._table, self._parts, self._line, self._part))
-                body += self._words(f"{self._part_line} = {self._ol}.log_part({given})")
-                body += self._around(statement, self._part_line)
+            elif word == "wait_run" and target in self._loops:
+                number = self._loops[target]
+                line, part = (self._context.names.local(name, number) for name in ("part_line", "part"))
+                if number:
+                    part = f"{part} + {number} * {self._ol}.runs({self._parts})"
+                parts = f"{self._parts}, {len(self._loops)}"
+                given = ", ".join((self._log, self._table, parts, self._line, part))
+                body += self._words(f"{line} = {self._ol}.log_part({given})")
+                body += self._around(statement, line)
             else:
                 body.append(statement)
         if begun:
