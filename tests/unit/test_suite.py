@@ -127,6 +127,47 @@ class OneRank:
         return [call() for _ in range(calls)], cycles >= self.awake_until
 
 
+class FakeDevice:
+    """Events and sleep of a device that has woken after so many of the host's steps; each step is a millisecond."""
+
+    def __init__(self, monkeypatch, common, wakes_at):
+        self.steps = []
+        device = self
+
+        class Event:
+            def __init__(self, enable_timing=False):
+                self.timed = enable_timing
+
+            def record(self):
+                self.at = len(device.steps)
+                device.steps.append("event" if self.timed else "awake")
+
+            def query(self):
+                return len(device.steps) >= wakes_at
+
+            def elapsed_time(self, other):
+                return float(other.at - self.at)
+
+        cuda = common.torch.cuda
+        monkeypatch.setattr(cuda, "Event", Event)
+        monkeypatch.setattr(cuda, "_sleep", lambda cycles: self.steps.append(f"sleep {cycles}"), raising=False)
+        monkeypatch.setattr(cuda, "synchronize", lambda device: self.steps.append("synchronize"))
+        monkeypatch.setattr(common.dist, "all_reduce", lambda flag: self.steps.append("meet"))
+        self.session = object.__new__(common.Session)
+        flush = type("Flush", (), {"zero_": lambda _: self.steps.append("flush")})()
+        vars(self.session).update(cuda=True, device="cuda:0", _flag=None, _flush=flush)
+
+
+@pytest.mark.parametrize(("wakes_at", "ahead"), [(100, True), (7, False)])
+def test_a_queue_is_enqueued_behind_a_sleep(bench, monkeypatch, wakes_at, ahead):
+    """Ranks meet behind the sleep, whose length differs, and before each call; the call alone is between two events."""
+    device = FakeDevice(monkeypatch, bench("common"), wakes_at)
+    times, told = device.session.queue(lambda: device.steps.append("call"), 2, 1000)
+    once = ["flush", "meet", "event", "call", "event"]
+    assert device.steps == ["sleep 1000", "awake", *once, *once, "synchronize"]
+    assert (times, told) == ([2.0, 2.0], ahead)
+
+
 def test_the_device_sleeps_until_the_host_is_ahead(bench):
     timing, common = bench("timing"), bench("common")
     session = OneRank(awake_until=5 * timing.CYCLES_A_CALL)
