@@ -149,7 +149,7 @@ SETTINGS: dict[str, Setting] = {
         Setting(
             "strided_row_bytes",
             int,
-            256,
+            128,
             "Strided chunks with narrower rows go by a realization's `strided` backend, if it has one.",
             minimum=0,
         ),

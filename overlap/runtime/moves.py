@@ -52,8 +52,9 @@ _OTHERS = ("triton.", "overlap.language.")
 MOST_WORDS = 2**29
 """Words of a piece: the kernel numbers their halves with 32 bits."""
 BOX_WIDTH = 4 * BOX_WORDS
-LEAST_WIDTH = BOX_WIDTH // 2
-"""Bytes of a row from which on TMA copies it: of narrower ones most of a box stands empty."""
+LEAST_WIDTH = BOX_WIDTH
+"""Bytes of a row from which on TMA copies it: of narrower ones part of a box stands empty. Rows of 128 bytes were pulled at 100
+GB/s by TMA and at 256 by load and store, rows of 256 at 287 and 254 (two H200s, bench/strided.py)."""
 MOST_WIDTH = 2**31
 """Bytes of a row: boxes count its elements with 32 bits."""
 LEAST_BYTES = 4096

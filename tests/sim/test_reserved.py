@@ -166,7 +166,8 @@ def test_words_that_move_by_tma_changed(generated, name):
 KINDS = {
     ("all_gather_1d", "a[K]", "K", 200): {schedule.BOXES, 4},
     ("all_gather_1d_pull", "b[N]", "N", 102): {4},
-    ("all_gather_1d_pull", "b[N]", "N", 120): {schedule.BOXES},
+    ("all_gather_1d_pull", "b[N]", "N", 192): {schedule.BOXES},
+    ("all_gather_1d_pull", "b[N]", "N", 120): {16},
     ("all_gather_1d", "a[M]", "K", 101): {schedule.BOXES, 4, 16},
 }
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
 import torch
 
+from overlap import settings
 from overlap.runtime.moves import LEAST_WIDTH
 from overlap.schedule.moves import BOXES, P_KIND, PIECE_WORDS
 from overlap.schedule.table import S_EPOCH, SLOT_WORDS
@@ -42,7 +44,7 @@ def test_tma_is_measured_where_tma_copies(strided, width):
     assert (kinds == {BOXES}) == (width >= LEAST_WIDTH)
 
 
-def test_a_crossing_is_where_a_copy_engine_is_never_slower(strided):
+def test_a_crossing_is_where_a_copy_engine_is_as_fast(strided):
     def row(width, way, us, direction="pull"):
         return {"row_bytes": width, "bytes": 1 << 20, "strided": "source", "direction": direction, "way": way, "us": us}
 
@@ -54,3 +56,14 @@ def test_a_crossing_is_where_a_copy_engine_is_never_slower(strided):
     rows += [row(256, "tma_reserved", 20)]
     assert strided.crossing(rows) == {"ldst_reserved": 256, "tma_reserved": None}
     assert strided.crossing(rows[:3]) == {}
+    rows += [row(256, strided.COPY_ENGINE, 30, "push"), row(256, "ldst_reserved", 29.5, "push")]
+    assert strided.crossing(rows)["ldst_reserved"] == 256
+    smaller = [{**each, "bytes": 1 << 10, "us": each["us"] / 9} for each in rows if each["way"] == "ldst_reserved"]
+    smaller += [{**each, "bytes": 1 << 10} for each in rows if each["way"] == strided.COPY_ENGINE]
+    assert strided.crossing(rows + smaller) == strided.crossing(rows)
+
+
+def test_the_default_is_what_was_measured(strided, repo):
+    for path in (repo / "bench" / "results" / "strided").glob("*.json"):
+        found = strided.crossing(json.loads(path.read_text())["rows"])
+        assert found["ldst_reserved"] == settings.get("strided_row_bytes"), path.name
