@@ -21,6 +21,7 @@ from overlap.errors import UnsupportedError, UsageError
 from overlap.pipeline import Request, compile_source
 from overlap.runtime import instance as instances
 from overlap.schedule import moves as moving
+from overlap.schedule import producing
 from overlap.schedule import steps as st
 from overlap.sim import check_module
 from tests.support import mixed_plans as plans
@@ -235,7 +236,7 @@ def test_an_order_that_a_plan_gives_by_its_channel_alone(generated, monkeypatch,
     path = generated((ONE_CHANNEL.replace("FIRST", first).replace("SECOND", second), "a[M]"))
     assert faults(path) == ["ok"] * len(SEEDS)
     monkeypatch.setattr(moving, "behind_another", lambda plan, op_id, moved: None)
-    monkeypatch.setattr(st, "behind_another", lambda plan, op_id, moved: None)
+    monkeypatch.setattr(producing, "behind_another", lambda plan, op_id, moved: None)
     assert set(faults(path)) == {"race"}
 
 
