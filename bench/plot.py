@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import record
-from scores import Score, score, shapes_of
+from scores import Score, score, shapes_of, times_of
 from suite import TALL_FROM
 from svg import SERIES, Sheet
 from table import leading, model_of, read, sizes_of, target_of
@@ -226,12 +226,15 @@ def measured_ways(results: Sequence[Result]) -> dict[str, dict[str, dict[str, fl
     groups: dict[str, dict[str, dict[str, float]]] = {}
     for path, result in results:
         taken = set(groups)
-        for row in result["rows"]:
-            way = row.get("how") or ("serial" if row["contender"] == "serial_graph" else None)
-            if way is not None and row["ms"] is not None:
-                heading = f"{row['op']}, {row['world']} x {model_of(row['device'])}, {row['dtype']}"
-                heading += f", {path.parent.name}/{path.stem}" if heading in taken else ""
-                groups.setdefault(heading, {}).setdefault(sizes_of(row), {})[way] = row["ms"]
+        for shape in shapes_of(result["rows"]):
+            row, times = shape[0], times_of(shape)
+            ways = {each["how"] for each in shape if "how" in each}
+            found = {"serial" if name == "serial_graph" else name: ms for name, ms in times.items()}
+            heading = f"{row['op']}, {row['world']} x {model_of(row['device'])}, {row['dtype']}"
+            heading += f", {path.parent.name}/{path.stem}" if heading in taken else ""
+            kept = {name: ms for name, ms in found.items() if name in (*ways, "serial")}
+            if ways:
+                groups.setdefault(heading, {})[sizes_of(row)] = kept
     return groups
 
 

@@ -70,9 +70,9 @@ def kind_of(rows: Iterable[dict[str, Any]]) -> str:
 
 
 def times_of(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """ms by contender."""
+    """ms of one shape by contender, and by way where rows name one."""
     kind = kind_of(rows)
-    return {row["contender"]: row["ms"] if row.get(kind) is None else row[kind] for row in timed(rows)}
+    return {row.get("how", row["contender"]): row["ms"] if row.get(kind) is None else row[kind] for row in timed(rows)}
 
 
 def limit_of(rows: Sequence[dict[str, Any]]) -> float | None:

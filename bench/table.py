@@ -108,21 +108,21 @@ def _summary(scores: Sequence[Score]) -> list[str]:
         if mean is not None:
             losses = sum(speedup < 1 for speedup in speedups)
             lines.append(
-                f"Of the {len(speedups)} rows with {which}: geometric mean of the speedup {mean:.2f}, "
+                f"- Of the {len(speedups)} rows with {which}: geometric mean of the speedup {mean:.2f}, "
                 f"from {min(speedups):.2f} to {max(speedups):.2f}; {losses} losses."
             )
     tall = [found for found in scores if found.sizes["M"] >= TALL_FROM and found.kind == "queued"]
     slower = [found.eager / found.graph for found in tall if found.eager and found.graph]
     if slower:
-        lines.append(f"Eager over in a graph, with M >= {TALL_FROM} and the host ahead: {max(slower):.3f} at most.")
+        lines.append(f"- Eager over in a graph, with M >= {TALL_FROM} and the host ahead: {max(slower):.3f} at most.")
     asked = [(found.eta, target) for found in tall if found.eta and (target := target_of(found.sizes))]
     if asked:
         reached = sum(had >= target for had, target in asked)
-        lines.append(f"The eta that is the aim on four H100s: reached by {reached} of {len(asked)} rows.")
+        lines.append(f"- The eta that is the aim on four H100s: reached by {reached} of {len(asked)} rows.")
     missing = sum(found.speedup is None for found in scores)
     return [
         *lines,
-        *([f"Rows without a speedup, since ours or all baselines have no time: {missing}."] if missing else []),
+        *([f"- Rows without a speedup, since ours or all baselines have no time: {missing}."] if missing else []),
     ]
 
 
@@ -142,7 +142,7 @@ def ways_table_of(rows: Sequence[dict[str, Any]]) -> list[str]:
     headings = ["M, N, K", *(HEADINGS[name] for name in beside), *shown, "limit", "eta", "over serial"]
     lines = ["| " + " | ".join(headings) + " |", "|---" + "|---:" * (len(headings) - 1) + "|"]
     for shape in shapes_of(rows):
-        times = {row.get("how", row["contender"]): row["ms"] for row in shape}
+        times = times_of(shape)
         best = min((times[way] for way in ways if way in times), default=None)
         limit, serial = limit_of(shape), times.get("serial_graph")
         of_ways = [times.get(way) for way in ways]

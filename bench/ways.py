@@ -11,6 +11,9 @@ after checking their results. Rows are as in every result file, with ``how``, th
 ``--backends`` is a way for each backend that the capability table has for the operator, beside the product alone and the
 serial composition in a graph; it writes bench/results/backends, which ``bench/table.py --ways`` shows. A backend that this
 machine lacks something for is left out, with the reason; so are the shapes that are not begun within ``--seconds``.
+
+``--ahead`` times them with the host ahead as well (`timing.Queue`), which tables and pictures then show: a graph of a short
+product is over before the host has launched the next one.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from unittest import mock
 import driver
 import record
 from common import DTYPES, Contender, Session, Unavailable, Watchdog, build, check, graph_of
-from timing import measure
+from timing import Queue, measure, sample, worst
 
 
 def way(text: str) -> dict[str, Any]:
@@ -86,6 +89,7 @@ def main() -> None:
     )
     parser.add_argument("--way", action="append", type=way, default=[], metavar="KEY=VALUE[,...]", dest="ways")
     parser.add_argument("--backends", action="store_true", help="every backend that can, beside serial")
+    parser.add_argument("--ahead", action="store_true", help="time calls that the host enqueues ahead too")
     parser.add_argument("--seconds", type=float, default=300.0, help="no shape is begun after that")
     parser.add_argument("--shapes", nargs="+", metavar="M,N,K", help="default: those of the operator's benchmark")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
@@ -123,13 +127,20 @@ def main() -> None:
         wrong += bad
         right = {name: contender for name, contender in built.items() if name not in bad}
         times = measure(session, watchdog, right, rounds=options.rounds, seed=m + n + k)
+        ahead: dict[str, float] = {}
+        if options.ahead:
+            right = {name: right[name] for name in times}
+            queued = sample(session, watchdog, right, Queue(session), rounds=options.rounds, seed=m + n + k)
+            ahead = worst(session, queued)
         clocks.append(record.clocks(f"after {m},{n},{k}"))
         for name, ms in times.items():
-            session.say(f"  {name:<40}{ms:9.4f} ms")
+            also = f", with the host ahead {ahead[name]:9.4f}" if name in ahead else ""
+            session.say(f"  {name:<40}{ms:9.4f}{also} ms")
             contender = name if name in BESIDE else "ours_graph"
             values = (options.op, m, n, k, session.world, options.dtype, contender, round(ms, 5), session.name)
             row = dict(zip(record.ROW_KEYS, values, strict=True))
-            rows.append(row if contender == name else {**row, "how": name})
+            row |= {"how": name} if contender != name else {}
+            rows.append({**row, "queued": round(ahead[name], 5)} if name in ahead else row)
         del problem, built, right, others, builders
         session.free()
     if session.rank == 0:

@@ -123,6 +123,21 @@ def test_sweeps_are_what_was_varied(bench, ways):
     assert {"chunks of a piece", "programs that communicate"} <= set(words(text))
 
 
+def test_ways_that_were_timed_with_the_host_ahead_are_shown_so(bench, tmp_path):
+    times = {"copy_engine": (0.5, 0.4), "tma_inline": (0.45, 0.44)}
+    made = []
+    for how, (ms, queued) in times.items():
+        (row,) = rows_of("ag_gemm", 8192, 4096, 4096, {"ours_graph": ms})
+        made.append({**row, "how": f"backend={how}", "queued": queued})
+    path = tmp_path / "ag_gemm_h100x4.json"
+    bench("record").write(path, result(made))
+    told = bench("table").read(path)
+    assert bench("plot").measured_ways([(path, told)]) == {
+        "ag_gemm, 4 x H100, bf16": {"8192, 4096, 4096": {"backend=copy_engine": 0.4, "backend=tma_inline": 0.44}}
+    }
+    assert bench("table").ways_table_of(told["rows"])[2].startswith("| 8192, 4096, 4096 | **0.400** | 0.440 |")
+
+
 def test_files_are_not_compared_with_each_other(bench, ways):
     """The second of the same operator and machine has a heading of its own."""
     (path, told), plot = ways[0], bench("plot")

@@ -336,9 +336,9 @@ def test_one_table_of_all_files(bench, tmp_path, capsys):
         "| gemm_rs | 4 x H100 | 64, 4096, 14336 | 0.100 serial | - | 0.125 | 0.40 | **0.80, a loss** |",
         "| gemm_rs | 4 x H100 | 8, 4096, 14336 | 0.100 serial | - | - | - | - |",
         "",
-        "Of the 1 rows with M >= 2048: geometric mean of the speedup 1.20, from 1.20 to 1.20; 0 losses.",
-        "Of the 1 rows with M < 2048: geometric mean of the speedup 0.80, from 0.80 to 0.80; 1 losses.",
-        "Rows without a speedup, since ours or all baselines have no time: 1.",
+        "- Of the 1 rows with M >= 2048: geometric mean of the speedup 1.20, from 1.20 to 1.20; 0 losses.",
+        "- Of the 1 rows with M < 2048: geometric mean of the speedup 0.80, from 0.80 to 0.80; 1 losses.",
+        "- Rows without a speedup, since ours or all baselines have no time: 1.",
     ]
 
 
@@ -350,8 +350,8 @@ def test_the_suite_in_short(bench):
     rows += rows_of("ag_gemm", 64, 14336, 4096, {**times, "ours": (0.9, 0.9)})
     lines = table.lead_of([result(rows)])
     assert lines[-2:] == [
-        "Eager over in a graph, with M >= 2048 and the host ahead: 1.016 at most.",
-        "The eta that is the aim on four H100s: reached by 1 of 2 rows.",
+        "- Eager over in a graph, with M >= 2048 and the host ahead: 1.016 at most.",
+        "- The eta that is the aim on four H100s: reached by 1 of 2 rows.",
     ], "0.3 of 0.32 where 0.90 and 0.95 are asked"
     assert not any(
         "Eager" in line for line in table.lead_of([result(rows_of("ag_gemm", 8192, 64, 64, {"serial": 1.0}))])
