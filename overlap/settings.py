@@ -147,6 +147,13 @@ SETTINGS: dict[str, Setting] = {
             minimum=0,
         ),
         Setting(
+            "low_latency_below_bytes",
+            int,
+            0,
+            "Plain collectives go as low-latency words where a rank gets fewer bytes than this by them; 0: never.",
+            minimum=0,
+        ),
+        Setting(
             "strided_row_bytes",
             int,
             128,

@@ -450,16 +450,16 @@ class CompiledKernel:
         choice: Choice,
         transport: torch.dtype | None,
     ) -> LastPlan:
-        from .serial import SerialKernelCall
+        from .serial_kernel import SerialKernelCall
 
-        call = SerialKernelCall(self.operator, group, self.fn, grid, args, kwargs, transport)
+        call = SerialKernelCall(self.operator, group, choice, self.fn, grid, args, kwargs, transport)
         call.run()
         self._reported = None
         first = call.given[0]
         self.last_plan = LastPlan(
             operator=self.__name__,
             backend="serial",
-            plan="collective",
+            plan=" and ".join(sorted(set(call.went_by))) or "collective",
             chunks=0,
             world=call.runtime.world,
             rank=call.runtime.rank,

@@ -30,6 +30,8 @@ MOVING = names("input")
 """Where it is an input that a kernel gathers."""
 KNOWN = names()
 """All that an operator may be compiled with."""
+ASKED = "asked for"
+"""Why a call is serial that says so itself."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def choose(group: Any, tensor: torch.Tensor, gathered_bytes: int, asked: str | N
             raise UsageError("a simulated group has no collectives to run serially", help='backend="copy_engine"')
         return Choice(asked or "copy_engine")
     if asked == "serial":
-        return Choice("serial", "asked for")
+        return Choice("serial", ASKED)
     if group is None:
         return Choice("serial", "no process group, so one rank")
     why = impossible(group, tensor)

@@ -24,7 +24,8 @@ VERBS = {
 class LastPlan:
     """What the last call did.
 
-    ``backend``: what moved chunks, or ``serial``; ``plan``: the plan's name; ``chunks``: transfers that arrive at this
+    ``backend``: what moved chunks, or ``serial``; ``plan``: the plan's name, of a serial call what it went by
+    (`overlap.api.small`); ``chunks``: transfers that arrive at this
     rank; ``shape``, ``dtype``: the communicated tensor's, global and as it travels; ``kind``: what happens to it
     (`VERBS`), several joined by ``+``; ``predicted_ms``: the transfers alone, by the event model;
     ``exposed_ms``: communication that computation did not hide, where it was measured; ``why_serial``: the reason,
@@ -53,7 +54,7 @@ class LastPlan:
         verb = " and ".join(VERBS[kind] for kind in self.kind.split("+"))
         text = f"{self.operator}: {self.backend}, {verb} {shape} {self.dtype} over {self.world} ranks"
         if self.why_serial:
-            return f"{text}: {self.why_serial}"
+            return f"{text}{f' by {self.plan}' if self.plan != 'collective' else ''}: {self.why_serial}"
         text += f" by {self.plan} in {self.chunks} chunks"
         if self.predicted_ms is not None:
             text += f", transfers alone {self.predicted_ms:.3f} ms"
@@ -91,6 +92,7 @@ def announce(plan: LastPlan, *, warn: bool = False) -> None:
         plan.world,
         plan.rank,
         plan.backend,
+        plan.plan if plan.why_serial else "",
         plan.why_serial,
         plan.exposed_ms,
     )

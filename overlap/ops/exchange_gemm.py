@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from overlap.api import small
 from overlap.api.auto import Problem
 from overlap.api.fallback import MOVING, STORING, check_backend
 from overlap.api.groups import group_by_name, no_group, resolve_group
@@ -24,7 +25,6 @@ from overlap.chunkplan.cuts import Split, SplitLike, split_of, split_text
 from overlap.chunkplan.region import shard_interval
 from overlap.errors import RuntimeContractError, UsageError
 from overlap.interop import define, group_name, traced
-from overlap.runtime.collectives import all_to_all
 from overlap.runtime.protocol import runtime_of
 
 from .arguments import (
@@ -223,9 +223,10 @@ def run_a2a_gemm(
     plan, split = choice.of(plan, split)
     check_programs(choice.backend, comm_sms)
     if choice.backend == "serial":
-        rows = all_to_all(group, x, x.dim() - 1, dim, x.new_empty(view.shape)).flatten(0, -2)
-        multiply(rows, w, bias, made, y.view(-1, columns))
-        said = serial_plan("a2a_gemm", "all_to_all", choice, world, rank, view.whole, x.dtype)
+        held = x.new_empty(view.shape)
+        went_by = small.all_to_all(group, choice, x, x.dim() - 1, dim, held)
+        multiply(held.flatten(0, -2), w, bias, made, y.view(-1, columns))
+        said = serial_plan("a2a_gemm", "all_to_all", choice, world, rank, view.whole, x.dtype, went_by)
     else:
         part, most = (_part(v.shape, depth, v.batch, v.rows, v.along) for v in (view, largest))
         product = Product(w, y.view(part.batch, part.rows, columns), bias)
@@ -289,8 +290,8 @@ def run_gemm_a2a(
     plan, split = choice.of(plan, split)
     if choice.backend == "serial":
         own = multiply(x.flatten(0, -2), w, bias, moved)
-        all_to_all(group, own.view(*x.shape[:-1], columns), dim, x.dim() - 1, y)
-        said = serial_plan("gemm_a2a", "all_to_all", choice, world, rank, whole, moved)
+        went_by = small.all_to_all(group, choice, own.view(*x.shape[:-1], columns), dim, x.dim() - 1, y)
+        said = serial_plan("gemm_a2a", "all_to_all", choice, world, rank, whole, moved, went_by)
     else:
         how = {
             "along": f"{view.along}:N",

@@ -17,11 +17,10 @@ from typing import Any
 
 import torch
 
-from overlap.api import CompiledKernel, compile
+from overlap.api import CompiledKernel, compile, small
 from overlap.api.auto import Problem, choose_auto
-from overlap.api.fallback import MOVING, Choice, check_backend, choose
+from overlap.api.fallback import ASKED, MOVING, Choice, check_backend, choose
 from overlap.api.groups import group_by_name, no_group, resolve_group
-from overlap.api.serial import gather
 from overlap.backends.capabilities import AUTO, SERIAL
 from overlap.chunkplan.cuts import Split, SplitLike, split_of, split_text
 from overlap.errors import UsageError
@@ -209,14 +208,14 @@ def run(
     plan, split = choice.of(plan, split)
     check_programs(choice.backend, comm_sms)
     if choice.backend == "serial":
-        whole = gather(group, x, view.whole, dim)
+        whole, went_by = small.gather(group, choice, x, view.whole, dim)
         rows = whole.view(-1, view.depth)
         for y, w, b in zip(ys, weights, biases, strict=True):
             if b is None:
                 torch.mm(rows, w, out=y.view(len(rows), w.shape[1]))
             else:  # added before the result is rounded
                 torch.addmm(b, rows, w, out=y.view(len(rows), w.shape[1]))
-        said = serial_plan("ag_gemm", "gather", choice, world, rank, view.whole, x.dtype)
+        said = serial_plan("ag_gemm", "gather", choice, world, rank, view.whole, x.dtype, went_by)
         remember(said, warn=choice.forced)
         return [*ys, whole] if return_gathered else ys
 
@@ -287,7 +286,7 @@ def _choose(x: torch.Tensor, view: GatherView, group: Any, asked: str | None, pr
     if reason and asked not in (None, SERIAL, AUTO):
         raise UsageError(f"{asked} is impossible here: {reason}", help='leave backend out, or backend="serial"')
     if reason and not hasattr(group, "overlap_runtime"):
-        return Choice(SERIAL, "asked for" if asked == SERIAL else reason, forced=asked != SERIAL)
+        return Choice(SERIAL, ASKED if asked == SERIAL else reason, forced=asked != SERIAL)
     if reason:
         raise UsageError(f"a simulated group has no collectives, and the fused kernel takes no {reason}")
     if asked == AUTO:

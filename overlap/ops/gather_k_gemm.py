@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
+from overlap.api import small
 from overlap.api.auto import Problem
 from overlap.api.fallback import MOVING, check_backend
 from overlap.api.groups import group_by_name, no_group, resolve_group
-from overlap.api.serial import gather
 from overlap.chunkplan.cuts import Split, SplitLike, split_of, split_text
 from overlap.interop import define, group_name, traced
 from overlap.runtime.protocol import runtime_of
@@ -122,9 +122,9 @@ def run(
     plan, split = choice.of(plan, split)
     check_programs(choice.backend, comm_sms)
     if choice.backend == "serial":
-        gathered = gather(group, x, whole, x.dim() - 1).view(-1, depth)
-        multiply(gathered, w, bias, made, y.view(-1, columns))
-        said = serial_plan("ag_gemm_k", "gather", choice, world, rank, whole, x.dtype)
+        gathered, went_by = small.gather(group, choice, x, whole, x.dim() - 1)
+        multiply(gathered.view(-1, depth), w, bias, made, y.view(-1, columns))
+        said = serial_plan("ag_gemm_k", "gather", choice, world, rank, whole, x.dtype, went_by)
     else:
         view = GatherView(whole, 1, math.prod(lead), depth, "K")
         product = Product(w, y.view(1, view.rows, columns), bias)

@@ -25,17 +25,25 @@ def remember(said: LastPlan, *, warn: bool = False) -> None:
 
 
 def serial_plan(
-    operator: str, kind: str, choice: Choice, world: int, rank: int, shape: tuple[int, ...], dtype: torch.dtype
+    operator: str,
+    kind: str,
+    choice: Choice,
+    world: int,
+    rank: int,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    went_by: str,
 ) -> LastPlan:
     """What a call did that went through a collective.
 
     Args:
         shape, dtype: of the communicated tensor, global.
+        went_by: what communicated it (`overlap.api.small`).
     """
     return LastPlan(
         operator,
         "serial",
-        "collective",
+        went_by,
         0,
         world,
         rank,

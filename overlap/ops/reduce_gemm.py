@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 from overlap import settings
+from overlap.api import small
 from overlap.api.auto import Problem
 from overlap.api.fallback import STORING, check_backend
 from overlap.api.groups import group_by_name, no_group, resolve_group
 from overlap.chunkplan.cuts import Split, SplitLike, split_of, split_text
 from overlap.interop import define, group_name, traced
-from overlap.runtime.collectives import all_reduce
 
 from .arguments import check_product, choose_way, dtype_reason, multiply, ranks, refuse_gradient, result, result_dtypes
 from .blocks import blocks_of
@@ -120,8 +120,8 @@ def run(
         # Summed in place where that is possible.
         place = y.view(view.rows, view.columns) if made == moved else None
         summand = multiply(x.flatten(0, -2), w, added, moved, place)
-        all_reduce(group, summand.view(view.whole), y, fixed_order=deterministic)
-        said = serial_plan("gemm_ar", "all_reduce", choice, world, rank, view.whole, moved)
+        went_by = small.all_reduce(group, choice, summand.view(view.whole), y, fixed_order=deterministic)
+        said = serial_plan("gemm_ar", "all_reduce", choice, world, rank, view.whole, moved, went_by)
     else:
         how = {"along": "", "tma": tma, "moved": moved, "plan": chosen, "split": split}
         how["blocks"] = blocks_of(choice.config)

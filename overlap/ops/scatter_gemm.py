@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
+from overlap.api import small
 from overlap.api.auto import Problem
 from overlap.api.fallback import STORING, check_backend
 from overlap.api.groups import group_by_name, no_group, resolve_group
 from overlap.chunkplan.cuts import Split, SplitLike, split_of, split_text
 from overlap.interop import define, group_name, tracing
-from overlap.runtime.collectives import reduce_scatter
 
 from .arguments import check_dim, check_product, choose_way, dtype_reason, multiply, ranks, result, result_dtypes
 from .autocast import without_autocast
@@ -144,8 +144,8 @@ def run(
     added = bias if rank == 0 else None
     if choice.backend == "serial":
         summand = multiply(x.flatten(0, -2), w, added, moved).view(view.whole)
-        reduce_scatter(group, summand, dim, y, fixed_order=deterministic)
-        said = serial_plan("gemm_rs", "reduce_scatter", choice, world, rank, view.whole, moved)
+        went_by = small.reduce_scatter(group, choice, summand, dim, y, fixed_order=deterministic)
+        said = serial_plan("gemm_rs", "reduce_scatter", choice, world, rank, view.whole, moved, went_by)
     else:
         part = view.shard(y)
         repeat = asked.repeat([y]) if asked is not None else None

@@ -22,11 +22,7 @@ from .library import Boxed
 from .opening import Opening
 from .places import Carried, Place
 from .prepared import Enqueue, lane_step, layout_of, sum_step
-from .protocol import Runtime
-
-IN_FLIGHT = "overlap"
-"""One launch is in flight on a device at a time: two that spin side by side could each hold what the other needs."""
-
+from .protocol import IN_FLIGHT, Runtime
 
 MAIN, FORKS = -1, -2
 """Stand among lanes for the main stream, and for forks."""

@@ -408,7 +408,13 @@ def _leave() -> None:
 
     logging.getLogger("nvshmem").setLevel(logging.CRITICAL + 1)
     for runtime in _RUNTIMES.values():
-        for name in ("overlap_calls", "overlap_workspaces", "overlap_instances", "overlap_symmetric"):
+        for name in (
+            "overlap_low_latency",
+            "overlap_calls",
+            "overlap_workspaces",
+            "overlap_instances",
+            "overlap_symmetric",
+        ):
             getattr(runtime, name, {}).clear()
         runtime._allocations.clear()
     _RUNTIMES.clear()

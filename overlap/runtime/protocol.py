@@ -20,6 +20,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from .places import Place
 
+IN_FLIGHT = "overlap"
+"""One launch is in flight on a device at a time (`Runtime.in_order`): two that spin side by side could each hold what the other
+needs."""
 NONE_LATER: Mapping[str, Place | None] = MappingProxyType({})
 
 

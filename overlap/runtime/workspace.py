@@ -34,6 +34,7 @@ from overlap.schedule.table import state_words
 
 from .beside import asked_sums
 from .faults import FaultRecord, deadline_error
+from .low_latency import low_latency_of
 from .part import part_layout
 from .protocol import Runtime, runtime_of
 from .reach import far
@@ -364,7 +365,7 @@ def release(group: Any = None) -> None:
         workspace.kept.clear()
         workspace.instances.clear()
     workspaces(runtime).clear()
-    for known in ("overlap_calls", "overlap_instances", "overlap_tuned", "overlap_settled"):
+    for known in ("overlap_low_latency", "overlap_calls", "overlap_instances", "overlap_tuned", "overlap_settled"):
         getattr(runtime, known, {}).clear()
     release_symmetric(runtime)
     gc.collect()
@@ -382,4 +383,5 @@ def check(group: Any = None) -> None:
     runtime.synchronize()
     for workspace in workspaces(runtime).values():
         workspace.check()
+    low_latency_of(runtime).check()
     check_symmetric(runtime)

@@ -293,6 +293,16 @@ class KernelMemory:
 
     # polling
 
+    def resolve(
+        self, ptrs: np.ndarray, mask: np.ndarray | None, itemsize: int, verb: str
+    ) -> list[tuple[Buffer, np.ndarray, np.ndarray | None]]:
+        """The buffers that the running program's pointers lead to, as `Addresses.resolve`."""
+        return self._addresses.resolve(self._scheduler.current, ptrs, mask, itemsize, verb)
+
+    def sleep(self) -> None:
+        """The running program sleeps until one of the words in its ``polls`` changes."""
+        self._sleep(self._scheduler.current)
+
     def _progress(self, fibre: Fibre) -> None:
         fibre.polls.clear()
         self._scheduler.progress = True

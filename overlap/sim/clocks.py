@@ -19,7 +19,8 @@ class Agent:
     """One actor of the memory model.
 
     ``fenced`` is the part of ``clock`` that loads through the async proxy (TMA) may rely on. ``retired`` replaces
-    the agent once it has ended: ``(stream, step)`` of the stream step that covers everything it did.
+    the agent once it has ended: ``(stream, step)`` of the stream step that covers everything it did. ``begun`` is what it knew
+    at first; ``heard``, of a program, what its stream knows once its kernel has ended, and it does not itself.
     """
 
     __slots__ = (
@@ -36,6 +37,8 @@ class Agent:
         "releases",
         "hint",
         "lanes",
+        "begun",
+        "heard",
     )
 
     def __init__(self, name: str, rank: int, kind: str, clock: Clock | None = None) -> None:
@@ -46,6 +49,8 @@ class Agent:
         self.step = 1
         self.clock: Clock = dict(clock) if clock else {}
         self.fenced: Clock = dict(self.clock)
+        self.begun: Clock = self.fenced  # which is replaced, never changed
+        self.heard: Clock = {}
         self.retired: tuple[Agent, int] | None = None
         self.known: set[int] = {1}
         self.known_async: set[int] = {1}

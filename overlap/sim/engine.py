@@ -168,9 +168,11 @@ class Launch:
         mine = {agent.id for agent in self.ended}
         for agent in self.ended:
             stream.see({key: step for key, step in agent.clock.items() if key not in mine})
+            stream.see(agent.heard)
         for agent in self.ended:
             agent.retired = (stream, stream.step)
-            agent.clock, agent.fenced, agent.known, agent.known_async, agent.lanes = {}, {}, set(), set(), {}
+            agent.clock, agent.fenced, agent.known, agent.known_async = {}, {}, set(), set()
+            agent.lanes, agent.heard = {}, {}
 
 
 def launch_operation(

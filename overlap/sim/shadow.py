@@ -77,6 +77,9 @@ class Shadow:
             self._check_writers(buffer, index, writers, access, agent.fenced, agent.known_async)
         else:
             self._check_writers(buffer, index, writers, access, agent.clock, agent.known)
+        self._add_reader(buffer, index, access)
+
+    def _add_reader(self, buffer: Buffer, index: np.ndarray, access: Access) -> None:
         sets = buffer.readers[index]
         first = int(sets[0])
         if len(sets) == 1 or (sets == first).all():
@@ -117,6 +120,14 @@ class Shadow:
             buffer.readers[index] = 0
         else:
             self.read(buffer, index, access)
+
+    def send(self, buffer: Buffer, index: np.ndarray, access: Access) -> None:
+        """A write of words that nobody orders but their readers, who must be done with what was there (`overlap.sim.packets`)."""
+        self.atomic(buffer, index, access, modifies=True)
+
+    def take(self, buffer: Buffer, index: np.ndarray, access: Access) -> None:
+        """A read of words that say themselves that they have come, so that nothing need order it behind the write."""
+        self._add_reader(buffer, index, access)
 
     def unordered_writer(self, buffer: Buffer, granule: int, agent: Agent) -> Access | None:
         """The last writer of a flag, if it is another agent's and ``agent`` has not learnt of it.

@@ -23,6 +23,7 @@ from .engine import NOWHERE, Device, Stream, launch_operation
 from .fibres import Chooser, Condition, Deadlock, Fibre, RandomChooser, Scheduler
 from .kernel import KernelFunction, kernel_function
 from .memory import Memory
+from .packets import Packets
 from .patch import interpreted
 from .puts import Puts
 from .regions import RegionNames
@@ -76,6 +77,7 @@ class World:
         self.shadow = Shadow()
         self.kernel_memory = KernelMemory(self)
         self.puts = Puts(self)
+        self.packets = Packets(self)
         self.devices = [Device(self, rank, sms) for rank in range(world)]
         self.events_changed = Condition(self.scheduler)
         self.meetings: dict[int, Any] = {}

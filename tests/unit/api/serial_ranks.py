@@ -9,11 +9,14 @@ import torch.distributed as dist
 from direct_ranks import check_direct
 
 import overlap
-from overlap.api.serial import SerialKernelCall, gather
+from overlap.api.fallback import ASKED, Choice
+from overlap.api.serial import gather
+from overlap.api.serial_kernel import SerialKernelCall
 from overlap.chunkplan.region import shard_interval
 from overlap.codegen.module_io import load_module
 from overlap.ops import ag_gemm, last_plan
 
+SERIAL = Choice("serial", ASKED)
 REPO = Path(__file__).parents[3]
 TEMPLATE = load_module(str(REPO / "templates/kernels/grouped_gemm.py")).matmul_kernel
 SPLIT_K = load_module(str(REPO / "tests/kernels/split_k.py")).matmul_kernel
@@ -88,20 +91,22 @@ def check_direct_launches(rank: int, world: int) -> None:
         if wanted is None:
             b, wanted = pairs[0][1], (whole @ pairs[0][1])[:, columns]
         arguments = (held, b, c, *extents, k, k, 1, n, 1, n, 1)
-        SerialKernelCall(kernel.operator, dist.group.WORLD, Product(False), (1,), arguments, {}).run()
+        SerialKernelCall(kernel.operator, dist.group.WORLD, SERIAL, Product(False), (1,), arguments, {}).run()
         torch.testing.assert_close(c, wanted)
     # Split-K: what the caller's shard holds is added to, once.
     a, b = pairs[rank]
     c = torch.full((mine, n), 3.0)
     kernel = overlap.compile(plan="reduce_scatter_1d", on="c[M]")(SPLIT_K)
     arguments = (a, b, c, m, n, k, k, 1, n, 1, n, 1)
-    SerialKernelCall(kernel.operator, dist.group.WORLD, Product(True), (1,), arguments, {}).run()
+    SerialKernelCall(kernel.operator, dist.group.WORLD, SERIAL, Product(True), (1,), arguments, {}).run()
     torch.testing.assert_close(c, 3 + total[rows])
     # Partials are rounded to the transport, the sum is not.
     c = torch.empty(mine, n)
     kernel = overlap.compile(plan="reduce_scatter_1d", on="c[M]")(TEMPLATE)
     arguments = (a.half(), b.half(), c, m, n, k, k, 1, n, 1, n, 1)
-    SerialKernelCall(kernel.operator, dist.group.WORLD, Product(False), (1,), arguments, {}, torch.float16).run()
+    SerialKernelCall(
+        kernel.operator, dist.group.WORLD, SERIAL, Product(False), (1,), arguments, {}, torch.float16
+    ).run()
     torch.testing.assert_close(c, sum((x.half() @ y.half()).float() for x, y in pairs)[rows])
 
 

@@ -1,0 +1,106 @@
+"""What serial calls communicate by: low-latency words where the message is small and every peer is reached by pointer, else a
+collective of the library.
+
+    message    < low_latency_below_bytes      one launch of our own (`overlap.runtime.low_latency`)
+               else                           torch.distributed
+
+A call that asks for ``backend="serial"`` gets the library's collective: it is what others are measured and checked against. The
+answer is the same on every rank.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from overlap.errors import OverlapError
+from overlap.runtime import collectives
+from overlap.runtime.low_latency import LowLatency, low_latency_of
+from overlap.runtime.protocol import runtime_of
+
+from . import serial
+from .fallback import ASKED, Choice, impossible
+
+COLLECTIVE = "collective"
+WORDS = "low-latency words"
+"""What `LastPlan.plan` says of a serial call."""
+
+_WORDS: weakref.WeakKeyDictionary[Any, LowLatency | None] = weakref.WeakKeyDictionary()
+
+
+def gather(
+    group: Any,
+    choice: Choice,
+    shard: torch.Tensor,
+    shape: tuple[int, ...],
+    dim: int,
+    order: tuple[int, ...] | None = None,
+) -> tuple[torch.Tensor, str]:
+    """`serial.gather`, and what it went by."""
+    words = words_of(group, choice, shard)
+    if words is not None:
+        whole = serial.ordered(shard, shape, order)
+        if words.all_gather(shard, dim, whole):
+            return whole, WORDS
+    return serial.gather(group, shard, shape, dim, order), COLLECTIVE
+
+
+def reduce_scatter(
+    group: Any, choice: Choice, summand: torch.Tensor, dim: int, out: torch.Tensor, *, fixed_order: bool = False
+) -> str:
+    """`collectives.reduce_scatter`; gives what it went by. Low-latency words always add in a fixed order."""
+    words = words_of(group, choice, summand)
+    if words is not None and words.reduce_scatter(summand, dim, out):
+        return WORDS
+    collectives.reduce_scatter(group, summand, dim, out, fixed_order=fixed_order)
+    return COLLECTIVE
+
+
+def all_reduce(
+    group: Any, choice: Choice, summand: torch.Tensor, out: torch.Tensor, *, fixed_order: bool = False
+) -> str:
+    """`collectives.all_reduce`; gives what it went by."""
+    words = words_of(group, choice, summand)
+    if words is not None and words.all_reduce(summand, out):
+        return WORDS
+    collectives.all_reduce(group, summand, out, fixed_order=fixed_order)
+    return COLLECTIVE
+
+
+def all_to_all(group: Any, choice: Choice, held: torch.Tensor, from_dim: int, to_dim: int, out: torch.Tensor) -> str:
+    """`collectives.all_to_all`; gives what it went by."""
+    words = words_of(group, choice, held)
+    if words is not None and words.all_to_all(held, from_dim, to_dim, out):
+        return WORDS
+    collectives.all_to_all(group, held, from_dim, to_dim, out)
+    return COLLECTIVE
+
+
+def words_of(group: Any, choice: Choice, tensor: torch.Tensor) -> LowLatency | None:
+    """The low-latency collectives of a group, where its ranks have any; collective at first use.
+
+    None: the call asked for serial, the ranks cannot all reach each other, or nobody looked before a graph was captured.
+    """
+    if group is None or choice.why_serial == ASKED or tensor.device.type != "cuda" or torch.version.hip:
+        return None
+    if group not in _WORDS:
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        _WORDS[group] = _able(group, tensor)
+    return _WORDS[group]
+
+
+def _able(group: Any, tensor: torch.Tensor) -> LowLatency | None:
+    if impossible(group, tensor):
+        return None
+    runtime = runtime_of(group)
+    if runtime.world == 1 or len(set(runtime.nodes)) > 1:
+        return None
+    try:
+        # Ranks choose one together; where there is none, on every rank, the library's collectives do.
+        runtime.provider  # type: ignore[attr-defined]  # noqa: B018
+    except OverlapError:
+        return None
+    return low_latency_of(runtime)

@@ -1,0 +1,346 @@
+"""`LowLatency`: collectives of small tensors in one launch each, by packets over symmetric memory (`packet_kernels`).
+
+    call e      every rank: lines into the slots of all others, side e % 2 | looks at its own until all have come
+    call e + 1  the other side
+
+Two sides are enough, and nobody tells anybody that a slot is free. Every rank hears of every other in every call, empty pieces
+included, which go as one line. So a rank that has ended call e - 1 has heard of each rank in that call, each of which had ended
+call e - 2 by then, on its own stream: its slots of call e - 2, the side of call e, had been read. With one side a rank could
+overwrite in call e what another still looks at in call e - 1.
+
+The epoch is in device memory, a word for each program that may run, so graphs replay with new ones. Words bear its low half but
+for two values; once in 2^31 calls a side's unused lines are cleared, so that none is taken for one of 2^32 calls later.
+
+All sums are made in fp32 (fp64 of fp64), in the order of the ranks, and rounded once: the same bits in every run, and of an
+all-reduce on every rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+
+from overlap import settings
+from overlap.chunkplan.region import shard_interval
+from overlap.errors import DeadlineError, RuntimeContractError
+from overlap.language.packets import DATA_BYTES, LINE_BYTES
+from overlap.schedule.table import S_FAULT, SLOT_WORDS
+
+from .packet_kernels import MOST_PROGRAMS, exchange_kernel, sum_packets_kernel
+from .places import Carried, Place
+from .protocol import IN_FLIGHT, Runtime
+from .stage import as_words
+
+SUMMED = {
+    torch.float16: (tl.float16, tl.float32),
+    torch.bfloat16: (tl.bfloat16, tl.float32),
+    torch.float32: (tl.float32, tl.float32),
+    torch.float64: (tl.float64, tl.float64),
+}
+"""Dtypes that are added, and what in."""
+_UNITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+SIDES = 2
+BLOCK = 256
+"""Lines that a program moves at a time, one a thread."""
+A_MULTIPROCESSOR = 4
+"""Programs of a launch for each multiprocessor, at most: as many as are resident at a time are enough, and soon started."""
+
+
+class Boxes(NamedTuple):
+    """What of a dense tensor goes to each rank, or comes from it: columns from rank * ``chunk`` on, ``chunk`` of them but no
+    further than ``total``, of ``rows`` rows of ``total`` elements; with ``whole`` all of it to each."""
+
+    rows: int
+    chunk: int
+    total: int
+    whole: bool = False
+
+    def longest(self) -> int:
+        """Elements of the largest."""
+        return self.rows * min(self.chunk, self.total)
+
+
+def pieces(shape: tuple[int, ...], dim: int, world: int) -> Boxes:
+    """The pieces along a dimension, as `torch.chunk` cuts it."""
+    inner = math.prod(shape[dim + 1 :])
+    low, high = shard_interval(shape[dim], world, 0)
+    return Boxes(math.prod(shape[:dim]), (high - low) * inner, shape[dim] * inner)
+
+
+def whole(shape: tuple[int, ...]) -> Boxes:
+    """All of a tensor."""
+    count = math.prod(shape)
+    return Boxes(1, count, count, whole=True)
+
+
+class _Memory:
+    """Slots and words of a group for pieces of up to ``capacity`` lines. Made on all ranks at once."""
+
+    def __init__(self, runtime: Runtime, capacity: int) -> None:
+        self.capacity = capacity
+        world = runtime.world
+        self.slots: torch.Tensor = runtime.symmetric(
+            [SIDES * world * capacity * LINE_BYTES // 8], torch.int64, zero=True
+        )
+        self.addresses = [runtime.peer(self.slots, p).data_ptr() for p in range(world)]
+        self.peers = runtime.table(self.addresses, bits=64)
+        self.calls = runtime.table([0] * MOST_PROGRAMS, bits=64)
+        self.state = runtime.table([0] * (S_FAULT + 1) * SLOT_WORDS, bits=64)
+        self.fault = runtime.watch(self.state)
+        self.captured = False
+        self.launches: dict[Any, Callable[..., None]] = {}
+
+    def sender(self, address: int, world: int, rank: int) -> int:
+        """The rank whose line is at ``address`` of this rank's slots."""
+        return (address - self.addresses[rank]) // LINE_BYTES // self.capacity % world
+
+
+class LowLatency:
+    """The small collectives of a group on this rank. Obtained with `low_latency_of`.
+
+    Every method gives False, having done nothing, where a collective of the library must do: the message is too long (the
+    setting ``low_latency_below_bytes``), nothing is added in its dtype, or a graph is being captured and this is the first call
+    of its shape, which is collective. Ranks call alike, so all are given the same answer.
+
+    Raises (every method):
+        DeadlineError: an earlier call waited in vain.
+        RuntimeContractError: ranks that call differently, found at a first call.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._memory: _Memory | None = None
+        self._kept: list[_Memory] = []
+        self._met: set[Any] = set()
+        self._error: DeadlineError | None = None
+
+    def all_reduce(self, summand: torch.Tensor, out: torch.Tensor) -> bool:
+        """The sum of all ranks' ``summand`` into ``out``, of its shape; every rank sends all of it to every other."""
+        boxes = whole(tuple(summand.shape))
+        return self._sum(("all_reduce", tuple(summand.shape)), summand, boxes, out)
+
+    def reduce_scatter(self, summand: torch.Tensor, dim: int, out: torch.Tensor) -> bool:
+        """This rank's piece along ``dim`` of the sum of all ranks' ``summand``, into ``out``."""
+        boxes = pieces(tuple(summand.shape), dim, self._runtime.world)
+        return self._sum(("reduce_scatter", tuple(summand.shape), dim), summand, boxes, out)
+
+    def all_gather(self, shard: torch.Tensor, dim: int, out: torch.Tensor) -> bool:
+        """The tensor of which every rank has its piece along ``dim``, into ``out``."""
+        boxes = pieces(tuple(out.shape), dim, self._runtime.world)
+        return self._exchange(("all_gather", tuple(out.shape), dim), shard, whole(tuple(shard.shape)), out, boxes)
+
+    def all_to_all(self, held: torch.Tensor, from_dim: int, to_dim: int, out: torch.Tensor) -> bool:
+        """A tensor of which every rank holds its piece along ``from_dim``, as this rank's piece along ``to_dim``."""
+        world = self._runtime.world
+        shape = list(out.shape)
+        shape[to_dim] = held.shape[to_dim]
+        facts = ("all_to_all", tuple(shape), from_dim, to_dim)
+        return self._exchange(
+            facts, held, pieces(tuple(held.shape), to_dim, world), out, pieces(tuple(out.shape), from_dim, world)
+        )
+
+    def check(self) -> None:
+        """Raises DeadlineError if a call waited in vain; costs no synchronisation."""
+        if self._error is None:
+            for memory in (*self._kept, *((self._memory,) if self._memory else ())):
+                record = memory.fault()
+                if record is not None:
+                    sender = memory.sender(record.flag, self._runtime.world, self._runtime.rank)
+                    self._error = DeadlineError(
+                        f"rank {self._runtime.rank}: a low-latency collective waited {settings.get('deadline_s'):g} s for rank "
+                        f"{sender} to send (call {record.wanted}); its result is not valid, and neither is any after it",
+                        help="a peer has ended, has raised, or calls in another order; overlap.release(group) on all ranks "
+                        "starts anew",
+                    )
+                    break
+        if self._error is not None:
+            raise DeadlineError(self._error.message, help=self._error.help)
+
+    def clear(self) -> None:
+        """Lets go of the memory; no rank may use it any more."""
+        self._memory, self._error = None, None
+        self._kept.clear()
+        self._met.clear()
+
+    def _sum(self, facts: tuple[Any, ...], src: torch.Tensor, boxes: Boxes, out: torch.Tensor) -> bool:
+        if src.dtype not in SUMMED or not out.is_floating_point():
+            return False
+        src = src.contiguous()
+        dense = out.is_contiguous()
+        place = out if dense else torch.empty(out.shape, dtype=out.dtype, device=out.device)
+        facts = (*facts, str(src.dtype), str(out.dtype))
+        unit, to_unit = unit_of(src, boxes), 0
+        if src.dtype == out.dtype:
+            to_unit = unit_of(place, whole(tuple(place.shape)))
+        dtype, accumulator = SUMMED[src.dtype]
+        senders = min(4, 1 << (self._runtime.world - 1).bit_length())
+        options = {
+            "UNIT": unit, "TO_UNIT": to_unit, "FLAT": boxes.rows == 1, "PARTS": not boxes.whole, "SENDERS": senders,
+            "DTYPE": dtype, "ACCUMULATOR": accumulator,
+        }  # fmt: skip
+        numbers = scaled(boxes, src.element_size(), unit)
+        work = max(1, self._runtime.world - 1) if not boxes.whole else 1
+        done = self._call(facts, sum_packets_kernel, src, boxes, place, options, numbers, work)
+        if done and not dense:
+            out.copy_(place)
+        return done
+
+    def _exchange(self, facts: tuple[Any, ...], src: torch.Tensor, boxes: Boxes, out: torch.Tensor, to: Boxes) -> bool:
+        if src.dtype != out.dtype or src.element_size() not in _UNITS:
+            return False
+        src = src.contiguous()
+        dense = out.is_contiguous()
+        place = out if dense else torch.empty(out.shape, dtype=out.dtype, device=out.device)
+        unit, to_unit = unit_of(src, boxes), unit_of(place, to)
+        options = {
+            "UNIT": unit, "TO_UNIT": to_unit, "FLAT": boxes.rows == 1, "TO_FLAT": to.rows == 1, "PARTS": not boxes.whole,
+        }  # fmt: skip
+        numbers = scaled(boxes, src.element_size(), unit)
+        numbers |= {f"to_{name}": n for name, n in scaled(to, src.element_size(), to_unit).items()}
+        facts = (*facts, str(src.dtype))
+        done = self._call(facts, exchange_kernel, src, to, place, options, numbers, self._runtime.world)
+        if done and not dense:
+            out.copy_(place)
+        return done
+
+    def _call(
+        self,
+        facts: tuple[Any, ...],
+        kernel: Any,
+        src: torch.Tensor,
+        boxes: Boxes,
+        out: torch.Tensor,
+        options: dict[str, Any],
+        numbers: dict[str, int],
+        work: int,
+    ) -> bool:
+        """One launch.
+
+        Args:
+            facts: of the call, the same on every rank.
+            boxes: whose largest is the longest piece that a rank sends to another.
+            work: tiles that are to be moved for each that the longest piece has.
+        """
+        runtime = self._runtime
+        self.check()
+        size = boxes.longest() * src.element_size()
+        if size * (runtime.world - 1) >= settings.get("low_latency_below_bytes"):
+            return False
+        lines = max(1, -(-size // DATA_BYTES))
+        with runtime.in_order(IN_FLIGHT) as capturing:
+            memory = self._memory
+            if capturing and (facts not in self._met or memory is None or memory.capacity < lines):
+                return False
+            if memory is None or memory.capacity < lines:
+                memory = self._grow(lines)
+            key = (kernel.__name__, src.dtype, out.dtype, src.data_ptr() % 16, out.data_ptr() % 16, *numbers.values(),
+                   *options.values(), src.numel() == 0, out.numel() == 0)  # fmt: skip
+            enqueue = memory.launches.get(key)
+            if enqueue is None or facts not in self._met:
+                enqueue = self._first(facts, memory, key, kernel, src, out, options, numbers, -(-lines // BLOCK) * work)
+            memory.captured |= capturing
+            enqueue(runtime.main_stream(), Carried((src, out)))
+        return True
+
+    def _grow(self, lines: int) -> _Memory:
+        """Memory for what the setting lets through, and for ``lines``."""
+        runtime = self._runtime
+        limit = settings.get("low_latency_below_bytes")
+        capacity = max(lines, -(-limit // max(1, runtime.world - 1) // DATA_BYTES))
+        told = runtime.agree("slots of low-latency collectives", capacity)
+        for rank, theirs in enumerate(told):
+            if theirs != capacity:
+                raise RuntimeContractError(
+                    f"rank {runtime.rank} makes slots of {capacity} lines for low-latency collectives, rank {rank} of {theirs}",
+                    help="set OVERLAP_LOW_LATENCY_BELOW_BYTES to the same on every rank",
+                )
+        if self._memory is not None and self._memory.captured:
+            self._kept.append(self._memory)
+        self._memory = _Memory(runtime, capacity)
+        return self._memory
+
+    def _first(
+        self,
+        facts: tuple[Any, ...],
+        memory: _Memory,
+        key: Any,
+        kernel: Any,
+        src: torch.Tensor,
+        out: torch.Tensor,
+        options: dict[str, Any],
+        numbers: dict[str, int],
+        tiles: int,
+    ) -> Callable[..., None]:
+        """A launch made ready; the first of a shape meets the other ranks, so that who compiles for long is waited for."""
+        runtime = self._runtime
+        what = f"the first low-latency {facts[0]}"
+        try:
+            enqueue = memory.launches[key] = self._ready(memory, kernel, src, out, options, numbers, tiles)
+        except Exception as error:
+            if facts not in self._met:
+                runtime.agree(what, error)
+            raise
+        if facts not in self._met:
+            told = runtime.agree(what, facts, seconds=settings.get("compile_deadline_s"))
+            for rank, theirs in enumerate(told):
+                if theirs != facts:
+                    raise RuntimeContractError(
+                        f"ranks call low-latency collectives differently: {facts} on rank {runtime.rank}, {theirs} on rank {rank}"
+                    )
+            self._met.add(facts)
+        return enqueue
+
+    def _ready(
+        self,
+        memory: _Memory,
+        kernel: Any,
+        src: torch.Tensor,
+        out: torch.Tensor,
+        options: dict[str, Any],
+        numbers: dict[str, int],
+        tiles: int,
+    ) -> Callable[..., None]:
+        runtime = self._runtime
+        later: dict[str, Place | None] = {}
+        given = {}
+        for number, (name, tensor, unit) in enumerate(
+            (("src", src, options["UNIT"]), ("out", out, options["TO_UNIT"]))
+        ):
+            words = _UNITS.get(unit, tensor.dtype)
+            if not tensor.numel():
+                given[name] = memory.state.view(words)  # nothing is read there, and nothing written
+                continue
+            given[name] = as_words(tensor, words)
+            later[name] = Place(number, 0, tuple(tensor.shape), tuple(tensor.stride()), words)
+        arguments = {
+            **given, "slots": memory.slots, "peers": memory.peers, "calls": memory.calls, "state": memory.state,
+            "rank": runtime.rank, "world": runtime.world, "capacity": memory.capacity, **numbers, **options, "BLOCK": BLOCK,
+            "num_warps": BLOCK // 32,
+        }  # fmt: skip
+        room = runtime.resident(kernel, (1, 1, 1), {**arguments, "programs": 2})
+        programs = max(1, min(tiles, room, A_MULTIPROCESSOR * runtime.sm_count, MOST_PROGRAMS))
+        return runtime.warm(kernel, (programs, 1, 1), {**arguments, "programs": programs}, later=later)
+
+
+def unit_of(tensor: torch.Tensor, boxes: Boxes) -> int:
+    """Bytes of the widest word, up to 8, of which all boxes of a dense tensor are made."""
+    size = tensor.element_size()
+    common = math.gcd(tensor.data_ptr(), boxes.chunk * size, boxes.total * size, 8)
+    return common if tensor.numel() else 8
+
+
+def scaled(boxes: Boxes, size: int, unit: int) -> dict[str, int]:
+    """The kernel's parameters of boxes of elements of ``size`` bytes, in units."""
+    return {"rows": boxes.rows, "chunk": boxes.chunk * size // unit, "total": boxes.total * size // unit}
+
+
+def low_latency_of(runtime: Runtime) -> LowLatency:
+    """A runtime's low-latency collectives."""
+    found: LowLatency | None = getattr(runtime, "overlap_low_latency", None)
+    if found is None:
+        found = runtime.overlap_low_latency = LowLatency(runtime)  # type: ignore[attr-defined]
+    return found
