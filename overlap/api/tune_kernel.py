@@ -32,7 +32,7 @@ from overlap.runtime.operator import Operator
 from overlap.runtime.protocol import runtime_of
 from overlap.runtime.workspace import plan_for
 from overlap.schedule.machine import Machine, machine_for
-from overlap.schedule.ways import programs_tried, way_seconds
+from overlap.schedule.ways import frees_tried, programs_tried, way_seconds
 
 from .auto_kernel import launch_task
 from .groups import resolve_group
@@ -108,7 +108,11 @@ def space_of(
     def seconds(config: Config) -> float | None:
         task = launch_task(operator, given, {**numbers, **dict(config.realization.meta)}, runtime.world)
         name = config.realization.backend
-        way = SERIAL_WAY if config.serial else way_of(backends[name], produced, config.realization.comm_sms)
+        way = (
+            SERIAL_WAY
+            if config.serial
+            else way_of(backends[name], produced, config.realization.comm_sms, config.realization.sum_sms or 0)
+        )
         try:
             asked = as_configured(operator, config)
             plan = plan_for(asked, runtime.world, [g.shape for g in given])
@@ -156,10 +160,11 @@ def communication_of(
         way = way_of(backend, produced)
         counts = programs_tried(machine, backend.default_direction, tma=way.tma) if way.form == "moves" else ()
         found += [
-            Config(Realization(backend.name, split=split, comm_sms=count), plan)
+            Config(Realization(backend.name, split=split, comm_sms=count, sum_sms=free), plan)
             for plan in plans
             for split in splits
             for count in counts or (0,)
+            for free in frees_tried(machine, produced, way.form, split)
         ]
     return found, refused
 

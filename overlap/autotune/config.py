@@ -14,7 +14,7 @@ from overlap.backends.capabilities import AUTO, SERIAL, names
 from overlap.chunkplan.cuts import split_of, split_text
 from overlap.errors import PlanError, SourceSpan, UsageError
 
-NUMBERS = {"comm_sms": 0, "num_warps": 1, "num_stages": 1}
+NUMBERS = {"comm_sms": 0, "sum_sms": 0, "num_warps": 1, "num_stages": 1}
 """Keys of a realization that are numbers, and the least each may be."""
 KEYS = ("plan", "backend", "split", *NUMBERS, "meta")
 

@@ -20,7 +20,7 @@ from overlap.errors import OverlapError
 from overlap.schedule.machine import Machine
 from overlap.schedule.op_ways import operator_candidates
 from overlap.schedule.operators import operator_of
-from overlap.schedule.ways import programs_tried
+from overlap.schedule.ways import frees_tried, programs_tried
 
 from .config import Config
 
@@ -95,9 +95,10 @@ def communication(
             if way.form == "moves":
                 programs = programs_tried(machine, direction, tma=way.tma) or (0,)
             found += [
-                Config(Realization(way.name, split=split, comm_sms=count), plan)
+                Config(Realization(way.name, split=split, comm_sms=count, sum_sms=free), plan)
                 for split in splits
                 for count in programs
+                for free in frees_tried(machine, operator.produced, way.form, split)
             ]
     return tuple(found), counted
 
@@ -124,7 +125,11 @@ def predict(product: Product, machine: Machine, config: Config) -> float | None:
     """Seconds of a config on the slowest rank, or None where the model has no say."""
     realization, meta = config.realization, dict(config.realization.meta)
     produced = operator_of(product.op, product.sizes).produced
-    way = SERIAL_WAY if config.serial else way_of(backends[realization.backend], produced, realization.comm_sms)
+    way = (
+        SERIAL_WAY
+        if config.serial
+        else way_of(backends[realization.backend], produced, realization.comm_sms, realization.sum_sms or 0)
+    )
     try:
         found = operator_candidates(
             product.op,

@@ -17,18 +17,19 @@ from .registry import backends
 SERIAL_WAY = Way(SERIAL, "serial")
 
 
-def way_of(found: Backend, produced: bool, programs: int = 0) -> Way:
+def way_of(found: Backend, produced: bool, programs: int = 0, free: int = 0) -> Way:
     """A backend as a way to move what a kernel makes (``produced``), or reads.
 
     Args:
         programs: of the launch that move chunks, where it takes any; 0: open.
+        free: units that a kernel leaves to sums that are made while it runs.
     """
     form = form_of(found, produced)
     counted = programs if found.comm_sms else 0
     pushed, tma = found.default_direction == "push", found.writer == "tma store"
     if form == "moves":
         return Way(found.name, "shared" if found.inline else "moves", counted, pushed, tma)
-    return Way(found.name, form, 0, pushed, tma)
+    return Way(found.name, form, 0, pushed, tma, free if produced and form == "lanes" else 0)
 
 
 def machine_of(

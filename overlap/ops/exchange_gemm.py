@@ -299,7 +299,7 @@ def run_gemm_a2a(
             "moved": moved,
             "plan": plan,
             "split": split,
-            "blocks": blocks_of(choice.config),
+            "config": choice.config,
             "repeat": asked.repeat([y]) if asked is not None else None,
         }
         part = y.view(view.batch, view.rows, high - low)

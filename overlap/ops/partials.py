@@ -13,11 +13,13 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from overlap.api import CompiledKernel, LastPlan, compile
+from overlap.autotune.config import Config
+from overlap.backends.base import Realization
 from overlap.chunkplan.cuts import Split
 from overlap.runtime.protocol import Runtime, runtime_of
 from overlap.runtime.repeat import Repeat
 
-from .blocks import Blocks, choose_blocks
+from .blocks import Blocks, blocks_of, choose_blocks
 from .kernels import ag_gemm_any, gemm_out_stored, gemm_out_tma
 from .products import FEWEST_ROWS, descriptor, rows_fit, weight_by
 
@@ -121,14 +123,17 @@ def partial_arguments(
     return gemm_out_tma, (programs,), arguments
 
 
-def compiled_partial(kernel: Any, along: str, plan: str, split: Split, backend: str = "copy_engine") -> CompiledKernel:
+def compiled_partial(
+    kernel: Any, along: str, plan: str, split: Split, backend: str = "copy_engine", sum_sms: int | None = None
+) -> CompiledKernel:
     """A GEMM kernel whose C is communicated: ``M`` and such reduce-scatter, nothing all-reduces, ``M:N`` exchanges."""
-    return _compiled(kernel, along, plan, split, backend)
+    return _compiled(kernel, along, plan, split, backend, sum_sms)
 
 
 @cache
-def _compiled(kernel: Any, along: str, plan: str, split: Split, backend: str) -> CompiledKernel:
-    return compile(plan=plan, on=f"{C_OF[kernel.fn.__name__]}[{along}]", split=split, backend=backend)(kernel)
+def _compiled(kernel: Any, along: str, plan: str, split: Split, backend: str, sum_sms: int | None) -> CompiledKernel:
+    realization = Realization(backend, split, sum_sms=sum_sms)
+    return compile(plan=plan, on=f"{C_OF[kernel.fn.__name__]}[{along}]", realization=realization)(kernel)
 
 
 def launch_partial(
@@ -146,10 +151,14 @@ def launch_partial(
     plan: str,
     split: Split,
     repeat: Repeat | None = None,
-    blocks: Blocks | None = None,
+    config: Config | None = None,
 ) -> LastPlan:
-    """One fused launch: ``part``, this rank's part of the communicated result [batch, rows, columns], is filled."""
+    """One fused launch: ``part``, this rank's part of the communicated result [batch, rows, columns], is filled.
+
+    ``config``: what is tuned or pinned for it.
+    """
+    blocks, sum_sms = blocks_of(config), None if config is None else config.realization.sum_sms
     stored = backend == "ldst_inline"
     kernel, grid, arguments = partial_arguments(x, w, bias, part, columns, tma, runtime_of(group), stored, blocks)
-    compiled = compiled_partial(kernel, along, plan, split, backend)
+    compiled = compiled_partial(kernel, along, plan, split, backend, sum_sms)
     return compiled.launch(grid, (), arguments, group=group, backend=backend, transport=moved, repeat=repeat)

@@ -26,7 +26,6 @@ from overlap.chunkplan.cuts import Split, SplitLike, split_of, split_text
 from overlap.interop import define, group_name, traced
 
 from .arguments import check_product, choose_way, dtype_reason, multiply, ranks, refuse_gradient, result, result_dtypes
-from .blocks import blocks_of
 from .partials import launch_partial, out_by_tma, storing_reason
 from .record import remember, serial_plan
 from .repeat import Asked, repeated
@@ -124,7 +123,7 @@ def run(
         said = serial_plan("gemm_ar", "all_reduce", choice, world, rank, view.whole, moved, went_by)
     else:
         how = {"along": "", "tma": tma, "moved": moved, "plan": chosen, "split": split}
-        how["blocks"] = blocks_of(choice.config)
+        how["config"] = choice.config
         how["repeat"] = asked.repeat([y]) if asked is not None else None
         said = launch_partial(
             view.left(x), w, added, view.shard(y), view.columns, group=group, backend=choice.backend, **how

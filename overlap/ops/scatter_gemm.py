@@ -27,7 +27,6 @@ from overlap.interop import define, group_name, tracing
 from .arguments import check_dim, check_product, choose_way, dtype_reason, multiply, ranks, result, result_dtypes
 from .autocast import without_autocast
 from .autograd import GemmRs, gemm_rs_backward, keep_for_gemm_rs, recorded
-from .blocks import blocks_of
 from .grad_pair import Half
 from .grad_weights import Accumulate, MainGrad, main_grads_of
 from .partials import launch_partial, out_by_tma, storing_reason
@@ -150,7 +149,7 @@ def run(
         part = view.shard(y)
         repeat = asked.repeat([y]) if asked is not None else None
         how = {"along": view.along, "tma": tma, "moved": moved, "plan": plan, "split": split, "repeat": repeat}
-        how["blocks"] = blocks_of(choice.config)
+        how["config"] = choice.config
         said = launch_partial(view.left(x), w, added, part, view.columns, group=group, backend=choice.backend, **how)
     said = replace(said, operator="gemm_rs", shape=view.whole, considered=choice.considered, source=choice.source)
     remember(said, warn=choice.forced)

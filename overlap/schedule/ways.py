@@ -114,6 +114,13 @@ def way_seconds(way: Way, task: Task, plan: CommPlan, machine: Machine, *, items
     return simulate_ends(plan, machine, _work(task, plan, machine), itemsize=itemsize).total
 
 
+def frees_tried(machine: Machine, produced: bool, form: Form, split: object) -> tuple[int, ...]:
+    """Numbers of units worth a prediction that are left to sums which are made while the kernel runs; 0: they follow it."""
+    if not produced or form != "lanes" or split == 1:
+        return (0,)
+    return (0, *sorted({max(1, machine.units // share) for share in (32, 16)}))
+
+
 def programs_tried(machine: Machine, direction: str, *, tma: bool = False) -> tuple[int, ...]:
     """Numbers of moving programs worth a prediction: those that were measured, as far as most units go on computing."""
     most = max(1, machine.units // FEWEST_UNITS)

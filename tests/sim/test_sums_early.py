@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from overlap.api.tuned import forced
+from overlap.autotune.config import Config
 from overlap.errors import RaceFault, RuntimeContractError
 from overlap.ops import gemm_a2a, gemm_ar, gemm_rs
 from overlap.runtime import launch
@@ -73,6 +75,14 @@ def test_the_same_bits_as_behind_the_kernel(operator, world, options, monkeypatc
 def test_what_has_one_chunk_is_as_it_was(monkeypatch):
     _, were = called(monkeypatch, gemm_ar, 2, 1, plan=TWO_SHOT, split=1, calls=1)
     assert were == {False}
+
+
+def test_a_config_says_how_many(monkeypatch):
+    """Tuned or pinned, whatever the setting is."""
+    config = Config.from_json({"backend": "copy_engine", "plan": TWO_SHOT, "split": 2, "sum_sms": 1})
+    with forced(config):
+        _, were = called(monkeypatch, lambda x, w, group, backend: gemm_ar(x, w, group=group), 2, 0, calls=1)
+    assert were == {True} and Config.from_json(config.to_json()) == config
 
 
 def without(kind):
