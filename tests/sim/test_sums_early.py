@@ -80,8 +80,12 @@ def test_what_has_one_chunk_is_as_it_was(monkeypatch):
 def test_a_config_says_how_many(monkeypatch):
     """Tuned or pinned, whatever the setting is."""
     config = Config.from_json({"backend": "copy_engine", "plan": TWO_SHOT, "split": 2, "sum_sms": 1})
-    with forced(config):
-        _, were = called(monkeypatch, lambda x, w, group, backend: gemm_ar(x, w, group=group), 2, 0, calls=1)
+
+    def operator(x, w, group, backend):
+        with forced(config):
+            return gemm_ar(x, w, group=group)
+
+    _, were = called(monkeypatch, operator, 2, 0, calls=1)
     assert were == {True} and Config.from_json(config.to_json()) == config
 
 
