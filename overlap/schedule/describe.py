@@ -24,7 +24,7 @@ def describe(schedule: RankSchedule, plan: CommPlan) -> str:
     for row in rows:
         lines.append("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     for counter in schedule.counters:
-        sent = ", ".join(_sent(plan, op) for op in counter.ops)
+        sent = ", ".join(_sent(plan, op) for op in counter.ops) or "added up"
         lines.append(
             f"  counter {counter.slot}: {counter.chunk} is whole at {_counted(counter.target, 'tile')}; {sent}"
         )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
 
+from overlap.errors import DeadlineError
 from overlap.ops import gemm_a2a, gemm_ar, gemm_rs
 from overlap.runtime.instance import instances
 from overlap.runtime.protocol import runtime_of
+from overlap.runtime.workspace import check, release
 
 from .conftest import WORLD
 
@@ -95,3 +100,29 @@ def test_in_graphs_of_the_caller_and_of_our_own(case, graphs, monkeypatch):
     wanted.neg_()
     graph.replay()
     assert torch.equal(y, wanted)
+
+
+@pytest.mark.ranks(2)
+def test_a_rank_that_comes_too_late_is_named(monkeypatch):
+    """The warp that waits for summands gives up, what follows it drains, and the next call says which chunk did not come."""
+    monkeypatch.setenv("OVERLAP_DEADLINE_S", "3")
+    case = CASES[1]
+    inputs = operands(case[2], 9)
+    wanted = call(case, monkeypatch, 4, inputs)
+    call(case, monkeypatch, 4, inputs)
+    torch.cuda.synchronize()
+    dist.barrier()
+    late = WORLD - 1
+    if dist.get_rank() == late:
+        time.sleep(9)
+    else:
+        call(case, monkeypatch, 4, inputs)
+        with pytest.raises(DeadlineError, match=rf"from rank {late} \(flag \d+ of rank \d+; rank {late} operation"):
+            check(None)
+    with contextlib.suppress(DeadlineError):
+        if dist.get_rank() == late:
+            call(case, monkeypatch, 4, inputs)
+            check(None)
+    monkeypatch.setenv("OVERLAP_DEADLINE_S", "60")
+    release(None)
+    assert torch.equal(call(case, monkeypatch, 4, inputs), wanted) and was_early()
