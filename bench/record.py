@@ -187,7 +187,9 @@ class Journal:
         os.replace(partial, self.path)
 
     def failed(self, contender: str, why: str) -> None:
-        """Remembers, from any rank, that a contender took the process with it."""
+        """Remembers, from any rank, that a contender took the process with it; the first reason is the one, others follow it."""
+        if self.path.is_file():
+            why = json.loads(self.path.read_text(encoding="utf-8"))["left_out"].get(contender, why)
         self.left_out.setdefault(contender, why)
         self.save()
 

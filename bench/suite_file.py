@@ -93,10 +93,16 @@ class SuiteFile:
             self.save()
 
     def ended(self, step: str, why: str) -> None:
-        """Writes down, on any rank, what ends the process: a contender, or else the shape."""
-        _, names = self._begun()
+        """Writes down, on any rank, what ends the process: a contender, or else the shape.
+
+        Where another rank has said why already, its peers fail since it is gone.
+        """
+        row, names = self._begun()
         hit = [step] if step in names else names
-        self.add({name: {"ms": None, "failed": f"{ENDED}{why}"} for name in hit}, write=True)
+        told = json.loads(self.path.read_text(encoding="utf-8"))["rows"] if self.path.is_file() else []
+        before = {had["contender"]: had.get("failed", "") for had in told if _is_of(had, row)}
+        reasons = {name: before[name] if before.get(name, "").startswith(ENDED) else f"{ENDED}{why}" for name in hit}
+        self.add({name: {"ms": None, "failed": reason} for name, reason in reasons.items()}, write=True)
 
     def _drop(self, row: Row, names: set[str]) -> None:
         self.rows = [had for had in self.rows if not (_is_of(had, row) and had["contender"] in names)]

@@ -190,6 +190,7 @@ def test_journal_goes_on_only_in_a_restart(bench, tmp_path, monkeypatch):
     first.rows += rows()[:1]
     first.save()
     record.Journal(path, rank=1, rows=list(first.rows)).failed("asynctp", "did not end within 30 s")
+    first.failed("asynctp", "RuntimeError")  # since rank 1 is gone
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     again = record.Journal(path, rank=0)
     assert again.left_out == {"asynctp": "did not end within 30 s"}

@@ -232,6 +232,24 @@ def test_a_file_goes_on_where_it_ended(bench, tmp_path):
         files.SuiteFile(path, "abc", {**COMMON, "device": "H200"})
 
 
+def test_the_first_rank_that_says_why_is_right(bench, tmp_path):
+    """The others lose their peer, and say that."""
+    files, suite, path = bench("suite_file"), bench("suite"), tmp_path / "suite.json"
+    ranks = [files.SuiteFile(path, "abc", COMMON) for _ in range(2)]
+    for file in ranks:
+        file.begin(suite.ROWS[0], NAMES)
+    ranks[1].ended("ours", "did not end within 45 s")
+    ranks[0].ended("ours", "RuntimeError: connection closed by peer")
+    (row,) = json.loads(path.read_text())["rows"]
+    assert row["failed"] == "ended the process: did not end within 45 s"
+    ranks[0].begin(suite.ROWS[1], NAMES)
+    ranks[0].ended("ours", "an error of its own")
+    assert [had["failed"].removeprefix(files.ENDED) for had in json.loads(path.read_text())["rows"]] == [
+        "ended the process: did not end within 45 s".removeprefix(files.ENDED),
+        "an error of its own",
+    ]
+
+
 def test_what_ends_the_process_is_written_down_and_left_out(bench, tmp_path):
     files, suite = bench("suite_file"), bench("suite")
     path = tmp_path / "suite.json"
