@@ -13,16 +13,15 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
-import triton.language as tl
 
 from overlap.runtime.operator import Operator
+from overlap.runtime.plain_body import VALUES
+from overlap.runtime.repeat_call import hooked
 
 from .repeat import PLAIN, Asked, repeated, resolved_unwatched
 
 if TYPE_CHECKING:
     from .compiled import CompiledKernel
-
-_VALUES = frozenset((int, float, bool, str, type(None), torch.dtype, tl.dtype))
 
 
 def repeated_launch(
@@ -38,7 +37,7 @@ def repeated_launch(
         return None  # the long way says so
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     sizes = _sizes(kernel.fn, grid, given)
-    if sizes is None or resolved_unwatched(group) is None or _hooked(kernel.operator.kernel):
+    if sizes is None or resolved_unwatched(group) is None or hooked(kernel.operator.kernel):
         return None
     produced = _produced(kernel.operator)
     options: list[Any] = [sizes]
@@ -46,7 +45,7 @@ def repeated_launch(
     outs: list[torch.Tensor] = []
     for name, value in given.items():
         kind = type(value)
-        if kind in _VALUES:
+        if kind in VALUES:
             options += (name, kind, value)
             continue
         if kind in PLAIN:
@@ -72,16 +71,6 @@ def _sizes(fn: Any, grid: Any, given: dict[str, Any]) -> tuple[int, ...] | None:
     if type(grid) not in (tuple, list) or any(type(n) is not int for n in grid):
         return None
     return tuple(grid)
-
-
-def _hooked(layer: Any) -> bool:
-    """Whether an autotuner's configuration has a hook, which does its work at every launch, on data too."""
-    while layer is not None and not isinstance(layer, FunctionType):
-        configs = getattr(layer, "configs", None)
-        if configs and configs[0].pre_hook is not None:
-            return True
-        layer = getattr(layer, "fn", None)
-    return False
 
 
 def _described(descriptor: Any) -> Iterator[Any]:

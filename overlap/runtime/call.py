@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,16 +23,27 @@ from .operator import Comm, Operator
 from .part import Given, Part
 from .places import over_base
 from .protocol import Runtime, runtime_of
+from .repeat import Repeat
 from .resolve import Bound
 from .shapes import check_sizes, global_shape, piece
 from .standin import stand_in, unwrap
 
+if TYPE_CHECKING:
+    from .known_calls import Asked
+
 
 class Call(HostCall):
-    """A call on a rank of a group."""
+    """A call on a rank of a group. ``asked``: whoever keeps what the next call like it repeats."""
 
     def __init__(
-        self, operator: Operator, arguments: dict[str, Any], *, group: Any, sizes: dict[str, int] | None, out: Any
+        self,
+        operator: Operator,
+        arguments: dict[str, Any],
+        *,
+        group: Any,
+        sizes: dict[str, int] | None,
+        out: Any,
+        asked: Asked | None = None,
     ) -> None:
         super().__init__(operator, dict(arguments))
         self.runtime: Runtime = runtime_of(group)
@@ -51,6 +62,9 @@ class Call(HostCall):
         self.versions: dict[str, int] = {}
         self.results: dict[str, torch.Tensor] = {}
         self.replaced: torch.Tensor | None = None
+        self.asked_for: list[torch.Tensor] = []
+        """The results for which the launch was asked to be made ready, in the order of the host entry's."""
+        self._asked = asked
 
     def run(self) -> Any:
         operator, runtime = self.operator, self.runtime
@@ -136,7 +150,7 @@ class Call(HostCall):
         if self.instance is not None:
             if self.out is not None:
                 self._substitute_out(bound)
-            launch.launch(self.operator, self.instance, self.shards, bound, grid)
+            launch.launch(self.operator, self.instance, self.shards, bound, grid, repeat=self._repeat(bound))
             return
         comms = self.operator.comms
         tensors = tuple(self._made(comm, bound) if comm.produced else self.inputs[comm.tensor] for comm in comms)
@@ -155,8 +169,20 @@ class Call(HostCall):
                 self.results[comm.tensor] = self._out(part, made)
                 if comm.adds:
                     given[comm.tensor] = made
-            launch.launch(self.operator, instance, given, bound, grid, self.results)
+            launch.launch(self.operator, instance, given, bound, grid, self.results, repeat=self._repeat(bound))
         self.versions = {name: _version(made) for name, made in self.made.items()}
+
+    def _repeat(self, bound: Bound) -> Repeat | None:
+        """Asks that the launch be made ready for calls like this one, if this call is asked to."""
+        if self._asked is None or any(comm.adds for comm in self.operator.comms):
+            return None
+        for name in self.operator.outputs:
+            value = bound.arguments[self.operator.params[name]]
+            found = self.results.get(name, getattr(value, "base", value))
+            if not isinstance(found, torch.Tensor):
+                return None
+            self.asked_for.append(found)
+        return self._asked.repeat(self.asked_for)
 
     def _made(self, comm: Comm, bound: Bound) -> Given:
         """What the launch passes for a communicated output: a dense tensor of its own, of the shape that the kernel makes."""

@@ -265,9 +265,9 @@ class Operator:
             RuntimeContractError: shapes, sizes or plans that do not fit together.
             HostEntryError: the host body reads sharded data or does not launch exactly once.
         """
-        from .call import Call
+        from .repeat_call import call
 
-        return Call(self, arguments, group=group, sizes=sizes, out=out).run()
+        return call(self, arguments, group=group, sizes=sizes, out=out)
 
     def capture(
         self, sizes: dict[str, int], dtype: Any, *, world: int = 4, device: str = "meta", **arguments: Any

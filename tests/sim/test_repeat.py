@@ -145,9 +145,10 @@ def test_the_first_call_of_a_group_is_known_although_it_makes_the_runtime(monkey
     import torch.distributed as dist
 
     from overlap.api import repeat
+    from overlap.runtime import known_calls
 
     made: dict[Any, Any] = {}
-    monkeypatch.setattr(repeat, "known_runtime", made.get)
+    monkeypatch.setattr(known_calls, "known_runtime", made.get)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         asked = repeat.repeated("gemm_rs", None, (torch.empty(4, 3),), None, (), print)
