@@ -79,7 +79,7 @@ class NullRuntime:
     def launch(self, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stream: int) -> None:
         """Nothing runs."""
 
-    def watch(self, state: torch.Tensor) -> Callable[[], None]:
+    def watch(self, state: torch.Tensor, *, packets: bool = False) -> Callable[[], None]:
         return lambda: None
 
     def synchronize(self) -> None:

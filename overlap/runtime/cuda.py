@@ -302,8 +302,8 @@ class CudaRuntime:
                 with torch.cuda.stream(torch.cuda.ExternalStream(stream.cuda_stream, self.device)):
                     kernel[grid](*args, **kwargs)
 
-    def watch(self, state: torch.Tensor) -> Callable[[], Any]:
-        return Watch(state, spins_for(settings.get("deadline_s"), self.device))
+    def watch(self, state: torch.Tensor, *, packets: bool = False) -> Callable[[], Any]:
+        return Watch(state, spins_for(settings.get("deadline_s"), self.device, packets=packets))
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)

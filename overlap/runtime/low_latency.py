@@ -90,7 +90,7 @@ class _Memory:
         self.peers = runtime.table(self.addresses, bits=64)
         self.calls = runtime.table([0] * MOST_PROGRAMS, bits=64)
         self.state = runtime.table([0] * (S_FAULT + 1) * SLOT_WORDS, bits=64)
-        self.fault = runtime.watch(self.state)
+        self.fault = runtime.watch(self.state, packets=True)
         self.captured = False
         self.launches: dict[Any, Callable[..., None]] = {}
 

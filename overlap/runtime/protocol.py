@@ -155,8 +155,8 @@ class Runtime(Protocol):
     def launch(self, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stream: Any) -> None:
         """Launches a Triton kernel asynchronously."""
 
-    def watch(self, state: Any) -> Callable[[], Any]:
-        """Gives the waits on a state tensor a deadline (the setting ``deadline_s``).
+    def watch(self, state: Any, *, packets: bool = False) -> Callable[[], Any]:
+        """Gives the waits on a state tensor a deadline (the setting ``deadline_s``); ``packets``: they are looks at packets.
 
         Returns a function that gives, without waiting for the device, the `FaultRecord` of a wait that gave up, or None.
         """

@@ -326,7 +326,7 @@ class SimRuntime:
         self.host.tick()
         self._main.enqueue(torch_operation(self._world, func, args, kwargs, results), self.host)
 
-    def watch(self, state: Any) -> Callable[[], Any]:
+    def watch(self, state: Any, *, packets: bool = False) -> Callable[[], Any]:
         """Simulated waits never give up: a wait in vain is a deadlock, which the simulator finds and names."""
         return lambda: None
 

@@ -154,6 +154,40 @@ def killed_in_a_launch(plan: str) -> None:
     scenario.survive()
 
 
+def killed_in_words(_: str) -> None:
+    """The last rank dies with low-latency collectives enqueued and running."""
+    import torch
+    import torch.distributed as dist
+
+    from overlap.errors import OverlapError
+    from overlap.runtime.low_latency import low_latency_of
+    from overlap.runtime.protocol import runtime_of
+    from overlap.runtime.workspace import check
+
+    os.environ["OVERLAP_LOW_LATENCY_BELOW_BYTES"] = "1000000"
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("cpu:gloo,cuda:nccl")
+    last = dist.get_rank() == dist.get_world_size() - 1
+    words = low_latency_of(runtime_of(None))
+    x, out = (torch.ones(1000, device="cuda") for _ in range(2))
+    words.all_reduce(x, out)
+    torch.cuda.synchronize()
+    if last:
+        for _ in range(20):
+            torch.cuda._sleep(10_000_000)
+            words.all_reduce(x, out)
+        os.kill(os.getpid(), signal.SIGKILL)
+    start, found = time.monotonic(), {"error": None}
+    try:
+        for _ in range(40):
+            words.all_reduce(x, out)
+            check(None)
+    except OverlapError as error:
+        found = {"error": type(error).__name__, "message": str(error), "seconds": time.monotonic() - start}
+    print(json.dumps(found), flush=True)
+    os._exit(0)
+
+
 def raises_before_a_launch(plan: str) -> None:
     """The last rank raises in its own code, and its interpreter ends."""
     scenario = Scenario(plan)

@@ -65,7 +65,7 @@ class StubRuntime(CudaRuntime):
     def resident(self, kernel: Any, grid: Any, kwargs: dict[str, Any]) -> int:
         return self.sm_count
 
-    def watch(self, state: torch.Tensor) -> Any:
+    def watch(self, state: torch.Tensor, *, packets: bool = False) -> Any:
         return lambda: None
 
     def synchronize(self) -> None:

@@ -1,0 +1,272 @@
+"""Low-latency collectives on real ranks: the bits of one order and one rounding, whatever the delays, eager and in graphs."""
+
+import itertools
+import random
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from overlap.api.fallback import Choice
+from overlap.api.small import COLLECTIVE, WORDS, words_of
+from overlap.chunkplan.region import shard_interval
+from overlap.errors import DeadlineError, OverlapError
+from overlap.ops import a2a_gemm, ag_gemm, ag_gemm_k, gemm_a2a, gemm_ar, gemm_rs, last_plan
+from overlap.runtime.collectives import add_in_order
+from overlap.runtime.workspace import check, release
+from tests.support.ranks import delay
+
+from .children import run_on_every_rank
+from .conftest import WORLD
+
+pytestmark = pytest.mark.ranks(2)
+LAST = WORLD - 1
+DEADLINE_S = 3
+NAN = float("nan")
+LONG = 300_000
+"""Bytes: several tiles for every program."""
+
+
+@pytest.fixture(autouse=True)
+def low_latency(monkeypatch):
+    monkeypatch.setenv("OVERLAP_LOW_LATENCY_BELOW_BYTES", str(4 << 20))
+
+
+@pytest.fixture
+def words(group):
+    found = words_of(group, Choice("serial", "a test"), torch.empty(1, device="cuda"))
+    assert found is not None
+    return found
+
+
+def me():
+    return dist.get_rank()
+
+
+def made(shape, dtype, *seeds):
+    """A tensor that every rank can make."""
+    number = 0
+    for seed in seeds:
+        number = 1009 * number + seed + 1
+    generator = torch.Generator("cuda").manual_seed(number)
+    if dtype.is_floating_point:
+        return torch.randn(shape, device="cuda", generator=generator).to(dtype)
+    return torch.randint(-100, 100, shape, device="cuda", generator=generator).to(dtype)
+
+
+def poisoned(shape, dtype):
+    return torch.full(shape, NAN if dtype.is_floating_point else -77, dtype=torch.float32, device="cuda").to(dtype)
+
+
+def narrow(tensor, dim, rank):
+    low, high = shard_interval(tensor.shape[dim], WORLD, rank)
+    return tensor.narrow(dim, low, high - low)
+
+
+def differs(found, wanted):
+    """On the device: whether any bit does."""
+    return (found.contiguous().view(torch.uint8) != wanted.contiguous().view(torch.uint8)).any()
+
+
+class Case:
+    """One collective with a place for its result, whose inputs can be refilled."""
+
+    def __init__(self, kind, shape, dtype, dims=()):
+        self.kind, self.shape, self.dtype, self.dims = kind, shape, dtype, dims
+        self.given = self.inputs(0)[me()].contiguous()
+        self.out = torch.empty_like(self.wanted(0))
+
+    def inputs(self, seed):
+        """Every rank's."""
+        if self.kind in ("all_reduce", "reduce_scatter"):
+            return [made(self.shape, self.dtype, rank, seed) for rank in range(WORLD)]
+        whole = made(self.shape, self.dtype, 77, seed)
+        return [narrow(whole, self.dims[0], rank) for rank in range(WORLD)]
+
+    def wanted(self, seed):
+        inputs = self.inputs(seed)
+        if self.kind in ("all_gather", "all_to_all"):
+            whole = torch.cat(inputs, self.dims[0])
+            return whole if self.kind == "all_gather" else narrow(whole, self.dims[1], me()).contiguous()
+        total = add_in_order(inputs).to(self.dtype)
+        return total if self.kind == "all_reduce" else narrow(total, self.dims[0], me()).contiguous()
+
+    def fill(self, seed):
+        self.given.copy_(self.inputs(seed)[me()])
+        self.out.copy_(poisoned(self.out.shape, self.dtype))
+
+    def call(self, words):
+        assert getattr(words, self.kind)(self.given, *self.dims, self.out)
+
+    def check(self, words, seed):
+        """Whether a call on the data of ``seed`` was wrong, on the device."""
+        self.fill(seed)
+        self.call(words)
+        return differs(self.out, self.wanted(seed))
+
+
+def cases():
+    shapes = [(1, 1), (16, 4096), (7, 33), (3, 5, 64), (LONG // 64, 32)]
+    for shape in shapes:
+        for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+            yield Case("all_reduce", shape, dtype)
+            for dim in range(len(shape)):
+                yield Case("reduce_scatter", shape, dtype, (dim,))
+        for dtype in (torch.bfloat16, torch.uint8, torch.float64):
+            for dim in range(len(shape)):
+                yield Case("all_gather", shape, dtype, (dim,))
+            for dims in itertools.permutations(range(len(shape)), 2):
+                yield Case("all_to_all", shape, dtype, dims)
+
+
+def test_every_collective_has_the_right_bits(words):
+    wrong = {
+        (case.kind, case.shape, case.dtype, case.dims): case.check(words, seed) for seed, case in enumerate(cases())
+    }
+    assert [what for what, bad in wrong.items() if bad] == []
+
+
+def test_a_thousand_calls_with_delays(words, group):
+    """Sizes, kinds and programs change from call to call; ranks are late in turn, on the host or on the stream."""
+    some = [
+        Case("all_reduce", (37,), torch.bfloat16), Case("all_reduce", (16, 4096), torch.bfloat16),
+        Case("reduce_scatter", (8, 4096), torch.float32, (0,)), Case("reduce_scatter", (3, 5), torch.float16, (1,)),
+        Case("all_gather", (1, 64), torch.uint8, (0,)), Case("all_gather", (64, 1024), torch.bfloat16, (0,)),
+        Case("all_to_all", (33, 66), torch.bfloat16, (0, 1)), Case("all_reduce", (LONG // 2,), torch.bfloat16),
+    ]  # fmt: skip
+    wrong, order = torch.zeros((), dtype=torch.int32, device="cuda"), random.Random(3)
+    for seed in range(1000):
+        delay(seed, me(), 0.5)
+        wrong += order.choice(some).check(words, seed)
+    check(group)
+    assert not wrong
+
+
+def test_ranks_run_ahead_of_each_other(words, group):
+    """Nothing but the collectives holds ranks together; inputs and results of all calls are there from the start."""
+    pairs = []
+    for seed in range(200):
+        case = Case("all_reduce", (1 + 517 * (seed % 5),), torch.bfloat16)
+        case.fill(seed)
+        case.call(words)
+        pairs.append((case, case.wanted(seed)))
+        if seed % 40 == 0:
+            delay(seed, me(), 5)
+    torch.cuda.synchronize()
+    assert not torch.stack([differs(case.out, wanted) for case, wanted in pairs]).any()
+    check(group)
+
+
+def test_graphs_replayed_with_new_data(words, group):
+    """Ten calls in one graph, replays and eager calls in turn: the epoch is the device's."""
+    several = [
+        Case("all_reduce", (16, 4096), torch.bfloat16), Case("reduce_scatter", (9, 64), torch.float32, (0,)),
+        Case("all_gather", (31, 17), torch.bfloat16, (1,)), Case("all_to_all", (8, 256), torch.float16, (1, 0)),
+    ]  # fmt: skip
+    for case in several:
+        case.check(words, 0)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for case in several:
+            case.call(words)
+    wrong = []
+    for seed in range(1, 101):
+        delay(seed, me(), 0.5)
+        for case in several:
+            case.fill(seed)
+        graph.replay()
+        wrong += [differs(case.out, case.wanted(seed)) for case in several]
+        if seed % 7 == 0:
+            wrong.append(several[0].check(words, seed + 1000))
+    assert not torch.stack(wrong).any()
+    check(group)
+
+
+def test_a_first_call_in_a_capture_is_left_to_the_library(words):
+    out = torch.zeros(5, 3, device="cuda")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out += 1
+        assert not words.all_reduce(out, torch.empty_like(out))
+
+
+def operators(group):
+    """(name, call) of small calls of every operator."""
+    rank = me()
+    rows, depth, columns = 16 * WORLD, 64 * WORLD, 32 * WORLD
+    x, w = made((rows, depth), torch.bfloat16, 1), made((depth, columns), torch.bfloat16, 2)
+    own = narrow(x, 0, rank)
+    across = narrow(x, 1, rank).contiguous()
+    part = narrow(w, 0, rank).contiguous()
+    return {
+        "ag_gemm": lambda **how: ag_gemm(own, w, group=group, **how),
+        "ag_gemm_k": lambda **how: ag_gemm_k(across, w, group=group, **how),
+        "gemm_rs": lambda **how: gemm_rs(across, part, group=group, **how),
+        "gemm_ar": lambda **how: gemm_ar(across, part, group=group, **how),
+        "a2a_gemm": lambda **how: a2a_gemm(across, w, group=group, **how),
+        "gemm_a2a": lambda **how: gemm_a2a(own, w, group=group, **how),
+    }
+
+
+def test_operators_take_them_for_small_tensors_and_say_so(group, monkeypatch):
+    for name, call in operators(group).items():
+        y = call()
+        assert last_plan(name).plan == WORDS and WORDS in str(last_plan(name)), name
+        other = call(backend="serial")
+        assert last_plan(name).plan == COLLECTIVE, name
+        torch.testing.assert_close(y.float(), other.float(), rtol=2e-2, atol=0.3)
+        if name == "gemm_ar":
+            several = [torch.empty_like(y) for _ in range(WORLD)]
+            dist.all_gather(several, y, group=group)
+            assert all(torch.equal(y, each) for each in several), "every rank has the same bits"
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            again = call()
+        assert last_plan(name).plan == WORDS, name
+        graph.replay()
+        assert torch.equal(again, y), name
+        with monkeypatch.context() as patch:
+            patch.setenv("OVERLAP_LOW_LATENCY_BELOW_BYTES", "0")
+            call()
+            assert last_plan(name).plan == COLLECTIVE, name
+
+
+def test_a_rank_that_comes_too_late(words, group, monkeypatch):
+    monkeypatch.setenv("OVERLAP_DEADLINE_S", str(DEADLINE_S))
+    case = Case("all_reduce", (100, 100), torch.bfloat16)
+    assert not case.check(words, 0)
+    if me() == LAST:
+        time.sleep(3 * DEADLINE_S)
+    else:
+        start = time.monotonic()
+        case.call(words)
+        with pytest.raises(DeadlineError, match=f"waited {DEADLINE_S} s for rank {LAST} to send") as caught:
+            check(group)
+        took = time.monotonic() - start
+        assert 0.8 * DEADLINE_S < took < 2.5 * DEADLINE_S, f"drained after {took:.1f} s"
+        assert f"rank {me()}: " in str(caught.value)
+        with pytest.raises(DeadlineError, match=f"for rank {LAST} to send"):
+            case.call(words)
+    monkeypatch.setenv("OVERLAP_DEADLINE_S", "60")
+    try:
+        if me() == LAST:
+            case.call(words)
+            check(group)
+    except OverlapError as error:
+        assert isinstance(error, DeadlineError)
+    release(group)
+    assert not case.check(words, 3)
+    check(group)
+
+
+def test_a_rank_that_is_killed():
+    child = run_on_every_rank("killed_in_words", "", env={"OVERLAP_DEADLINE_S": str(DEADLINE_S)}, seconds=60)
+    if me() == LAST:
+        assert child.status != 0
+        return
+    assert child.status == 0, child.text
+    assert child.found["error"] == "DeadlineError", child.text
+    assert f"for rank {WORLD - 1} to send" in child.found["message"]
+    assert child.found["seconds"] < 5 * DEADLINE_S
