@@ -49,6 +49,7 @@ PROVEN = 20_000
 @click.option("--split", type=SPLIT, default=1, show_default=True, help="Chunks a shard is cut into, or weights.")
 @click.option("--backend", metavar="NAME", help="Of --op: what moves the chunks (default: the copy engine); auto: all.")
 @click.option("--comm-sms", type=click.IntRange(min=0), default=0, help="Programs that move them, where it takes some.")
+@click.option("--sum-sms", type=click.IntRange(min=0), default=0, help="Units left to sums that are made meanwhile.")
 @click.option("--break-even/--no-break-even", default=True, help="Look for the N and K from which on it pays.")
 def command(
     op: str | None,
@@ -65,6 +66,7 @@ def command(
     split: Split,
     backend: str | None,
     comm_sms: int,
+    sum_sms: int,
     break_even: bool,
 ) -> None:
     """Predict whether overlapping OP pays, where it breaks even, and what the ceiling is; or when a plan ends.
@@ -109,8 +111,10 @@ def command(
         return made
 
     if op is None:
-        if backend is not None or comm_sms:
-            raise UsageError("--backend and --comm-sms are of an operator", help="give --op as well, or leave them out")
+        if backend is not None or comm_sms or sum_sms:
+            raise UsageError(
+                "--backend, --comm-sms and --sum-sms are of an operator", help="give --op as well, or leave them out"
+            )
         if plan is None:
             raise UsageError("nothing to predict", help="--op ag_gemm, or a plan alone: --plan all_gather_ring")
         alone = built(plan, shape, on, "pull")
@@ -139,7 +143,7 @@ def command(
         click.echo(f"auto takes {best(candidates).way}")
         return
     need = Need(op, moves="result" if operator.produced else "input", far=ranks > on_machine.on_mesh(mesh).node)
-    way = _way(need, backend, comm_sms)
+    way = _way(need, backend, comm_sms, sum_sms)
     made = None
     if plan is not None or path is not None:
         axes = list(operator.moved)
@@ -163,14 +167,14 @@ def command(
     click.echo(str(found))
 
 
-def _way(need: Need, backend: str | None, programs: int) -> Way:
+def _way(need: Need, backend: str | None, programs: int, free: int) -> Way:
     """How an operator's chunks are moved.
 
     Raises:
         UsageError: no such backend, or one that takes no programs.
         UnsupportedError: one that does not serve ``need``, or stores tiles as they are made.
     """
-    if backend is None and not programs:
+    if backend is None and not programs and not free:
         return LANES
     check_named(backend, backends, need)
     found = backends[backend or "copy_engine"]
@@ -178,7 +182,7 @@ def _way(need: Need, backend: str | None, programs: int) -> Way:
     if programs and not found.comm_sms:
         takers = " or ".join(other.name for other in backends.values() if other.comm_sms)
         raise UsageError(f"{found.name} takes no multiprocessors: --comm-sms must be 0", help=f"--backend {takers}")
-    way = way_of(found, need.moves == "result", programs)
+    way = way_of(found, need.moves == "result", programs, free)
     if way.form == "stores":
         raise UnsupportedError(
             f"{found.name} stores tiles where they go, and when each would be stored is not predicted",

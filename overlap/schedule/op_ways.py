@@ -90,11 +90,11 @@ def counted(ways: Iterable[Way], machine: Machine, *, produced: bool) -> list[Wa
 def _plan(
     op: Operator, world: int, sizes: Sizes, split: Split, plan: str | None, pushed: bool, parts: bool = False
 ) -> CommPlan:
-    """``parts``: every part depends on its own summands alone, as in the template, for hundreds of ranks a long list."""
+    """``parts``: as for `operator_plan`."""
     tensor = tensor_of(op, sizes)
-    if (plan is None or plan == op.plan) and not (parts and op.kind == "all_reduce"):
-        return operator_plan(op, world, tensor.shape, split, pushed=pushed)
-    path, text = find_template(plan or op.plan)
+    if plan is None or plan == op.plan:
+        return operator_plan(op, world, tensor.shape, split, pushed=pushed, parts=parts)
+    path, text = find_template(plan)
     return build_plan(
         text,
         world=world,

@@ -22,6 +22,7 @@ from overlap.errors import PlanError
 
 from .collective import library_seconds
 from .cost import Volumes, volumes
+from .early import can_be_early, in_rounds
 from .events import Ends, simulate, simulate_ends
 from .machine import Machine
 from .operators import TENSOR, Operator, Sizes, check_plan, operator_of, tensor_of
@@ -127,7 +128,7 @@ def _case(
     if plan is None:
         levels = machine.between is not None and world > machine.node > 1 and world % machine.node == 0
         shape, node = tensor_of(operator, sizes).shape, machine.node if levels else 0
-        plan = operator_plan(operator, world, shape, split, node, pushed=way.pushed)
+        plan = operator_plan(operator, world, shape, split, node, pushed=way.pushed, parts=way.free > 0)
     else:
         check_plan(operator, plan, world, sizes)
     return _Case(operator, dict(sizes), machine, dtype, plan, links, way)
@@ -143,6 +144,11 @@ class _Case:
         self, op: Operator, sizes: Sizes, machine: Machine, dtype: str, plan: CommPlan, links: Links | None, way: Way
     ) -> None:
         self.fused = machine if way.form == "lanes" else by_programs(way, plan, machine)
+        self.free = 0
+        if way.free and op.produced:
+            rounds = in_rounds(plan, (TENSOR,))
+            if can_be_early(rounds, (TENSOR,)):
+                plan, self.fused, self.free = rounds, machine.with_free(way.free), way.free
         self.op, self.machine, self.dtype, self.plan, self.links = op, machine, dtype, plan, links
         self.world = plan.world
         self.itemsize = itemsize_of(dtype)
@@ -200,7 +206,8 @@ class _Case:
         seconds = gemm.tile_seconds(self.fused)
         if self.op.inside:
             return in_parts(self.plan, gemm.tiles, seconds, self.fused.units)
-        return work_per_chunk(self.plan, gemm.tiles, seconds, produced=(TENSOR,) if self.op.produced else ())
+        produced = (TENSOR,) if self.op.produced else ()
+        return work_per_chunk(self.plan, gemm.tiles, seconds, produced=produced, free=self.free)
 
     def ends(self, sizes: Sizes) -> Ends:
         itemsize = self.itemsize * self.scale(sizes)
@@ -215,13 +222,20 @@ class _Case:
 
 @lru_cache(maxsize=16)
 def operator_plan(
-    op: Operator, world: int, shape: tuple[int, ...], split: Split, node: int = 0, pushed: bool = False
+    op: Operator,
+    world: int,
+    shape: tuple[int, ...],
+    split: Split,
+    node: int = 0,
+    pushed: bool = False,
+    parts: bool = False,
 ) -> CommPlan:
     """The plan of the operator's tensor ``x``.
 
     Args:
         node: ranks of a node where there are two levels, else 0.
         pushed: whoever has a chunk sends it, also where it is read; what tiles make always goes so.
+        parts: every part of a sum that is sent on depends on its own summands, as in the template; for hundreds of ranks long lists.
     """
     mesh = Mesh((world // node, node), ("node", "gpu")) if node else None
     direction: Literal["pull", "push"] = "push" if op.produced or pushed else "pull"
@@ -243,7 +257,7 @@ def operator_plan(
 
     if node:
         return build(f"{op.kind}_2d")
-    if op.kind != "all_reduce":
+    if op.kind != "all_reduce" or parts:
         return build(op.plan)
     # As the template, but for the dependencies that a channel implies: of those behind the first they would be world ** 3.
     first, second = build("reduce_scatter_1d"), build("all_gather_1d")
