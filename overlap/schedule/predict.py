@@ -235,7 +235,7 @@ def operator_plan(
     Args:
         node: ranks of a node where there are two levels, else 0.
         pushed: whoever has a chunk sends it, also where it is read; what tiles make always goes so.
-        parts: every part of a sum that is sent on depends on its own summands, as in the template; for hundreds of ranks long lists.
+        parts: every part of a sum that is sent on depends on its own summands, as in the template; many, of hundreds of ranks.
     """
     mesh = Mesh((world // node, node), ("node", "gpu")) if node else None
     direction: Literal["pull", "push"] = "push" if op.produced or pushed else "pull"

@@ -104,7 +104,7 @@ def test_programs_of_the_kernel_copy_at_their_rate_and_do_not_compute(capsys):
 def test_a_plan_alone_has_no_backend(capsys):
     args = ["predict", "--plan", "all_gather_1d", "--world", "4", "--shape", "M=8,K=8", "--backend", "tma_reserved"]
     code, _, err = run(args, capsys)
-    assert code == 2 and "--backend and --comm-sms are of an operator" in err and "--op" in err
+    assert code == 2 and "--backend, --comm-sms and --sum-sms are of an operator" in err and "--op" in err
 
 
 def test_a_mesh_says_what_a_node_is(capsys):
