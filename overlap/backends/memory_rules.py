@@ -73,6 +73,13 @@ WRITERS = {
             barrier=False,
             completes=True,
         ),
+        WriterRule(
+            "packet",
+            "nothing: data and mark are one 64-bit word, stored relaxed at system scope; of a vector each word has its mark",
+            "the word itself, low half of the epoch but for 0 and all ones; it stands for no other write",
+            barrier=False,
+            completes=False,
+        ),
     )
 }
 
@@ -84,6 +91,12 @@ READERS = {
             "tma load",
             "the same acquire, then the proxy fence, then an address that depends on both",
             proxy_fence=True,
+        ),
+        ReaderRule(
+            "packet",
+            "64-bit loads of the word itself, relaxed at system scope, until its mark is the call's; nothing else may be read "
+            "because of it",
+            proxy_fence=False,
         ),
     )
 }
