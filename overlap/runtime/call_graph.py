@@ -21,7 +21,7 @@ from triton.runtime import _allocation
 
 from overlap.errors import RuntimeContractError
 
-from .bound_launch import Varying
+from .bound_launch import KEPT, Varying
 from .driver import Event, OwnStream, Stream, check, libcuda, recorded
 from .launchers import watched
 from .places import Carried
@@ -175,8 +175,7 @@ class _Node:
         if not self._told.kernelParams or not self._told.func:
             raise RuntimeContractError("the node of a kernel does not show its parameters")
         extents = list(_extents(self._told.func))
-        self._memory = ctypes.create_string_buffer(max((at + size for at, size in extents), default=0) + _ALIGNMENT)
-        start = -(-ctypes.addressof(self._memory) // _ALIGNMENT) * _ALIGNMENT
+        start, self._memory = _aligned(max((at + size for at, size in extents), default=0))
         for number, (at, size) in enumerate(extents):
             ctypes.memmove(start + at, self._told.kernelParams[number], size)
         self._pointers = (ctypes.c_void_p * len(extents))(*(start + at for at, _ in extents))
@@ -184,14 +183,14 @@ class _Node:
         self._told.extra = None
         self._places = [(v.place.number, v.place.offset) for v in varying]
         self._has = [v.place.address(carried) for v in varying]
-        self._to: list[tuple[Any, Any]] = []
+        self._to: list[tuple[Any, int, _Maps]] = []
         for (number, described, _), address in zip(varying, self._has, strict=True):
             at, size = extents[number] if number < len(extents) else (0, 0)
             word = ctypes.c_uint64.from_address(start + at)
             if size != (_MAP_BYTES if described else _ADDRESS_BYTES) or not described and word.value != address:
                 raise RuntimeContractError(f"parameter {number} of a recorded kernel is another than was thought")
-            self._to.append((None, ctypes.c_void_p(start + at)) if described else (word, None))
-        self._replace, self._set = cuda.cuTensorMapReplaceAddress, cuda.cuGraphExecKernelNodeSetParams_v2
+            self._to.append((None if described else word, number, _Maps(start + at)))
+        self._set = cuda.cuGraphExecKernelNodeSetParams_v2
         self._node, self._by_reference = ctypes.c_void_p(node), ctypes.byref(self._told)
 
     def give(self, made: Any, addresses: Sequence[int]) -> int:
@@ -199,17 +198,51 @@ class _Node:
         fresh = [addresses[number] + offset for number, offset in self._places]
         if fresh == self._has:
             return 0
-        for (word, descriptor), address in zip(self._to, fresh, strict=True):
+        for (word, number, maps), address in zip(self._to, fresh, strict=True):
             if word is not None:
                 word.value = address
             else:
-                error: int = self._replace(descriptor, ctypes.c_void_p(address))
-                if error:
-                    return error
-        error = self._set(made, self._node, self._by_reference)
+                self._pointers[number] = maps.over(address)
+        error: int = self._set(made, self._node, self._by_reference)
         if not error:
             self._has = fresh
         return error
+
+
+class _RefusedError(Exception):
+    """What the driver answers."""
+
+
+class _Maps:
+    """A tensor map over the addresses that calls have brought, the last few of them.
+
+    Args:
+        made: where one of them lies; it is over another address.
+    """
+
+    def __init__(self, made: int) -> None:
+        self._made = made
+        self._kept: dict[int, tuple[int, Any]] = {}
+
+    def over(self, address: int) -> int:
+        """Where the one over ``address`` lies. Raises _RefusedError where the driver makes none."""
+        found = self._kept.get(address)
+        if found is None:
+            found = _aligned(_MAP_BYTES)
+            ctypes.memmove(found[0], self._made, _MAP_BYTES)
+            error = libcuda().cuTensorMapReplaceAddress(ctypes.c_void_p(found[0]), ctypes.c_void_p(address))
+            if error:
+                raise _RefusedError(error)
+            if len(self._kept) >= KEPT:
+                del self._kept[next(iter(self._kept))]
+            self._kept[address] = found
+        return found[0]
+
+
+def _aligned(size: int) -> tuple[int, Any]:
+    """The address of memory for parameters, and what keeps it."""
+    memory = ctypes.create_string_buffer(size + _ALIGNMENT)
+    return -(-ctypes.addressof(memory) // _ALIGNMENT) * _ALIGNMENT, memory
 
 
 def _extents(function: int) -> Iterator[tuple[int, int]]:
@@ -256,10 +289,13 @@ class CallGraph:
         return True
 
     def _enqueue(self, stream: Stream, addresses: Sequence[int]) -> int:
-        for node in self._nodes:
-            error = node.give(self._made, addresses)
-            if error:
-                return error
+        try:
+            for node in self._nodes:
+                error = node.give(self._made, addresses)
+                if error:
+                    return error
+        except _RefusedError as refused:
+            return int(refused.args[0])
         error = self._launch(self._made, stream.argument)
         return error
 
