@@ -18,11 +18,10 @@ import torch.distributed as dist
 from overlap.autotune.config import Config
 from overlap.autotune.prune import Limits, by_limits, prune
 from overlap.autotune.session import BUDGET_S, DEADLINE_S, Space, Tuned, tune
-from overlap.autotune.space import PLANS, around, ordered, splits_of
+from overlap.autotune.space import MIXED_WITH, PLANS, around, mixed, ordered, splits_of
 from overlap.backends import backends
 from overlap.backends.base import Realization
-from overlap.backends.capabilities import SERIAL
-from overlap.backends.ways import SERIAL_WAY, way_of
+from overlap.backends.ways import LIBRARY_WAYS, way_named, way_of
 from overlap.chunkplan.collectives.text import KINDS
 from overlap.chunkplan.library import find_template
 from overlap.errors import OverlapError, UsageError
@@ -108,11 +107,8 @@ def space_of(
     def seconds(config: Config) -> float | None:
         task = launch_task(operator, given, {**numbers, **dict(config.realization.meta)}, runtime.world)
         name = config.realization.backend
-        way = (
-            SERIAL_WAY
-            if config.serial
-            else way_of(backends[name], produced, config.realization.comm_sms, config.realization.sum_sms or 0)
-        )
+        realization = config.realization
+        way = way_named(name, produced, realization.comm_sms, realization.sum_sms or 0)
         try:
             asked = as_configured(operator, config)
             plan = plan_for(asked, runtime.world, [g.shape for g in given])
@@ -120,7 +116,7 @@ def space_of(
         except OverlapError:
             return None
 
-    configs, refused = communication_of(kernel, machine, device)
+    configs, refused = communication_of(kernel, machine, device, runtime.world)
     facts = torch.cuda.get_device_properties(device)
     limits = Limits(getattr(facts, "shared_memory_per_block_optin", 227 * 1024), 1024, facts.multi_processor_count)
     refusals = (by_limits(limits, min(g.dtype.itemsize for g in given)),)
@@ -138,7 +134,7 @@ def space_of(
 
 
 def communication_of(
-    kernel: CompiledKernel, machine: Machine, device: torch.device
+    kernel: CompiledKernel, machine: Machine, device: torch.device, world: int
 ) -> tuple[list[Config], Counter[str]]:
     """All configs of what a kernel communicates, and those refused, counted by reason."""
     operator = kernel.operator
@@ -149,7 +145,7 @@ def communication_of(
     if len(operator.comms) == 1 and isinstance(kernel.plan, str):
         same = PLANS.get(KINDS[operator.comms[0].kind], ())
         plans += [name for name in same if name != kernel.plan] if kernel.plan in same else []
-    found, refused = [Config(Realization(SERIAL))], Counter[str]()
+    found, refused = [Config(Realization(name)) for name in LIBRARY_WAYS], Counter[str]()
     for backend in backends.values():
         why = next(filter(None, (need.lacking(backend) for need in needs)), "")
         if not why and backend.far:
@@ -166,13 +162,15 @@ def communication_of(
             for count in counts or (0,)
             for free in frees_tried(machine, produced, way.form, split)
         ]
+    if world > 2 and len(plans) > 1 and {"copy_engine", MIXED_WITH} <= {config.realization.backend for config in found}:
+        found += mixed(KINDS[operator.comms[0].kind])
     return found, refused
 
 
 def as_configured(operator: Operator, config: Config) -> Operator:
     """The operator as a config would carry it out, for its plan alone."""
     realization = config.realization
-    chosen = operator.realization.backend if config.serial else realization.backend
+    chosen = operator.realization.backend if realization.backend in LIBRARY_WAYS else realization.backend
     made = replace(operator, realization=Realization(chosen, split=realization.split))
     if config.plan:
         _, text = find_template(config.plan)

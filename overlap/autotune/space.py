@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from overlap.backends import backends
 from overlap.backends.base import Backend, Realization
-from overlap.backends.capabilities import SERIAL, Need
-from overlap.backends.ways import SERIAL_WAY, able_ways, way_of
+from overlap.backends.capabilities import Need
+from overlap.backends.ways import LIBRARY_WAYS, able_ways, way_named
 from overlap.chunkplan.cuts import Split
 from overlap.errors import OverlapError
 from overlap.schedule.machine import Machine
@@ -32,6 +32,12 @@ PLANS: Mapping[str, tuple[str, ...]] = {
     "all_to_all": ("all_to_all_1d",),
 }
 """Templates that do the same, by what they do."""
+MIXED: Mapping[str, tuple[str, ...]] = {
+    "all_gather": ("mixed/all_gather_1d",),
+    "reduce_scatter": ("mixed/reduce_scatter_1d",),
+}
+"""Templates some of whose operations name `MIXED_WITH`; the copy engine carries out the others. For three ranks or more."""
+MIXED_WITH = "ldst_inline"
 SPLITS: tuple[Split, ...] = (1, 2, 4, 8)
 SHAPES: Mapping[str, tuple[Split, ...]] = {
     # What arrives last is small, so that few tiles are left behind it.
@@ -86,7 +92,7 @@ def communication(
     splits = splits_of(operator.kind)
     for candidate in refused:
         counted[candidate.refused] += len(plans) * len(splits)
-    found = [Config(Realization(SERIAL))] if serial else []
+    found = [Config(Realization(name)) for name in LIBRARY_WAYS] if serial else []
     for way in ways:
         backend = backends[way.name]
         for plan in _of_backend(plans, backend):
@@ -100,7 +106,14 @@ def communication(
                 for count in programs
                 for free in frees_tried(machine, operator.produced, way.form, split)
             ]
+    if product.world > 2 and {"copy_engine", MIXED_WITH} <= {way.name for way in ways}:
+        found += mixed(operator.kind)
     return tuple(found), counted
+
+
+def mixed(kind: str) -> list[Config]:
+    """Configs whose operations several backends carry out."""
+    return [Config(Realization(split=split), plan) for plan in MIXED.get(kind, ()) for split in SPLITS[:2]]
 
 
 def splits_of(kind: str) -> tuple[Split, ...]:
@@ -125,11 +138,7 @@ def predict(product: Product, machine: Machine, config: Config) -> float | None:
     """Seconds of a config on the slowest rank, or None where the model has no say."""
     realization, meta = config.realization, dict(config.realization.meta)
     produced = operator_of(product.op, product.sizes).produced
-    way = (
-        SERIAL_WAY
-        if config.serial
-        else way_of(backends[realization.backend], produced, realization.comm_sms, realization.sum_sms or 0)
-    )
+    way = way_named(realization.backend, produced, realization.comm_sms, realization.sum_sms or 0)
     try:
         found = operator_candidates(
             product.op,

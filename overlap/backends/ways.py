@@ -10,11 +10,13 @@ from overlap.schedule.machine import Machine
 from overlap.schedule.ways import Candidate, Way, by_programs
 
 from .base import Backend
-from .capabilities import SERIAL, Need
+from .capabilities import COLLECTIVE, SERIAL, Need
 from .carriers import Carriers, form_of
 from .registry import backends
 
 SERIAL_WAY = Way(SERIAL, "serial")
+LIBRARY_WAYS = {SERIAL: SERIAL_WAY, COLLECTIVE: Way(COLLECTIVE, "serial")}
+"""A library's collective and then a kernel, or before it: as it was, or the generated one."""
 
 
 def way_of(found: Backend, produced: bool, programs: int = 0, free: int = 0) -> Way:
@@ -30,6 +32,11 @@ def way_of(found: Backend, produced: bool, programs: int = 0, free: int = 0) -> 
     if form == "moves":
         return Way(found.name, "shared" if found.inline else "moves", counted, pushed, tma)
     return Way(found.name, form, 0, pushed, tma, free if produced and form == "lanes" else 0)
+
+
+def way_named(name: str, produced: bool, programs: int = 0, free: int = 0) -> Way:
+    """`way_of` by a name, which may be that of what a library does (`LIBRARY_WAYS`)."""
+    return LIBRARY_WAYS.get(name) or way_of(backends[name], produced, programs, free)
 
 
 def machine_of(

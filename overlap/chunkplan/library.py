@@ -10,6 +10,8 @@ from .document import nearest
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _SUFFIXES = (".yaml", ".yml")
+MIXED = "mixed/"
+"""The folder of templates that name backends, which none can be carried out without."""
 
 
 def template_folders() -> tuple[Path, ...]:
@@ -23,22 +25,30 @@ def list_templates() -> tuple[str, ...]:
     return tuple(sorted({path.stem for folder in template_folders() for path in folder.glob("*.yaml")}))
 
 
+def list_mixed() -> tuple[str, ...]:
+    """The names of templates whose operations are carried out by several backends, sorted: ``mixed/all_gather_1d``."""
+    return tuple(
+        sorted({f"{MIXED}{path.stem}" for folder in template_folders() for path in folder.glob(f"{MIXED}*.yaml")})
+    )
+
+
 def find_template(name: str) -> tuple[str, str]:
     """Path and text of a plan.
 
     Args:
-        name: a template's name (``all_gather_1d``), or the path of a ``.yaml`` file.
+        name: a template's name (``all_gather_1d``, ``mixed/all_gather_1d``), or the path of a ``.yaml`` file.
 
     Raises:
         PlanError: there is no such plan (the nearest name is given), or its file cannot be read.
     """
-    if name.endswith(_SUFFIXES) or "/" in name or "\\" in name:
+    if name.endswith(_SUFFIXES) or "/" in name.removeprefix(MIXED) or "\\" in name:
         return name, read_text(Path(name), name)
     for folder in template_folders():
         path = folder / f"{name}.yaml"
         if name and path.is_file():
             return str(path), read_text(path, name)
-    raise PlanError(f"unknown plan `{name}`", help=f"{nearest(name, list_templates())}, or the path of a .yaml file")
+    known = list_mixed() if name.startswith(MIXED) else list_templates()
+    raise PlanError(f"unknown plan `{name}`", help=f"{nearest(name, known)}, or the path of a .yaml file")
 
 
 def read_text(path: Path, name: str, what: str = "plan") -> str:

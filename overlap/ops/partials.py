@@ -16,6 +16,8 @@ from overlap.api import CompiledKernel, LastPlan, compile
 from overlap.autotune.config import Config
 from overlap.backends.base import Realization
 from overlap.chunkplan.cuts import Split
+from overlap.chunkplan.library import find_template
+from overlap.chunkplan.named import named_backends
 from overlap.runtime.protocol import Runtime, runtime_of
 from overlap.runtime.repeat import Repeat
 
@@ -123,6 +125,19 @@ def partial_arguments(
     return gemm_out_tma, (programs,), arguments
 
 
+@cache
+def by_stores(plan: str, backend: str) -> bool:
+    """Whether tiles of a result are stored where they go by plain stores, some at least, which a descriptor is in the way of.
+
+    Raises:
+        PlanError: there is no such plan.
+    """
+    if backend == "ldst_inline":
+        return True
+    path, text = find_template(plan)
+    return "ldst_inline" in named_backends(text, path)
+
+
 def compiled_partial(
     kernel: Any, along: str, plan: str, split: Split, backend: str = "copy_engine", sum_sms: int | None = None
 ) -> CompiledKernel:
@@ -158,7 +173,7 @@ def launch_partial(
     ``config``: what is tuned or pinned for it.
     """
     blocks, sum_sms = blocks_of(config), None if config is None else config.realization.sum_sms
-    stored = backend == "ldst_inline"
+    stored = by_stores(plan, backend)
     kernel, grid, arguments = partial_arguments(x, w, bias, part, columns, tma, runtime_of(group), stored, blocks)
     compiled = compiled_partial(kernel, along, plan, split, backend, sum_sms)
     return compiled.launch(grid, (), arguments, group=group, backend=backend, transport=moved, repeat=repeat)

@@ -19,7 +19,7 @@ from .arguments import check_programs
 from .exchange_gemm import SPLIT as EXCHANGE_SPLIT
 from .gather_gemm import compiled_kernel
 from .kernels import ag_gemm_any, ag_gemm_tma, gemm_out_stored, gemm_out_tma
-from .partials import compiled_partial, storing_reason
+from .partials import by_stores, compiled_partial, storing_reason
 from .products import rows_fit
 from .reduce_gemm import ONE_SHOT, TWO_SHOT
 from .scatter_gemm import SPLIT
@@ -96,7 +96,8 @@ def reserve(
         raise UsageError(
             "auto chooses call by call, and each backend has memory of its own", help='backend="copy_engine"'
         )
-    tma = gemm_out_stored if made and backend == "ldst_inline" else form.tma
+    plans = form.plans if plan is None else (plan,)
+    tma = gemm_out_stored if made and any(by_stores(each, backend) for each in plans) else form.tma
     check_programs(backend, comm_sms)
     moved_by = "copy_engine" if backend == SERIAL else backend
     how = (moved_by,) if made else (moved_by, comm_sms)
@@ -111,7 +112,7 @@ def reserve(
             wanted = usual or kernel in kernels and inner_dims
             tokens, width = (max_tokens, hidden) if wanted else (0, 0)
             rows = {"B": tokens, "M": 1} if "B" in along else {"B": 1, "M": tokens}
-            for chosen in form.plans if plan is None else (plan,):
+            for chosen in plans:
                 compiled = form.make(kernel, along, chosen, form.split if split is None else split_of(split), *how)
                 reserve_operator(compiled.operator, group, {**rows, form.width: width}, dtype)
     settle(group, operator)

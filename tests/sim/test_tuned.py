@@ -40,6 +40,8 @@ def config(backend: str, plan: str, split: int, comm_sms: int = 0, **options) ->
         config("copy_engine", "all_gather_ring", 2, **TILE),
         config("ldst_reserved", "all_gather_1d_pull", 3, comm_sms=2, **TILE),
         config("ldst_inline", "all_gather_1d", 1),
+        config("copy_engine", "mixed/all_gather_1d", 2),
+        config("collective", "", 1),
     ],
     ids=str,
 )
@@ -59,8 +61,9 @@ def test_a_gather_by_a_config(how):
             close(y, x, w)
     said = last_plan("ag_gemm")
     assert (said.source, said.backend) == (TRIAL, how.realization.backend)
-    pieces = how.realization.split * (world - 1)
-    assert said.plan == how.plan and (said.chunks == pieces or how.plan == "all_gather_1d"), said
+    pieces = 0 if how.realization.backend == "collective" else how.realization.split * (world - 1)
+    names = {"": "all_gather_direct", "mixed/all_gather_1d": "all_gather_1d_mixed"}
+    assert said.plan == names.get(how.plan, how.plan) and (said.chunks == pieces or how.plan == "all_gather_1d"), said
 
 
 @pytest.mark.parametrize(
@@ -69,11 +72,12 @@ def test_a_gather_by_a_config(how):
         (gemm_rs, config("copy_engine", "reduce_scatter_ring", 1, **TILE)),
         (gemm_rs, config("ldst_inline", "reduce_scatter_1d", 1, **TILE)),
         (gemm_ar, config("copy_engine", "all_reduce_two_shot", 2, **TILE)),
+        (gemm_rs, config("copy_engine", "mixed/reduce_scatter_1d", 1)),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_a_sum_by_a_config(operator, how):
-    world, m, n, k = 2, 38, 24, 16
+    world, m, n, k = 3 if how.plan.startswith("mixed") else 2, 38, 24, 16
     pairs = [(data(m, k, seed=r), data(k, n, seed=9 + r)) for r in range(world)]
 
     def body(group):
@@ -87,7 +91,9 @@ def test_a_sum_by_a_config(operator, how):
     for rank, y in enumerate(World(world, seed=2).run(body)):
         rows = slice(*shard_interval(m, world, rank)) if operator is gemm_rs else slice(None)
         assert torch.allclose(y.float(), total[rows], rtol=4e-3, atol=4e-2)
-    assert last_plan(operator.__name__).plan == how.plan
+    assert last_plan(operator.__name__).plan == {"mixed/reduce_scatter_1d": "reduce_scatter_1d_mixed"}.get(
+        how.plan, how.plan
+    )
 
 
 def test_a_kernel_by_a_config(kernels):

@@ -131,6 +131,7 @@ def test_the_space_of_an_operator_is_what_the_capability_table_leaves():
     backends = {c.realization.backend for c in configs}
     assert {"copy_engine", "ldst_reserved", "tma_reserved", "serial"} <= backends and "ldst_inline" not in backends
     assert refused["asleep"] > 0
+    assert "collective" in backends
     plans = {c.plan for c in configs if c.realization.backend == "copy_engine"}
     assert plans == {"all_gather_1d", "all_gather_1d_push", "all_gather_ring"}, (
         "what its own direction makes is there once"

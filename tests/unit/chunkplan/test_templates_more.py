@@ -7,6 +7,7 @@ one part too many or too few is a wrong number.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 
 from overlap.chunkplan.build import build_plan, load_plan
 from overlap.chunkplan.dump import dump_plan
-from overlap.chunkplan.library import find_template, list_templates
+from overlap.chunkplan.library import find_template, list_mixed, list_templates
 from overlap.chunkplan.memory import reduced_tensors
 from overlap.chunkplan.mesh import Mesh
 from overlap.chunkplan.plan import Chunk, CommPlan, TensorSpec
@@ -242,3 +243,24 @@ def test_a_tensor_of_the_given_sizes_needs_a_given_tensor():
     assert caught.value.where is not None and caught.value.where.line == 3
     with pytest.raises(PlanError, match="has no tensor `a`"):
         build_plan(find_template("kv_ring")[1], world=2, tensor=TensorSpec("a", (4,)), dim=0)
+
+
+@pytest.mark.parametrize("name", list_mixed())
+def test_mixed_templates_are_those_they_are_named_after_by_several_backends(name):
+    plain = name.removeprefix("mixed/")
+    for world, rows in ((1, 4), (2, 5), (3, 7), (5, 3), (4, 0)):
+        plans = []
+        for each in (name, plain):
+            path, text = find_template(each)
+            tensor = TensorSpec("a", (rows, 2))
+            plan = build_plan(text, world=world, tensor=tensor, dim=0, split="1:2", direction="push", path=path)
+            verify_plan(plan)
+            plans.append([[replace(op, backend=None, channel=0) for op in ops] for ops in plan.ops])
+        assert plans[0] == plans[1]
+        path, text = find_template(name)
+        found = build_plan(text, world=world, tensor=TensorSpec("a", (rows, 2)), dim=0, path=path)
+        named = {op.backend for ops in found.ops for op in ops}
+        assert named == ({None, "ldst_inline"} if world > 2 else {None} if world == 2 else set())
+    with pytest.raises(PlanError, match="unknown plan") as caught:
+        find_template(name + "s")
+    assert name in caught.value.help
