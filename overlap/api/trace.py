@@ -168,7 +168,7 @@ def _records(told: Sequence[_Told], rate: float) -> tuple[RankRecord, ...]:
                 each.schedule,
                 each.parts,
                 each.names,
-                tiles_of(words, tiles, parts, start.zero, rate),
+                tiles_of(words, tiles, parts, start.zero, rate, each.loops),
                 (each.stamp - start.zero) * rate,
                 {op: (when - start.zero) * rate for op, when in each.watched.items()},
                 max(start.exactly, end.exactly) * rate,

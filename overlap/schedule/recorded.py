@@ -50,11 +50,13 @@ class TileTimes(NamedTuple):
         return self.ready - self.waits + sum(part[1] - part[0] for part in self.parts if part is not None)
 
 
-def tiles_of(words: Sequence[int], tiles: int, parts: int, zero: float, rate: float = 1e-9) -> tuple[TileTimes, ...]:
+def tiles_of(
+    words: Sequence[int], tiles: int, parts: int, zero: float, rate: float = 1e-9, loops: int = 1
+) -> tuple[TileTimes, ...]:
     """The records of a log, by position.
 
     Args:
-        words: of `log_words(tiles, parts)`.
+        words: of `log_words(tiles, parts)`, ``parts`` of all ``loops`` together.
         zero: the moment of the device's timer that is time 0.
         rate: seconds of a count of the timer.
 
@@ -72,7 +74,10 @@ def tiles_of(words: Sequence[int], tiles: int, parts: int, zero: float, rate: fl
         base = tiles * TILE_WORDS + position * parts * PART_WORDS
         pairs = [tuple(words[at : at + PART_WORDS]) for at in range(base, base + parts * PART_WORDS, PART_WORDS)]
         moments = [begins, waits, ready, *(moment for pair in pairs if any(pair) for moment in pair), ends]
-        if 0 in moments:
+        entered = [any(pair) for pair in pairs]
+        each = parts // loops
+        half = any(len(set(entered[at : at + each])) > 1 for at in range(0, parts, each or 1))
+        if 0 in moments or half or (parts and not any(entered)):
             raise ScheduleError(f"tile {position} has not recorded all of its times")
         if sorted(moments) != moments:
             raise ScheduleError(f"the times of tile {position} run backwards: {moments}")

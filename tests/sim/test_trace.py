@@ -14,7 +14,7 @@ CASES = {
     "gather": ("ag_gemm", 3, {"M": 200, "N": 144, "K": 48}, {}),
     "gather, moved between tiles": ("ag_gemm", 2, {"M": 131, "N": 80, "K": 32}, {"backend": "ldst_inline", "split": 2}),
     "gather, moved by programs": ("ag_gemm", 2, {"M": 131, "N": 80, "K": 32}, {"backend": "ldst_reserved"}),
-    "gather along K": ("ag_gemm_k", 3, {"M": 130, "N": 96, "K": 96}, {}),
+    "gather along K": ("ag_gemm_k", 2, {"M": 70, "N": 48, "K": 320}, {}),
     "scatter": ("gemm_rs", 3, {"M": 200, "N": 64, "K": 96}, {}),
     "scatter, stored where it goes": ("gemm_rs", 2, {"M": 96, "N": 64, "K": 64}, {"backend": "ldst_inline"}),
     "one rank": ("ag_gemm", 1, {"M": 64, "N": 64, "K": 32}, {}),
@@ -47,6 +47,7 @@ def measured():
     return make
 
 
+@pytest.mark.one_triton
 @pytest.mark.parametrize("name", CASES)
 def test_every_tile_is_recorded_once_and_in_order(measured, name):
     found = measured(name)
@@ -75,6 +76,7 @@ def test_every_tile_is_recorded_once_and_in_order(measured, name):
         assert 0 <= record.begin <= record.tiles_end <= record.end
 
 
+@pytest.mark.one_triton
 @pytest.mark.parametrize("name", CASES)
 def test_what_tiles_use_had_come_and_what_leaves_was_made(measured, name):
     found = measured(name)
@@ -94,6 +96,7 @@ def test_what_tiles_use_had_come_and_what_leaves_was_made(measured, name):
                 assert landed is None or made - 2 * found.exactly <= landed
 
 
+@pytest.mark.one_triton
 def test_chunks_are_named_as_predicted_ones_are(measured):
     for name in CASES:
         found = measured(name)
@@ -106,6 +109,7 @@ def test_chunks_are_named_as_predicted_ones_are(measured):
             assert marks == predicted
 
 
+@pytest.mark.one_triton
 @pytest.mark.parametrize("name", CASES)
 def test_the_trace_is_in_the_trace_event_format(measured, name):
     found = measured(name)
@@ -153,6 +157,7 @@ def test_the_trace_is_in_the_trace_event_format(measured, name):
     assert all([e["ph"] for e in ends] == ["s", "f"] and ends[0]["ts"] <= ends[1]["ts"] for ends in arrows.values())
 
 
+@pytest.mark.one_triton
 def test_arrows_lead_to_the_first_tile_that_used_a_chunk(measured):
     found = measured("gather")
     events = json.loads(found.trace())["traceEvents"]
@@ -173,6 +178,7 @@ def test_arrows_lead_to_the_first_tile_that_used_a_chunk(measured):
         assert wanted <= ends
 
 
+@pytest.mark.one_triton
 def test_the_command_traces_an_operator(tmp_path, capsys):
     out = tmp_path / "trace.json"
     with pytest.raises(SystemExit) as done:

@@ -39,7 +39,7 @@ def test_parts_stand_behind_all_tiles_and_a_loop_that_was_not_entered_waits_at_n
     parts = [[120, 125, 130, 150], [0, 0, 140, 141]]
     words = [*line(0, 0, 110, 160), *line(0, 0, 135, 170), *parts[0], *parts[1]]
     assert len(words) == log_words(2, 2)
-    one, other = tiles_of(words, 2, 2, zero=100, rate=1.0)
+    one, other = tiles_of(words, 2, 2, zero=100, rate=1.0, loops=2)
     assert one.parts == ((20, 25), (30, 50)) and other.parts == (None, (40, 41))
     assert (one.waited, other.waited) == (25, 1)
 
@@ -58,6 +58,12 @@ def test_parts_stand_behind_all_tiles_and_a_loop_that_was_not_entered_waits_at_n
 def test_a_log_that_is_not_whole_is_refused(words, said):
     with pytest.raises(ScheduleError, match=said):
         tiles_of(words, 1, 0, zero=100)
+
+
+@pytest.mark.parametrize("parts", [[120, 125, 0, 0], [0, 0, 0, 0], [120, 0, 130, 135]])
+def test_a_loop_that_was_left_half_way_is_refused(parts):
+    with pytest.raises(ScheduleError, match="has not recorded"):
+        tiles_of([*line(0, 0, 110, 160), *parts], 1, 2, zero=0)
 
 
 def gathered(world=2, rows=256, columns=64):
