@@ -30,6 +30,7 @@ from overlap.errors import DeadlineError, RuntimeContractError
 from overlap.language.packets import DATA_BYTES, LINE_BYTES
 from overlap.schedule.table import S_FAULT, SLOT_WORDS
 
+from .packet_boxes import Boxes, pieces, scaled, unit_of, whole
 from .packet_kernels import MOST_PROGRAMS, exchange_kernel, sum_packets_kernel
 from .places import Carried, Place
 from .protocol import IN_FLIGHT, Runtime
@@ -46,35 +47,10 @@ _UNITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 SIDES = 2
 BLOCK = 256
 """Lines that a program moves at a time, one a thread."""
+KEPT = 1024
+"""Calls that are found again without a look at more than their tensors' layouts; the oldest go first."""
 A_MULTIPROCESSOR = 4
 """Programs of a launch for each multiprocessor, at most: as many as are resident at a time are enough, and soon started."""
-
-
-class Boxes(NamedTuple):
-    """What of a dense tensor goes to each rank, or comes from it: columns from rank * ``chunk`` on, ``chunk`` of them but no
-    further than ``total``, of ``rows`` rows of ``total`` elements; with ``whole`` all of it to each."""
-
-    rows: int
-    chunk: int
-    total: int
-    whole: bool = False
-
-    def longest(self) -> int:
-        """Elements of the largest."""
-        return self.rows * min(self.chunk, self.total)
-
-
-def pieces(shape: tuple[int, ...], dim: int, world: int) -> Boxes:
-    """The pieces along a dimension, as `torch.chunk` cuts it."""
-    inner = math.prod(shape[dim + 1 :])
-    low, high = shard_interval(shape[dim], world, 0)
-    return Boxes(math.prod(shape[:dim]), (high - low) * inner, shape[dim] * inner)
-
-
-def whole(shape: tuple[int, ...]) -> Boxes:
-    """All of a tensor."""
-    count = math.prod(shape)
-    return Boxes(1, count, count, whole=True)
 
 
 class _Memory:
@@ -99,6 +75,14 @@ class _Memory:
         return (address - self.addresses[rank]) // LINE_BYTES // self.capacity % world
 
 
+class _Ready(NamedTuple):
+    """A launch whose tensors each call brings; ``received``: bytes that a rank gets by it."""
+
+    enqueue: Callable[..., None]
+    memory: _Memory
+    received: int
+
+
 class LowLatency:
     """The small collectives of a group on this rank. Obtained with `low_latency_of`.
 
@@ -116,32 +100,52 @@ class LowLatency:
         self._memory: _Memory | None = None
         self._kept: list[_Memory] = []
         self._met: set[Any] = set()
+        self._ready: dict[Any, _Ready] = {}
         self._error: DeadlineError | None = None
+
+    @property
+    def memory(self) -> object:
+        """What calls go through at present: another once it has grown, None before the first and when it was released."""
+        return self._memory
 
     def all_reduce(self, summand: torch.Tensor, out: torch.Tensor) -> bool:
         """The sum of all ranks' ``summand`` into ``out``, of its shape; every rank sends all of it to every other."""
+        key = ("all_reduce", *_layout(summand), *_layout(out))
+        if self._again(key, summand, out):
+            return True
         boxes = whole(tuple(summand.shape))
-        return self._sum(("all_reduce", tuple(summand.shape)), summand, boxes, out)
+        return self._sum(key, ("all_reduce", tuple(summand.shape)), summand, boxes, out)
 
     def reduce_scatter(self, summand: torch.Tensor, dim: int, out: torch.Tensor) -> bool:
         """This rank's piece along ``dim`` of the sum of all ranks' ``summand``, into ``out``."""
+        key = ("reduce_scatter", dim, *_layout(summand), *_layout(out))
+        if self._again(key, summand, out):
+            return True
         boxes = pieces(tuple(summand.shape), dim, self._runtime.world)
-        return self._sum(("reduce_scatter", tuple(summand.shape), dim), summand, boxes, out)
+        return self._sum(key, ("reduce_scatter", tuple(summand.shape), dim), summand, boxes, out)
 
     def all_gather(self, shard: torch.Tensor, dim: int, out: torch.Tensor) -> bool:
         """The tensor of which every rank has its piece along ``dim``, into ``out``."""
+        key = ("all_gather", dim, *_layout(shard), *_layout(out))
+        if self._again(key, shard, out):
+            return True
         boxes = pieces(tuple(out.shape), dim, self._runtime.world)
-        return self._exchange(("all_gather", tuple(out.shape), dim), shard, whole(tuple(shard.shape)), out, boxes)
+        facts = ("all_gather", tuple(out.shape), dim)
+        return self._exchange(key, facts, boxes.longest(), shard, whole(tuple(shard.shape)), out, boxes)
 
     def all_to_all(self, held: torch.Tensor, from_dim: int, to_dim: int, out: torch.Tensor) -> bool:
         """A tensor of which every rank holds its piece along ``from_dim``, as this rank's piece along ``to_dim``."""
+        key = ("all_to_all", from_dim, to_dim, *_layout(held), *_layout(out))
+        if self._again(key, held, out):
+            return True
         world = self._runtime.world
         shape = list(out.shape)
         shape[to_dim] = held.shape[to_dim]
-        facts = ("all_to_all", tuple(shape), from_dim, to_dim)
-        return self._exchange(
-            facts, held, pieces(tuple(held.shape), to_dim, world), out, pieces(tuple(out.shape), from_dim, world)
+        longest = math.prod(
+            shard_interval(n, world, 0)[1] if dim in (from_dim, to_dim) else n for dim, n in enumerate(shape)
         )
+        boxes, to = pieces(tuple(held.shape), to_dim, world), pieces(tuple(out.shape), from_dim, world)
+        return self._exchange(key, ("all_to_all", tuple(shape), from_dim, to_dim), longest, held, boxes, out, to)
 
     def check(self) -> None:
         """Raises DeadlineError if a call waited in vain; costs no synchronisation."""
@@ -165,13 +169,28 @@ class LowLatency:
         self._memory, self._error = None, None
         self._kept.clear()
         self._met.clear()
+        self._ready.clear()
 
-    def _sum(self, facts: tuple[Any, ...], src: torch.Tensor, boxes: Boxes, out: torch.Tensor) -> bool:
+    def _again(self, key: Any, src: torch.Tensor, out: torch.Tensor) -> bool:
+        """Makes a call that is like an earlier one but for where its tensors lie, if there was one."""
+        ready = self._ready.get(key)
+        if ready is None or ready.memory is not self._memory:
+            return False
+        self.check()
+        if ready.received >= settings.get("low_latency_below_bytes"):
+            return False
+        runtime = self._runtime
+        with runtime.in_order(IN_FLIGHT) as capturing:
+            ready.memory.captured |= capturing
+            ready.enqueue(runtime.main_stream(), Carried((src, out)))
+        return True
+
+    def _sum(self, key: Any, facts: tuple[Any, ...], src: torch.Tensor, boxes: Boxes, out: torch.Tensor) -> bool:
         if src.dtype not in SUMMED or not out.is_floating_point():
             return False
+        dense = src.is_contiguous() and out.is_contiguous()
         src = src.contiguous()
-        dense = out.is_contiguous()
-        place = out if dense else torch.empty(out.shape, dtype=out.dtype, device=out.device)
+        place = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype, device=out.device)
         facts = (*facts, str(src.dtype), str(out.dtype))
         unit, to_unit = unit_of(src, boxes), 0
         if src.dtype == out.dtype:
@@ -184,17 +203,26 @@ class LowLatency:
         }  # fmt: skip
         numbers = scaled(boxes, src.element_size(), unit)
         work = max(1, self._runtime.world - 1) if not boxes.whole else 1
-        done = self._call(facts, sum_packets_kernel, src, boxes, place, options, numbers, work)
-        if done and not dense:
+        done = self._call(key, facts, boxes.longest(), sum_packets_kernel, src, place, options, numbers, work, dense)
+        if done and place is not out:
             out.copy_(place)
         return done
 
-    def _exchange(self, facts: tuple[Any, ...], src: torch.Tensor, boxes: Boxes, out: torch.Tensor, to: Boxes) -> bool:
+    def _exchange(
+        self,
+        key: Any,
+        facts: tuple[Any, ...],
+        longest: int,
+        src: torch.Tensor,
+        boxes: Boxes,
+        out: torch.Tensor,
+        to: Boxes,
+    ) -> bool:
         if src.dtype != out.dtype or src.element_size() not in _UNITS:
             return False
+        dense = src.is_contiguous() and out.is_contiguous()
         src = src.contiguous()
-        dense = out.is_contiguous()
-        place = out if dense else torch.empty(out.shape, dtype=out.dtype, device=out.device)
+        place = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype, device=out.device)
         unit, to_unit = unit_of(src, boxes), unit_of(place, to)
         options = {
             "UNIT": unit, "TO_UNIT": to_unit, "FLAT": boxes.rows == 1, "TO_FLAT": to.rows == 1, "PARTS": not boxes.whole,
@@ -202,33 +230,38 @@ class LowLatency:
         numbers = scaled(boxes, src.element_size(), unit)
         numbers |= {f"to_{name}": n for name, n in scaled(to, src.element_size(), to_unit).items()}
         facts = (*facts, str(src.dtype))
-        done = self._call(facts, exchange_kernel, src, to, place, options, numbers, self._runtime.world)
-        if done and not dense:
+        work = self._runtime.world
+        done = self._call(key, facts, longest, exchange_kernel, src, place, options, numbers, work, dense)
+        if done and place is not out:
             out.copy_(place)
         return done
 
     def _call(
         self,
+        known_as: Any,
         facts: tuple[Any, ...],
+        longest: int,
         kernel: Any,
         src: torch.Tensor,
-        boxes: Boxes,
         out: torch.Tensor,
         options: dict[str, Any],
         numbers: dict[str, int],
         work: int,
+        dense: bool,
     ) -> bool:
         """One launch.
 
         Args:
+            known_as: under which later calls find it, if ``dense``: its tensors are the caller's own.
             facts: of the call, the same on every rank.
-            boxes: whose largest is the longest piece that a rank sends to another.
+            longest: elements of the longest piece that any rank sends to another.
             work: tiles that are to be moved for each that the longest piece has.
         """
         runtime = self._runtime
         self.check()
-        size = boxes.longest() * src.element_size()
-        if size * (runtime.world - 1) >= settings.get("low_latency_below_bytes"):
+        size = longest * src.element_size()
+        received = size * (runtime.world - 1)
+        if received >= settings.get("low_latency_below_bytes"):
             return False
         lines = max(1, -(-size // DATA_BYTES))
         with runtime.in_order(IN_FLIGHT) as capturing:
@@ -242,6 +275,10 @@ class LowLatency:
             enqueue = memory.launches.get(key)
             if enqueue is None or facts not in self._met:
                 enqueue = self._first(facts, memory, key, kernel, src, out, options, numbers, -(-lines // BLOCK) * work)
+            if dense:
+                if len(self._ready) >= KEPT:
+                    del self._ready[next(iter(self._ready))]
+                self._ready[known_as] = _Ready(enqueue, memory, received)
             memory.captured |= capturing
             enqueue(runtime.main_stream(), Carried((src, out)))
         return True
@@ -279,7 +316,7 @@ class LowLatency:
         runtime = self._runtime
         what = f"the first low-latency {facts[0]}"
         try:
-            enqueue = memory.launches[key] = self._ready(memory, kernel, src, out, options, numbers, tiles)
+            enqueue = memory.launches[key] = self._warm(memory, kernel, src, out, options, numbers, tiles)
         except Exception as error:
             if facts not in self._met:
                 runtime.agree(what, error)
@@ -294,7 +331,7 @@ class LowLatency:
             self._met.add(facts)
         return enqueue
 
-    def _ready(
+    def _warm(
         self,
         memory: _Memory,
         kernel: Any,
@@ -326,16 +363,9 @@ class LowLatency:
         return runtime.warm(kernel, (programs, 1, 1), {**arguments, "programs": programs}, later=later)
 
 
-def unit_of(tensor: torch.Tensor, boxes: Boxes) -> int:
-    """Bytes of the widest word, up to 8, of which all boxes of a dense tensor are made."""
-    size = tensor.element_size()
-    common = math.gcd(tensor.data_ptr(), boxes.chunk * size, boxes.total * size, 8)
-    return common if tensor.numel() else 8
-
-
-def scaled(boxes: Boxes, size: int, unit: int) -> dict[str, int]:
-    """The kernel's parameters of boxes of elements of ``size`` bytes, in units."""
-    return {"rows": boxes.rows, "chunk": boxes.chunk * size // unit, "total": boxes.total * size // unit}
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What a launch depends on of a tensor."""
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % 16
 
 
 def low_latency_of(runtime: Runtime) -> LowLatency:

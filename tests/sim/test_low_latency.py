@@ -13,7 +13,8 @@ from overlap.errors import OverlapError, RuntimeContractError
 from overlap.language.packets import MARKS
 from overlap.runtime import low_latency, packet_kernels
 from overlap.runtime.collectives import add_in_order
-from overlap.runtime.low_latency import SUMMED, low_latency_of, pieces, unit_of, whole
+from overlap.runtime.low_latency import SUMMED, low_latency_of
+from overlap.runtime.packet_boxes import pieces, unit_of, whole
 from overlap.runtime.packet_kernels import CLEAN_EVERY
 from overlap.sim import World
 from overlap.sim.runtime import SimRuntime
@@ -259,6 +260,18 @@ def test_a_message_that_is_too_long_is_left_to_others(monkeypatch):
         assert torch.equal(out, torch.full((100,), 3.0))
 
     on_ranks(3, body)
+
+
+def test_ranks_with_shorter_pieces_answer_as_the_others(monkeypatch):
+    """5 x 5 over 3 ranks: pieces of 2 x 2, and the last rank gets 2 x 1 and less."""
+    monkeypatch.setenv("OVERLAP_LOW_LATENCY_BELOW_BYTES", "60")  # 2 x 2 x 8 bytes from each of two are more
+
+    def body(runtime):
+        tensor, rank = made((5, 5), torch.float64, 1), runtime.rank
+        held, out = narrow(tensor, 0, 3, rank), narrow(tensor, 1, 3, rank).clone()
+        return low_latency_of(runtime).all_to_all(held, 0, 1, out)
+
+    assert on_ranks(3, body) == [False] * 3
 
 
 def test_ranks_that_call_differently_are_told():
