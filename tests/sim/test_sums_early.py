@@ -8,7 +8,7 @@ import torch
 from overlap.api.tuned import forced
 from overlap.autotune.config import Config
 from overlap.errors import RaceFault, RuntimeContractError
-from overlap.ops import gemm_a2a, gemm_ar, gemm_rs
+from overlap.ops import gemm_a2a, gemm_ar, gemm_rs, reserve
 from overlap.runtime import launch
 from overlap.runtime.instance import instances
 from overlap.schedule import steps as st
@@ -87,6 +87,20 @@ def test_a_config_says_how_many(monkeypatch):
 
     _, were = called(monkeypatch, operator, 2, 0, calls=1)
     assert were == {True} and Config.from_json(config.to_json()) == config
+
+
+def test_what_is_reserved_holds_the_counters_of_own_parts(monkeypatch):
+    monkeypatch.setenv("OVERLAP_SUM_SMS", "1")
+    x, w = torch.randn(96, 16).half(), torch.randn(16, 40).half()
+
+    def body(group):
+        reserve(group, max_tokens=96, hidden=40, dtype=torch.float16, operator="gemm_rs", split=24)
+        made = gemm_rs(x, w, group=group, backend="copy_engine", split=24)
+        group.overlap_runtime.synchronize()
+        return made, next(reversed(instances(group.overlap_runtime).values())).need.counters
+
+    for made, counters in World(2).run(body):
+        assert not made.isnan().any() and counters == 24 + 23
 
 
 def without(kind):
