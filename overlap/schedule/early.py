@@ -38,19 +38,15 @@ def rounds_of(plan: CommPlan) -> dict[OpId, int]:
 def in_rounds(plan: CommPlan, produced: Collection[str]) -> CommPlan:
     """The plan with its operations on ``produced`` tensors in the order of their rounds, where that changes no value.
 
-    Channels keep their places in each list; plans that rely on the order inside a channel stay as they are.
+    What is reduced stands ahead of what is not. Plans that rely on the order inside a channel stay as they are.
     """
     rounds = rounds_of(plan)
     placed: dict[OpId, OpId] = {}
     for rank, ops in enumerate(plan.ops):
-        channels: dict[int, list[int]] = defaultdict(list)
-        for index, op in enumerate(ops):
-            if op.src.tensor in produced:
-                channels[op.channel].append(index)
-            placed[rank, index] = rank, index
-        for places in channels.values():
-            for place, index in zip(places, sorted(places, key=lambda i: (rounds[rank, i], i)), strict=True):
-                placed[rank, index] = rank, place
+        placed.update({(rank, index): (rank, index) for index in range(len(ops))})
+        places = [index for index, op in enumerate(ops) if op.src.tensor in produced]
+        order = sorted(places, key=lambda i: (ops[i].reduce is None, rounds[rank, i], i))
+        placed.update({(rank, index): (rank, place) for place, index in zip(places, order, strict=True)})
     if all(old == new for old, new in placed.items()):
         return plan
     lists = [list(ops) for ops in plan.ops]

@@ -39,6 +39,12 @@ from .protocol_model import outcome, outcomes
 C = ("c",)
 
 
+def a_lane_a_peer(plan: CommPlan) -> CommPlan:
+    """The same with a channel for every rank that is sent to, and others for sums."""
+    ops = (tuple(replace(op, channel=op.dst_rank + (0 if op.reduce else plan.world)) for op in own) for own in plan.ops)
+    return replace(plan, ops=tuple(ops))
+
+
 def plans() -> dict[str, CommPlan]:
     found = {}
     for world in (2, 3, 4):
@@ -48,6 +54,7 @@ def plans() -> dict[str, CommPlan]:
             "scatter, two lanes": reduce_scatter((2 * world, 1), 0, world, split=2, channels=2),
             "two shot": two_shot((2 * world, 1), 0, world, split=2),
             "two shot, empty chunks": two_shot((world + 1, 1), 0, world, split=3),
+            "two shot, a lane a peer": a_lane_a_peer(two_shot((2 * world, 1), 0, world, split=2)),
             "exchange": exchange((2 * world, world), world, split=2),
         }
         found |= {f"{name}, world {world}": in_rounds(plan, C) for name, plan in several.items()}
@@ -68,6 +75,11 @@ def test_parts_of_all_ranks_before_the_next_part_of_any():
     assert [(op.dst_rank, rounds[0, i]) for i, op in enumerate(plan.ops[0])] == [(1, 0), (2, 0), (1, 1), (2, 1)] * 2
     assert plan.ops[0][4].depends == ((1, 1), (2, 0)) and plan.op((1, 1)).dst == plan.ops[0][4].src
     assert in_rounds(plan, C) is plan
+
+
+def test_rounds_go_across_lanes():
+    plan = in_rounds(a_lane_a_peer(two_shot((12, 1), 0, 3, split=2)), C)
+    assert [op.dst_rank for op in plan.ops[0]] == [1, 2] * 4 and can_be_early(plan, C)
 
 
 def test_a_plan_that_relies_on_the_order_of_its_channel_stays_as_it_is():
