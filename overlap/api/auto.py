@@ -20,9 +20,10 @@ from overlap.backends.capabilities import SERIAL, Need
 from overlap.backends.ways import able_ways
 from overlap.chunkplan.cuts import Split
 from overlap.runtime.protocol import Runtime, runtime_of
+from overlap.schedule.carried import Way
 from overlap.schedule.machine import Machine, machine_for
 from overlap.schedule.op_ways import operator_candidates
-from overlap.schedule.ways import Candidate, Way, best, listed
+from overlap.schedule.ways import Candidate, best, listed
 
 from .fallback import Choice, impossible
 

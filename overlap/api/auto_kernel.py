@@ -16,6 +16,7 @@ import torch
 from overlap.backends import backend as find_backend
 from overlap.backends.base import Realization
 from overlap.backends.capabilities import Need
+from overlap.backends.ways import ways_of
 from overlap.chunkplan.collectives.text import KINDS
 from overlap.errors import OverlapError
 from overlap.runtime.kernel_call import KernelCall
@@ -24,9 +25,10 @@ from overlap.runtime.part import Given
 from overlap.runtime.protocol import runtime_of
 from overlap.runtime.shapes import piece
 from overlap.runtime.workspace import plan_for
+from overlap.schedule.carried import Way
 from overlap.schedule.machine import Machine
 from overlap.schedule.op_ways import counted
-from overlap.schedule.ways import Candidate, Task, Way, predicted, way_seconds
+from overlap.schedule.ways import Candidate, Task, predicted, way_seconds
 
 from .auto import DTYPES, decide
 from .fallback import Choice
@@ -84,7 +86,8 @@ def choose_kernel(
 
             def seconds(way: Way = way, asked: Operator = asked) -> float:
                 plan = plan_for(asked, runtime.world, [g.shape for g in given])
-                return way_seconds(way, task, plan, machine, itemsize=itemsize)
+                ways = None if way.form == "serial" or way.free else ways_of(way.name, task.produced, way.programs)
+                return way_seconds(way, task, plan, machine, itemsize=itemsize, ways=ways)
 
             found.append(predicted(way, seconds))
         return found

@@ -21,7 +21,7 @@ from overlap.autotune.session import BUDGET_S, DEADLINE_S, Space, Tuned, tune
 from overlap.autotune.space import MIXED_WITH, PLANS, around, mixed, ordered, splits_of
 from overlap.backends import backends
 from overlap.backends.base import Realization
-from overlap.backends.ways import LIBRARY_WAYS, way_named, way_of
+from overlap.backends.ways import LIBRARY_WAYS, way_named, way_of, ways_of
 from overlap.chunkplan.collectives.text import KINDS
 from overlap.chunkplan.library import find_template
 from overlap.errors import OverlapError, UsageError
@@ -30,8 +30,9 @@ from overlap.runtime.kernel_call import KernelCall, parameters
 from overlap.runtime.operator import Operator
 from overlap.runtime.protocol import runtime_of
 from overlap.runtime.workspace import plan_for
+from overlap.schedule.carried import frees_tried, programs_tried
 from overlap.schedule.machine import Machine, machine_for
-from overlap.schedule.ways import frees_tried, programs_tried, way_seconds
+from overlap.schedule.ways import way_seconds
 
 from .auto_kernel import launch_task
 from .groups import resolve_group
@@ -112,7 +113,8 @@ def space_of(
         try:
             asked = as_configured(operator, config)
             plan = plan_for(asked, runtime.world, [g.shape for g in given])
-            return way_seconds(way, task, plan, machine, itemsize=itemsize)
+            ways = None if config.serial or way.free else ways_of(name, task.produced, config.realization.comm_sms)
+            return way_seconds(way, task, plan, machine, itemsize=itemsize, ways=ways)
         except OverlapError:
             return None
 

@@ -17,10 +17,10 @@ from overlap.backends.capabilities import Need
 from overlap.backends.ways import LIBRARY_WAYS, able_ways, way_named
 from overlap.chunkplan.cuts import Split
 from overlap.errors import OverlapError
+from overlap.schedule.carried import frees_tried, programs_tried
 from overlap.schedule.machine import Machine
 from overlap.schedule.op_ways import operator_candidates
 from overlap.schedule.operators import operator_of
-from overlap.schedule.ways import frees_tried, programs_tried
 
 from .config import Config
 

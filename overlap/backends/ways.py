@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
-from overlap.chunkplan.plan import P2P, CommPlan
+from overlap.chunkplan.plan import P2P, CommOp, CommPlan
 from overlap.errors import PlanError
+from overlap.schedule.carried import Way, WayOf, carried
 from overlap.schedule.machine import Machine
-from overlap.schedule.ways import Candidate, Way, by_programs
+from overlap.schedule.ways import Candidate
 
 from .base import Backend
 from .capabilities import COLLECTIVE, SERIAL, Need
@@ -53,10 +55,33 @@ def machine_of(
     transfers = {op_id for op_id, op in plan.items() if isinstance(op, P2P) and op.src_rank != op.dst_rank}
     if carriers.moving is None or not transfers or not transfers <= carriers.moved(plan, produced):
         return machine
+    way = way_of(backends[carriers.moving], False, programs)
     try:
-        return by_programs(way_of(backends[carriers.moving], False, programs), plan, machine)
+        found = carried(plan, machine, lambda op: way, itemsize=1)
     except PlanError:
         return machine
+    carry = next(iter(found.carries.values()), None)
+    if carry is None:
+        return found.machine
+    return replace(found.machine, inside=carry.over(machine.inside), contention=carry.contention)
+
+
+def ways_of(chosen: str, produced: Collection[str], programs: int = 0) -> WayOf:
+    """Who carries the operations of a launch out: the backend that each names, else ``chosen``.
+
+    Args:
+        produced: tensors of the plan that the kernel makes.
+        programs: of the launch that move chunks; 0: the backend's own number.
+    """
+    known: dict[tuple[str, bool], Way] = {}
+
+    def way(op: CommOp) -> Way:
+        key = (op.backend or chosen, op.src.tensor in produced)
+        if key not in known:
+            known[key] = way_of(backends[key[0]], key[1], programs)
+        return known[key]
+
+    return way
 
 
 def able_ways(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import click
 
-from overlap.backends.ways import machine_of
+from overlap.backends.ways import ways_of
 from overlap.chunkplan.links import Links
 from overlap.chunkplan.mesh import Mesh
+from overlap.errors import PlanError
 from overlap.pipeline import Compilation, Planned, compile_source, default_sizes, explain, need_sizes, planned
-from overlap.pipeline.planning import carriers_of
 from overlap.pipeline.timing import tile_seconds, timeline_of
 from overlap.schedule.machine import Machine, machine_for
 from overlap.schedule.network import links_for
@@ -83,11 +84,7 @@ def command(
     made = planned(compilation, world=ranks, sizes=sizes, itemsize=itemsize_of(dtype))
     drawn = None
     if html or trace:
-        realization = compilation.realization
-        carriers = carriers_of(compilation.ons, compilation.plans, realization)
-        produced = [on.tensor for on in compilation.ons if on.produced]
-        on_machine = machine_for(ranks, made.plan.mesh, realization.machine)
-        on_machine = machine_of(on_machine, made.plan, carriers, produced, realization.comm_sms)
+        on_machine = machine_for(ranks, made.plan.mesh, compilation.realization.machine)
         table = None if links is None else links_for(ranks, file=links)
         drawn = _Drawn(compilation, made, on_machine, table, sizes, dtype, tile_us)
     for title, text in explain(compilation, world=ranks, sizes=sizes, rank=rank, made=made):
@@ -114,7 +111,17 @@ class _Drawn:
         """The predicted timeline as a picture, as a trace, or as both."""
         program, made, machine, sizes = self.compilation.program, self.made, self.machine, self.sizes
         tile = (self.tile_us or 0.0) * 1e-6 or tile_seconds(program, made, machine, sizes=sizes, dtype=self.dtype)
-        timeline = timeline_of(program, made, machine, sizes=sizes, dtype=self.dtype, tile=tile, links=self.links)
+        realization = self.compilation.realization
+        ways = ways_of(
+            realization.backend, [on.tensor for on in self.compilation.ons if on.produced], realization.comm_sms
+        )
+        drawn = partial(timeline_of, program, made, machine, sizes=sizes, dtype=self.dtype, tile=tile, links=self.links)
+        unknown = ""
+        try:
+            timeline = drawn(ways=ways)
+        except PlanError as error:
+            # A machine that nobody has measured programs on: copies are what it knows.
+            timeline, unknown = drawn(), f"timed as copies: {error.message}"
         request = self.compilation.request
         pairs = zip(self.compilation.plans, request.ons, strict=True)
         moved = ", ".join(f"{plan.name} on {tensor}" for plan, tensor in pairs)
@@ -123,7 +130,7 @@ class _Drawn:
         if html:
             shape = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
             how = f"{shape}, {self.dtype}, {self.compilation.realization.backend}"
-            notes = [f"{how}; predicted for {machine.name} with {tile * 1e6:.4g} us a tile"]
+            notes = [f"{how}; predicted for {machine.name} with {tile * 1e6:.4g} us a tile", *filter(None, [unknown])]
             write_text(html, html_picture(timeline, title=title, notes=notes, schedules=flags))
             click.echo(f"wrote {html}: {timeline.total * 1e3:.4g} ms, {timeline.exposed * 1e3:.4g} ms of them exposed")
         if trace:

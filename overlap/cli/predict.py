@@ -9,21 +9,22 @@ import click
 
 from overlap.backends.capabilities import AUTO, Need, check_named, require
 from overlap.backends.registry import backends
-from overlap.backends.ways import able_ways, way_of
+from overlap.backends.ways import able_ways, way_of, ways_of
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.cuts import Split
 from overlap.chunkplan.memory import reduced_tensors
 from overlap.chunkplan.mesh import Mesh
-from overlap.chunkplan.plan import CommPlan
+from overlap.chunkplan.plan import Collective, CommPlan
 from overlap.chunkplan.verify import verify_plan
-from overlap.errors import UnsupportedError, UsageError
+from overlap.errors import UsageError
+from overlap.schedule.carried import LANES, Way, WayOf
 from overlap.schedule.machine import machine_for
 from overlap.schedule.network import links_for
 from overlap.schedule.op_ways import operator_candidates
-from overlap.schedule.operators import OPERATORS, TENSOR, operator_of
+from overlap.schedule.operators import OPERATORS, TENSOR, Operator, operator_of
 from overlap.schedule.plan_times import plan_times
 from overlap.schedule.predict import predict
-from overlap.schedule.ways import LANES, Way, best, listed
+from overlap.schedule.ways import best, listed
 from overlap.schedule.work import itemsize_of
 
 from .named import On, plan_source
@@ -163,6 +164,7 @@ def command(
         plan=made,
         links=table,
         way=way,
+        ways=None if made is None else _named(made, way.name, operator, need, comm_sms),
     )
     click.echo(str(found))
 
@@ -172,7 +174,7 @@ def _way(need: Need, backend: str | None, programs: int, free: int) -> Way:
 
     Raises:
         UsageError: no such backend, or one that takes no programs.
-        UnsupportedError: one that does not serve ``need``, or stores tiles as they are made.
+        UnsupportedError: one that does not serve ``need``.
     """
     if backend is None and not programs and not free:
         return LANES
@@ -182,10 +184,17 @@ def _way(need: Need, backend: str | None, programs: int, free: int) -> Way:
     if programs and not found.comm_sms:
         takers = " or ".join(other.name for other in backends.values() if other.comm_sms)
         raise UsageError(f"{found.name} takes no multiprocessors: --comm-sms must be 0", help=f"--backend {takers}")
-    way = way_of(found, need.moves == "result", programs, free)
-    if way.form == "stores":
-        raise UnsupportedError(
-            f"{found.name} stores tiles where they go, and when each would be stored is not predicted",
-            help="--backend copy_engine",
-        )
-    return way
+    return way_of(found, need.moves == "result", programs, free)
+
+
+def _named(plan: CommPlan, chosen: str, operator: Operator, need: Need, programs: int) -> WayOf | None:
+    """Who carries the operations of a plan out, some of which name a backend; None where none does.
+
+    Raises:
+        UsageError, UnsupportedError: one names a backend that there is not, or that does not serve ``need``.
+    """
+    names = {op.backend for _, op in plan.items() if op.backend is not None and not isinstance(op, Collective)}
+    for name in sorted(names):
+        check_named(name, backends, need)
+        require(backends[name], need)
+    return ways_of(chosen, (TENSOR,) if operator.produced else (), programs) if names else None

@@ -13,7 +13,7 @@ from functools import partial
 from overlap.annotate.model import ProgramModel
 from overlap.annotate.on import OnSpec
 from overlap.backends import backends
-from overlap.backends.ways import way_of
+from overlap.backends.ways import way_of, ways_of
 from overlap.chunkplan.collectives.text import KINDS
 from overlap.errors import OverlapError, UsageError
 from overlap.schedule.machine import machine_for
@@ -66,7 +66,8 @@ def choose_backend(
         task = task_of(compilation.program, compilation.ons, launch, sizes, dtype)
         produced = all(on.produced for on in compilation.ons)
         for way in counted([way_of(found, produced, compilation.realization.comm_sms)], machine, produced=produced):
-            seconds = partial(way_seconds, way, task, launch.plan, machine, itemsize=itemsize)
+            ways = None if way.free else ways_of(name, task.produced, way.programs)
+            seconds = partial(way_seconds, way, task, launch.plan, machine, itemsize=itemsize, ways=ways)
             candidates.append(predicted(way, seconds))
     if first is not None and all(c.seconds is None for c in candidates):
         raise first

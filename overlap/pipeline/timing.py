@@ -9,6 +9,7 @@ from dataclasses import replace
 from overlap.annotate.model import ProgramModel
 from overlap.chunkplan.links import Links
 from overlap.chunkplan.plan import CommPlan
+from overlap.schedule.carried import Carried, WayOf, carried
 from overlap.schedule.events import simulate
 from overlap.schedule.machine import Machine
 from overlap.schedule.model import AxisTiles, RankSchedule
@@ -27,6 +28,7 @@ def timeline_of(
     dtype: str = "fp16",
     tile: float | None = None,
     links: Links | None = None,
+    ways: WayOf | None = None,
 ) -> Timeline:
     """The predicted timeline of one launch.
 
@@ -35,9 +37,11 @@ def timeline_of(
         dtype: of the tensors.
         tile: seconds that a tile takes; None: `tile_seconds`.
         links: instead of the machine's own.
+        ways: who carries operations out; None: lanes all.
 
     Raises:
-        PlanError: the machine has not that many ranks, no link between two of them, or no rate for the dtype.
+        PlanError: the machine has not that many ranks, no link between two of them, no rate for the dtype, or does not say how
+            fast programs copy.
     """
     seconds = tile_seconds(program, planned, machine, sizes=sizes, dtype=dtype) if tile is None else tile
     return timeline_in_tiles(
@@ -49,6 +53,7 @@ def timeline_of(
         tile=seconds,
         links=links,
         free=planned.free,
+        ways=ways,
     )
 
 
@@ -62,6 +67,7 @@ def timeline_in_tiles(
     tile: float,
     links: Links | None = None,
     free: int = 0,
+    ways: WayOf | None = None,
 ) -> Timeline:
     """`timeline_of` schedules alone: of all ranks, and of the parts of a loop that waits, where there is one.
 
@@ -70,10 +76,13 @@ def timeline_in_tiles(
     """
     if free:
         machine = machine.with_free(free)
+    itemsize = itemsize_of(dtype)
+    found = Carried(machine) if ways is None else carried(plan, machine, ways, itemsize=itemsize)
+    machine = found.machine
     work = work_of_schedules(plan, schedules, tile, free)
     if parts:
         work = tuple(_in_parts(plan, parts[rank], own, tile, machine.units) for rank, own in enumerate(work))
-    return simulate(plan, machine, work, itemsize=itemsize_of(dtype), links=links)
+    return simulate(plan, machine, found.slowed(work), itemsize=itemsize, links=links, carries=found.carries)
 
 
 def tile_seconds(

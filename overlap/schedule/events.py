@@ -30,6 +30,7 @@ from overlap.chunkplan.order import happens_before, name_op
 from overlap.chunkplan.plan import Collective, CommPlan, OpId
 from overlap.errors import PlanError, ScheduleError
 
+from .carried import Carry
 from .collective import collective_seconds
 from .collector import no_collector
 from .machine import Machine
@@ -38,12 +39,19 @@ from .timeline import Timeline
 from .units import Units
 from .work import Work
 
+NO_CARRIES: Mapping[OpId, Carry] = {}
 ItemSize = float | Mapping[str, float]
 """Bytes of an element of all tensors of a plan, or of each by its name."""
 
 
 def simulate(
-    plan: CommPlan, machine: Machine, work: Sequence[Work] = (), *, itemsize: ItemSize = 2, links: Links | None = None
+    plan: CommPlan,
+    machine: Machine,
+    work: Sequence[Work] = (),
+    *,
+    itemsize: ItemSize = 2,
+    links: Links | None = None,
+    carries: Mapping[OpId, Carry] = NO_CARRIES,
 ) -> Timeline:
     """The timeline of one launch of ``plan``.
 
@@ -53,21 +61,28 @@ def simulate(
         work: what each rank computes; nothing at all where it is empty.
         itemsize: bytes of an element, of all tensors or of each.
         links: which ranks are joined, by what, and which share ports, instead of the machine's own.
+        carries: how operations go that are no copies by copy engine (`carried`).
 
     Raises:
         PlanError: an operation between ranks without a link, a cyclic plan, or a world that the machine does not have.
         ScheduleError: tiles that wait for what tiles behind them make, or work for another number of ranks.
     """
     with no_collector():
-        return _Run(plan, machine, work, itemsize, links).timeline()
+        return _Run(plan, machine, work, itemsize, links, carries).timeline()
 
 
 def simulate_ends(
-    plan: CommPlan, machine: Machine, work: Sequence[Work] = (), *, itemsize: ItemSize = 2, links: Links | None = None
+    plan: CommPlan,
+    machine: Machine,
+    work: Sequence[Work] = (),
+    *,
+    itemsize: ItemSize = 2,
+    links: Links | None = None,
+    carries: Mapping[OpId, Carry] = NO_CARRIES,
 ) -> Ends:
     """As `simulate`, for callers that only want to know when it ends."""
     with no_collector():
-        return _Run(plan, machine, work, itemsize, links).ends()
+        return _Run(plan, machine, work, itemsize, links, carries).ends()
 
 
 def landing_times(
@@ -97,7 +112,13 @@ class _Run(Records):
     """One simulation. Records become events."""
 
     def __init__(
-        self, plan: CommPlan, machine: Machine, work: Sequence[Work], itemsize: ItemSize, links: Links | None
+        self,
+        plan: CommPlan,
+        machine: Machine,
+        work: Sequence[Work],
+        itemsize: ItemSize,
+        links: Links | None,
+        carries: Mapping[OpId, Carry] = NO_CARRIES,
     ) -> None:
         if links is None:
             machine.check_world(plan.world)
@@ -105,6 +126,9 @@ class _Run(Records):
             raise PlanError(f"links of {links.world} ranks for a plan of {plan.world}")
         super().__init__(plan, work, machine)
         self.links = links
+        self.carries = (
+            {node: carries[op_id] for node, op_id in enumerate(self.ids) if op_id in carries} if carries else {}
+        )
         # By tensor, the bytes of an element.
         self.width = (
             dict(itemsize) if isinstance(itemsize, Mapping) else {spec.name: float(itemsize) for spec in plan.tensors}
@@ -113,6 +137,7 @@ class _Run(Records):
         self.ports: dict[str, _Ports] = {}
         self.wires: dict[tuple[str, int, int], tuple[float, int]] = {}
         self.lasts: dict[tuple[int, float], float] = {}
+        self.overs: dict[tuple[int, int], Link] = {}
         self.arrived: dict[int, int] = defaultdict(int)
         self.flag = ticks(machine.flag)
         self.entry = ticks(machine.entry + self._staging())
@@ -190,7 +215,11 @@ class _Run(Records):
         for low, high in zip(op.dst.box.lo, op.dst.box.hi, strict=True):
             size *= high - low
         source, target = op.src_rank, op.dst_rank
-        if source == target or not size:
+        carry, contention = self.carries.get(node), self.machine.contention
+        if carry is not None and carry.at_once:
+            # Tiles have stored it.
+            start, end = now, now
+        elif source == target or not size:
             # Of nothing only the flag goes anywhere.
             start, end = now, now + ticks(2 * size / self.machine.memory)
             if source != target:
@@ -198,6 +227,10 @@ class _Run(Records):
         else:
             link = self._link(node, source, target)
             # Many copies are of one size: what they take is worked out once.
+            if carry is not None:
+                contention = carry.contention
+                key = id(link), id(carry)
+                link = self.overs.get(key) or self.overs.setdefault(key, carry.over(link))
             seconds = self.lasts.get((id(link), size))
             if seconds is None:
                 seconds = self.lasts[id(link), size] = link.seconds(size)
@@ -221,7 +254,7 @@ class _Run(Records):
                 end = start + seconds
                 ports.out[source] = ports.into[target] = end
                 ports.out_by[source] = ports.into_by[target] = index
-            self.debt[target] += (end - start) * self.machine.contention
+            self.debt[target] += (end - start) * contention
         self._landed(node, start, end, by)
 
     def _landed(self, node: int, start: float, end: float, by: int) -> None:

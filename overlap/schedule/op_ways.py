@@ -10,10 +10,11 @@ from overlap.chunkplan.cuts import Split
 from overlap.chunkplan.library import find_template
 from overlap.chunkplan.plan import CommPlan
 
+from .carried import Way, programs_tried
 from .machine import Machine
 from .operators import TENSOR, Operator, Sizes, operator_of, tensor_of
 from .predict import operator_plan
-from .ways import Candidate, Task, Way, predicted, programs_tried, way_seconds
+from .ways import Candidate, Task, predicted, way_seconds
 from .work import best_blocks, itemsize_of
 
 

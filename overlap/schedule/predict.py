@@ -20,6 +20,7 @@ from overlap.chunkplan.mesh import Mesh
 from overlap.chunkplan.plan import P2P, CommPlan, OpId, TensorSpec
 from overlap.errors import PlanError
 
+from .carried import LANES, Carried, Way, WayOf, carried
 from .collective import library_seconds
 from .cost import Volumes, volumes
 from .early import can_be_early, in_rounds
@@ -28,7 +29,7 @@ from .machine import Machine
 from .operators import TENSOR, Operator, Sizes, check_plan, operator_of, tensor_of
 from .prediction import REACH, Prediction
 from .timeline import Timeline
-from .ways import LANES, Way, by_programs, in_parts
+from .ways import in_parts
 from .work import Gemm, Work, best_blocks, itemsize_of, work_per_chunk
 
 
@@ -45,6 +46,7 @@ def predict(
     plan: CommPlan | None = None,
     links: Links | None = None,
     way: Way = LANES,
+    ways: WayOf | None = None,
 ) -> Prediction:
     """What an operator takes on a machine, serial and overlapped.
 
@@ -55,14 +57,15 @@ def predict(
         mesh: the grid that the ranks stand in, whose nodes the machine's are (`Machine.on_mesh`).
         plan: moves the operator's tensor (`operators.tensor_of`); by default the operator's own.
         links: instead of the machine's.
-        way: how the bytes are moved, by lanes beside the kernel or by programs of its own.
+        way: how the bytes are moved, by lanes beside the kernel or by programs of its own, or stored by its tiles.
+        ways: of single operations of ``plan``, where they do not all go by ``way``.
 
     Raises:
         UsageError: an unknown operator, or sizes that are not M, N and K.
         PlanError: the machine has not that many ranks, no rate for the dtype, does not say how fast programs copy, or a plan
             that does something else.
     """
-    case = _case(op, world, sizes, machine, dtype, split, mesh, plan, links, way)
+    case = _case(op, world, sizes, machine, dtype, split, mesh, plan, links, way, ways)
     ends = case.ends(sizes)
     gemm = case.alone(sizes)
     pays: dict[str, int | None] = {}
@@ -77,7 +80,7 @@ def predict(
         sizes=dict(sizes),
         machine=machine.name,
         plan=case.plan.name,
-        way=way,
+        ways=case.used,
         gemm=gemm,
         library=case.library(sizes),
         fused=ends.total,
@@ -100,11 +103,14 @@ def predicted_timeline(
     plan: CommPlan | None = None,
     links: Links | None = None,
     way: Way = LANES,
+    ways: WayOf | None = None,
 ) -> Timeline:
     """The timeline behind `predict`; raises what it raises."""
-    case = _case(op, world, sizes, machine, dtype, split, mesh, plan, links, way)
+    case = _case(op, world, sizes, machine, dtype, split, mesh, plan, links, way, ways)
     itemsize = case.itemsize * case.scale(sizes)
-    return simulate(case.plan, case.fused, case.work(sizes), itemsize=itemsize, links=links)
+    return simulate(
+        case.plan, case.fused.machine, case.work(sizes), itemsize=itemsize, links=links, carries=case.fused.carries
+    )
 
 
 def _case(
@@ -118,6 +124,7 @@ def _case(
     plan: CommPlan | None = None,
     links: Links | None = None,
     way: Way = LANES,
+    ways: WayOf | None = None,
 ) -> _Case:
     operator = operator_of(op, sizes)
     if mesh is not None and mesh.world != world:
@@ -131,24 +138,34 @@ def _case(
         plan = operator_plan(operator, world, shape, split, node, pushed=way.pushed, parts=way.free > 0)
     else:
         check_plan(operator, plan, world, sizes)
-    return _Case(operator, dict(sizes), machine, dtype, plan, links, way)
+    free = 0 if ways else way.free
+    return _Case(operator, dict(sizes), machine, dtype, plan, links, ways or (lambda op: way), free)
 
 
 class _Case:
     """One operator and plan on one machine. The plan is made for the given sizes; others scale its bytes.
 
-    ``fused``: the machine as it is for the overlapped launch.
+    ``fused``: the machine as it is for the overlapped launch, and who carries operations out; ``used``: all ways of those.
     """
 
     def __init__(
-        self, op: Operator, sizes: Sizes, machine: Machine, dtype: str, plan: CommPlan, links: Links | None, way: Way
+        self,
+        op: Operator,
+        sizes: Sizes,
+        machine: Machine,
+        dtype: str,
+        plan: CommPlan,
+        links: Links | None,
+        ways: WayOf,
+        free: int,
     ) -> None:
-        self.fused = machine if way.form == "lanes" else by_programs(way, plan, machine)
+        self.fused = carried(plan, machine, ways, itemsize=itemsize_of(dtype))
+        self.used = tuple(dict.fromkeys(ways(moved) for _, moved in plan.items() if isinstance(moved, P2P)))
         self.free = 0
-        if way.free and op.produced:
+        if free and op.produced:
             rounds = in_rounds(plan, (TENSOR,))
             if can_be_early(rounds, (TENSOR,)):
-                plan, self.fused, self.free = rounds, machine.with_free(way.free), way.free
+                plan, self.fused, self.free = rounds, Carried(machine.with_free(free)), free
         self.op, self.machine, self.dtype, self.plan, self.links = op, machine, dtype, plan, links
         self.world = plan.world
         self.itemsize = itemsize_of(dtype)
@@ -203,15 +220,24 @@ class _Case:
 
     def work(self, sizes: Sizes) -> tuple[Work, ...]:
         gemm = self.gemm(sizes)
-        seconds = gemm.tile_seconds(self.fused)
+        machine = self.fused.machine
+        seconds = gemm.tile_seconds(machine)
         if self.op.inside:
-            return in_parts(self.plan, gemm.tiles, seconds, self.fused.units)
+            return in_parts(self.plan, gemm.tiles, seconds, machine.units)
         produced = (TENSOR,) if self.op.produced else ()
-        return work_per_chunk(self.plan, gemm.tiles, seconds, produced=produced, free=self.free)
+        made = work_per_chunk(self.plan, gemm.tiles, seconds, produced=produced, free=self.free)
+        return self.fused.slowed(made, self.scale(sizes))
 
     def ends(self, sizes: Sizes) -> Ends:
         itemsize = self.itemsize * self.scale(sizes)
-        return simulate_ends(self.plan, self.fused, self.work(sizes), itemsize=itemsize, links=self.links)
+        return simulate_ends(
+            self.plan,
+            self.fused.machine,
+            self.work(sizes),
+            itemsize=itemsize,
+            links=self.links,
+            carries=self.fused.carries,
+        )
 
     def gains(self, sizes: Sizes) -> bool:
         return self.ends(sizes).total < self.alone(sizes) + self.library(sizes)

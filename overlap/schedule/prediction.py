@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .carried import LANES, Way
 from .operators import Sizes
-from .ways import LANES, Way
 
 REACH = 64
 """Break-evens are looked for up to so many times the size given, and as far below it."""
@@ -19,7 +19,7 @@ class Prediction:
     ``gemm``: the product alone; ``library``: the collective alone; ``serial``: one behind the other; ``fused``: overlapped;
     ``limit``: no order of things is faster (the longer of product and bytes). ``pays[axis]`` is the smallest size of an axis
     from which on ``fused`` beats ``serial``, the others as given, and ``hides[axis]`` the smallest at which the product is as
-    long as the bytes take; None where no size within `REACH` does. ``plan`` is what moves the bytes, ``way`` how.
+    long as the bytes take; None where no size within `REACH` does. ``plan`` is what moves the bytes, ``ways`` how.
     """
 
     op: str
@@ -34,7 +34,7 @@ class Prediction:
     sent: float
     pays: Mapping[str, int | None]
     hides: Mapping[str, int | None]
-    way: Way = LANES
+    ways: tuple[Way, ...] = (LANES,)
 
     @property
     def serial(self) -> float:
@@ -59,7 +59,7 @@ class Prediction:
         else:
             verdict = f"overlap does not pay: {self.gain:.2f} times as fast as serial"
         exposed = max(0.0, self.fused - self.gemm)
-        how = "" if self.way == LANES else f", {self.way}"
+        how = "" if set(self.ways) <= {LANES} else f", {' and '.join(map(str, self.ways))}"
         lines = [
             f"{self.op} on {self.world} ranks of {self.machine}, {shape}",
             f"  product alone      {self.gemm * 1e3:10.3f} ms",

@@ -131,3 +131,24 @@ def test_tiles_that_wait_inside_their_loop_do_it_part_by_part(repo):
     copied = next(e for e in timeline.events if e.kind == "copy" and e.op == (0, 0))
     assert copied.end <= runs[1].start and runs[1].end <= runs[2].end
     assert timeline.compute == pytest.approx((2e-3, 2e-3))
+
+
+@pytest.mark.parametrize(
+    ("machine", "words"),
+    [
+        ("h100-nvlink", ("--plan", "reduce_scatter_1d", "--on", "c[M]", "--backend", "ldst_inline")),
+        ("h100-nvlink", (*GATHER, "--backend", "ldst_reserved")),
+        ("pcie", (*GATHER, "--backend", "ldst_reserved")),
+    ],
+)
+def test_a_launch_is_drawn_as_what_carries_it_out(cli, tmp_path, machine, words):
+    """A machine on which nobody has timed programs is drawn with copies, and says so."""
+    totals, html = [], tmp_path / "out.html"
+    shape = ("--shape", "M=8192,N=2048,K=2048", "--world", "4", "--machine", machine, "--html", str(html))
+    for given in (words, (*words[:-2], "--backend", "copy_engine")):
+        code, said, _ = cli("explain", KERNEL, *given, *shape)
+        assert code == 0
+        totals.append(re.search(r"wrote \S+: ([\d.]+) ms", said)[1])
+        told = "timed as copies: machine pcie does not say how fast programs copy" in html.read_text()
+        assert told == (machine == "pcie" and given == words)
+    assert totals[0] != totals[1]  # on pcie by direction alone

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from overlap.cli.main import main
+from tests.support import mixed_plans
 
 GEMM = ["predict", "--op", "ag_gemm", "--shape", "M=8192,N=28672,K=8192"]
 
@@ -32,6 +33,34 @@ def test_will_overlap_pay(capsys):
     ]
     assert lines[6].startswith("overlap pays: 1.")
     assert lines[7].startswith("  N: pays from") and lines[8].startswith("  K: pays from")
+
+
+def test_a_plan_whose_operations_name_backends(capsys, tmp_path):
+    """Each is timed as what carries it out, and one that cannot is refused."""
+    args = [*GEMM, "--world", "4", "--no-break-even"]
+    path = tmp_path / "mixed.yaml"
+    path.write_text(mixed_plans.gather("ldst_reserved", "copy_engine"))
+    said = {}
+    for name in ("copy_engine", "ldst_reserved"):
+        whole = tmp_path / f"{name}.yaml"
+        whole.write_text(mixed_plans.gather(name, name))
+        said[name] = run([*args, "--plan", str(whole)], capsys)[1]
+    code, out, _ = run([*args, "--plan", str(path)], capsys)
+    assert code == 0 and ", copy_engine and ldst_reserved" in out or ", ldst_reserved and copy_engine" in out
+    lines = [next(line for line in text.splitlines() if "overlapped" in line) for text in (out, *said.values())]
+    assert len({line.split(" ms")[0] for line in lines}) == 3
+    path.write_text(mixed_plans.gather("ldst_reservd", "copy_engine"))
+    code, out, err = run([*args, "--plan", str(path)], capsys)
+    assert code == 2 and not out and "ldst_reservd" in err and "did you mean" in err
+
+
+def test_stores_are_timed(capsys):
+    args = ["predict", "--op", "gemm_rs", "--shape", "M=8192,N=8192,K=8192", "--world", "4", "--no-break-even"]
+    code, out, _ = run([*args, "--backend", "ldst_inline"], capsys)
+    assert code == 0 and "by reduce_scatter_1d, ldst_inline" in out
+    auto = run([*args[:-1], "--backend", "auto"], capsys)[1]
+    (line,) = [each for each in auto.splitlines() if each.startswith("  ldst_inline")]
+    assert line.split()[1] in out
 
 
 def test_where_it_does_not_pay(capsys):
@@ -74,7 +103,6 @@ def test_a_machine_file_of_ones_own(capsys, tmp_path: Path):
         (["--world", "4", "--backend", "tma_reserve"], "unknown backend 'tma_reserve'", "did you mean 'tma_reserved'?"),
         (["--world", "4", "--comm-sms", "4"], "copy_engine takes no multiprocessors", "ldst_reserved or tma_reserved"),
         (["--world", "4", "--op", "gemm_rs", "--backend", "tma_reserved"], "is a result", "copy_engine"),
-        (["--world", "4", "--op", "gemm_rs", "--backend", "ldst_inline"], "is not predicted", "--backend copy_engine"),
         (["--mesh", "4x8", "--backend", "tma_reserved"], "no pointer reaches this one", "nvshmem can"),
         (["--world", "4", "--backend", "tma_reserved", "--machine", "pcie"], "how fast programs copy", "calibrate"),
     ],

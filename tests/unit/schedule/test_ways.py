@@ -8,10 +8,11 @@ from overlap.backends import backend, backends
 from overlap.backends.capabilities import Need
 from overlap.backends.ways import SERIAL_WAY, able_ways, way_of
 from overlap.errors import PlanError
+from overlap.schedule.carried import Way, programs_tried, rate_of_programs
 from overlap.schedule.machine import load_machine
 from overlap.schedule.op_ways import operator_candidates
 from overlap.schedule.predict import predict
-from overlap.schedule.ways import Candidate, Way, best, programs_tried, rate_of_programs
+from overlap.schedule.ways import Candidate, best
 
 H100 = load_machine("h100-nvlink")
 BF16 = {"M": 8192, "N": 8192, "K": 28672}

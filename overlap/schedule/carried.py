@@ -1,0 +1,187 @@
+"""Who carries each operation of a launch out, as the event model sees it: how fast, and what it takes from the tiles.
+
+    lanes      copies by copy engine                 as the machine's links say
+    moves      programs of the launch move chunks    their rate by how many there are; so many units fewer compute
+    shared     the programs that compute move them   the rate of all units, which compute nothing meanwhile
+    stores     tiles are stored where they go        nothing is copied; tiles take longer by their bytes over the link
+
+What tiles store they have made: operations that wait for others go by lanes whoever stores. Operations of one plan may each go
+another way, over the same wires.
+
+How fast programs copy is the machine's to say (``programs:`` of its file, which ``overlap calibrate`` measures): of a machine
+that does not, ways by programs are not predicted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from overlap.chunkplan.links import Link
+from overlap.chunkplan.plan import P2P, CommOp, CommPlan, OpId
+from overlap.errors import PlanError
+
+from .machine import Machine
+from .work import Work
+
+Form = Literal["lanes", "moves", "shared", "stores", "serial"]
+SHARE = 8
+"""Of the units, one in so many moves chunks, where nobody says how many."""
+FEWEST_UNITS = 4
+"""Moving programs take no more than one unit in so many."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to carry out a plan: the backend's name, its form, how many programs move (``moves``; 0: an eighth), whether an
+    input goes by whoever has it (``pushed``), whether programs copy by TMA, and how many units the kernel leaves to sums that are
+    made while it runs (``free``, of ``lanes``; where they cannot be, sums follow it)."""
+
+    name: str
+    form: Form
+    programs: int = 0
+    pushed: bool = False
+    tma: bool = False
+    free: int = 0
+
+    def __str__(self) -> str:
+        if self.free:
+            return f"{self.name} with {self.free} units for sums"
+        return f"{self.name} with {self.programs} programs" if self.programs else self.name
+
+
+LANES = Way("copy_engine", "lanes")
+
+
+WayOf = Callable[[CommOp], Way]
+"""Who carries an operation out."""
+
+
+@dataclass(frozen=True)
+class Carry:
+    """How an operation goes that is no copy by copy engine.
+
+    ``bytes_per_s``: at most the link's; infinite: it takes no time of its own. ``contention``: seconds that the tiles of the rank
+    that it lands on lose for each of its own.
+    """
+
+    bytes_per_s: float
+    latency_s: float = 0.0
+    contention: float = 0.0
+
+    @property
+    def at_once(self) -> bool:
+        return math.isinf(self.bytes_per_s)
+
+    def over(self, link: Link) -> Link:
+        """A link as it carries this."""
+        rate, latency = min(link.bytes_per_s, self.bytes_per_s), min(link.latency_s, self.latency_s)
+        return replace(link, bytes_per_s=rate, latency_s=latency)
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A launch whose operations are carried out by several.
+
+    Args:
+        machine: without the units that only move chunks.
+        carries: of operations that are no copies.
+        storing: by rank, the seconds that its tiles together take to store what they make over the link.
+    """
+
+    machine: Machine
+    carries: Mapping[OpId, Carry] = field(default_factory=dict, hash=False)
+    storing: tuple[float, ...] = ()
+
+    def slowed(self, works: Sequence[Work], scale: float = 1.0) -> tuple[Work, ...]:
+        """The work of all ranks, its tiles longer by what they store; ``scale``: bytes, against those of the plan."""
+        if not any(self.storing):
+            return tuple(works)
+        return tuple(self._longer(work, scale * spent) for work, spent in zip(works, self.storing, strict=True))
+
+    def _longer(self, work: Work, seconds: float) -> Work:
+        tiles = max(1, work.tiles)
+        longer = seconds / tiles * min(tiles, self.machine.units)
+        return replace(work, runs=tuple(replace(run, seconds=run.seconds + longer) for run in work.runs))
+
+
+def frees_tried(machine: Machine, produced: bool, form: Form, split: object) -> tuple[int, ...]:
+    """Numbers of units worth a prediction that are left to sums which are made while the kernel runs; 0: they follow it."""
+    if not produced or form != "lanes" or split == 1:
+        return (0,)
+    return (0, *sorted({max(1, machine.units // share) for share in (32, 16)}))
+
+
+def programs_tried(machine: Machine, direction: str, *, tma: bool = False) -> tuple[int, ...]:
+    """Numbers of moving programs worth a prediction: those that were measured, as far as most units go on computing."""
+    most = max(1, machine.units // FEWEST_UNITS)
+    return tuple(count for count in sorted(_rates(machine, direction, tma)) if count <= most)
+
+
+def _rates(machine: Machine, direction: str, tma: bool) -> Mapping[int, float]:
+    """By the number of programs, how fast they copy; by TMA as by load/store where only that was measured."""
+    plain = machine.programs.get(direction, {})
+    return machine.programs.get(f"{direction}_tma", plain) if tma else plain
+
+
+def rate_of_programs(machine: Machine, direction: str, count: int, *, tma: bool = False) -> float:
+    """Bytes a second that so many programs copy, between what was measured; never more than the link carries.
+
+    Raises:
+        PlanError: nobody measured it.
+    """
+    known = sorted(_rates(machine, direction, tma).items())
+    if not known:
+        raise PlanError(
+            f"machine {machine.name} does not say how fast programs copy",
+            help="measure it: overlap calibrate writes a machine file, and the setting machine names it",
+        )
+    low = max((pair for pair in known if pair[0] <= count), default=(0, 0.0))
+    high = min((pair for pair in known if pair[0] >= count), default=known[-1])
+    share = 0.0 if high[0] <= low[0] else (count - low[0]) / (high[0] - low[0])
+    rate = low[1] + share * (high[1] - low[1])
+    return min(rate, machine.inside.bytes_per_s)
+
+
+def carried(plan: CommPlan, machine: Machine, ways: WayOf, *, itemsize: float | Mapping[str, float]) -> Carried:
+    """A launch of ``plan`` on a machine.
+
+    Args:
+        ways: of each operation between two ranks.
+        itemsize: bytes of an element, of all tensors or of each.
+
+    Raises:
+        PlanError: the machine does not say how fast programs copy.
+    """
+    found = {op_id: (op, ways(op)) for op_id, op in plan.items() if isinstance(op, P2P) and op.src_rank != op.dst_rank}
+    stored = {op_id: each for op_id, each in found.items() if each[1].form == "stores" and not each[0].depends}
+    moved = {op_id: each for op_id, each in found.items() if each[1].form in ("moves", "shared")}
+    carries: dict[OpId, Carry] = {}
+    storing = [0.0] * plan.world
+    for op_id, (op, way) in stored.items():
+        carries[op_id] = Carry(math.inf)
+        width = itemsize.get(op.src.tensor, 0.0) if isinstance(itemsize, Mapping) else itemsize
+        rate = rate_of_programs(machine, "push", machine.units, tma=way.tma)
+        storing[op.src_rank] += op.src.box.size * width / rate
+    left = machine.units
+    for way in dict.fromkeys(way for _, way in moved.values()):
+        mine = {op_id: op for op_id, (op, by) in moved.items() if by == way}
+        count = machine.units if way.form == "shared" else way.programs or max(1, machine.units // SHARE)
+        rate = min(rate_of_programs(machine, d, count, tma=way.tma) for d in _directions(mine.values()))
+        # A move is no copy that the driver starts: what it costs besides its bytes is the flag. Programs that compute and move
+        # compute nothing meanwhile.
+        carry = Carry(rate, min(machine.inside.latency_s, machine.flag), machine.contention + (way.form == "shared"))
+        near = (op_id for op_id, op in mine.items() if machine.link(op.src_rank, op.dst_rank) == machine.inside)
+        carries.update(dict.fromkeys(near, carry))
+        if way.form == "moves":
+            left -= count
+    if left < machine.units:
+        left = max(1, left)
+        machine = replace(machine.scaled(compute=left / machine.units), units=left)
+    return Carried(machine, carries, tuple(storing))
+
+
+def _directions(ops: Collection[P2P]) -> list[str]:
+    return sorted({op.direction for op in ops if op.direction != "local"}) or ["push"]
