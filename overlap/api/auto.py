@@ -17,7 +17,7 @@ import triton
 
 from overlap import settings
 from overlap.backends.capabilities import SERIAL, Need
-from overlap.backends.ways import able_ways
+from overlap.backends.ways import able_ways, naming
 from overlap.chunkplan.cuts import Split
 from overlap.runtime.protocol import Runtime, runtime_of
 from overlap.schedule.carried import Way
@@ -64,7 +64,15 @@ class Problem:
         dtype = DTYPES.get(self.dtype, "fp32")
         sizes = {"M": self.m, "N": self.n, "K": self.k}
         return operator_candidates(
-            self.op, ways, world=world, sizes=sizes, machine=machine, dtype=dtype, split=self.split, plan=self.plan
+            self.op,
+            ways,
+            world=world,
+            sizes=sizes,
+            machine=machine,
+            dtype=dtype,
+            split=self.split,
+            plan=self.plan,
+            named=naming(self.produced),
         )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from overlap.backends import backends
 from overlap.backends.base import Backend, Realization
 from overlap.backends.capabilities import Need
-from overlap.backends.ways import LIBRARY_WAYS, able_ways, way_named
+from overlap.backends.ways import LIBRARY_WAYS, able_ways, naming, way_named
 from overlap.chunkplan.cuts import Split
 from overlap.errors import OverlapError
 from overlap.schedule.carried import frees_tried, programs_tried
@@ -150,6 +150,7 @@ def predict(product: Product, machine: Machine, config: Config) -> float | None:
             split=realization.split,
             plan=config.plan or None,
             blocks=(meta["BLOCK_M"], meta["BLOCK_N"]) if {"BLOCK_M", "BLOCK_N"} <= set(meta) else None,
+            named=naming(produced),
         )
     except OverlapError:
         return None

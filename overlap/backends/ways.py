@@ -9,6 +9,7 @@ from overlap.chunkplan.plan import P2P, CommOp, CommPlan
 from overlap.errors import PlanError
 from overlap.schedule.carried import Way, WayOf, carried
 from overlap.schedule.machine import Machine
+from overlap.schedule.operators import TENSOR
 from overlap.schedule.ways import Candidate
 
 from .base import Backend
@@ -82,6 +83,11 @@ def ways_of(chosen: str, produced: Collection[str], programs: int = 0) -> WayOf:
         return known[key]
 
     return way
+
+
+def naming(produced: bool) -> Callable[[Way], WayOf]:
+    """`ways_of` a prebuilt operator's plan, by the way of the operations that name no backend."""
+    return lambda way: ways_of(way.name, (TENSOR,) if produced else (), way.programs)
 
 
 def able_ways(

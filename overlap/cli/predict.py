@@ -9,7 +9,7 @@ import click
 
 from overlap.backends.capabilities import AUTO, Need, check_named, require
 from overlap.backends.registry import backends
-from overlap.backends.ways import able_ways, way_of, ways_of
+from overlap.backends.ways import able_ways, naming, way_of, ways_of
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.cuts import Split
 from overlap.chunkplan.memory import reduced_tensors
@@ -135,7 +135,15 @@ def command(
         need = Need(op, moves="result" if operator.produced else "input")
         ways, refused = able_ways(need, programs=comm_sms)
         all_of_them = operator_candidates(
-            op, ways, world=ranks, sizes=shape, machine=on_machine, dtype=dtype, split=split, plan=plan
+            op,
+            ways,
+            world=ranks,
+            sizes=shape,
+            machine=on_machine,
+            dtype=dtype,
+            split=split,
+            plan=plan,
+            named=naming(operator.produced),
         )
         candidates = [*all_of_them, *refused]
         sizes_said = ", ".join(f"{axis}={size}" for axis, size in shape.items())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from overlap.chunkplan.build import build_plan
@@ -10,7 +10,7 @@ from overlap.chunkplan.cuts import Split
 from overlap.chunkplan.library import find_template
 from overlap.chunkplan.plan import CommPlan
 
-from .carried import Way, programs_tried
+from .carried import Way, WayOf, programs_tried
 from .machine import Machine
 from .operators import TENSOR, Operator, Sizes, operator_of, tensor_of
 from .predict import operator_plan
@@ -51,6 +51,7 @@ def operator_candidates(
     split: Split = 1,
     plan: str | None = None,
     blocks: tuple[int, int] | None = None,
+    named: Callable[[Way], WayOf] | None = None,
 ) -> tuple[Candidate, ...]:
     """What each of ``ways`` takes; one by moving programs whose number is open is there once for every number tried.
 
@@ -58,6 +59,7 @@ def operator_candidates(
         op, sizes, dtype, split: as for `predict`.
         plan: the template that moves the tensor; None: the operator's own.
         blocks: rows and columns of a tile; None: those that the model likes best.
+        named: who carries the plan's operations out where those that name no backend go this way; None: all go so.
 
     Raises:
         UsageError: an unknown operator, or sizes that are not M, N and K.
@@ -72,7 +74,8 @@ def operator_candidates(
         def seconds(way: Way = way) -> float:
             task = operator_task(operator, world, sizes, machine, dtype, blocks)
             made = _plan(operator, world, sizes, split, plan, way.pushed, parts=way.free > 0)
-            return way_seconds(way, task, made, machine, itemsize=itemsize)
+            own = None if named is None or way.free else named(way)
+            return way_seconds(way, task, made, machine, itemsize=itemsize, ways=own)
 
         found.append(predicted(way, seconds))
     return tuple(found)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from overlap.backends.carriers import Carriers
-from overlap.backends.ways import machine_of, ways_of
+from overlap.backends.ways import machine_of, naming, ways_of
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.plan import TensorSpec
 from overlap.errors import PlanError
@@ -145,3 +145,13 @@ def test_predict_and_auto_say_the_same(op, name):
     (candidate,) = operator_candidates(op, [way], world=4, sizes=sizes, machine=H100)
     said = predict(op, world=4, sizes=sizes, machine=H100, way=way, break_even=False)
     assert said.fused == pytest.approx(candidate.seconds) and name in str(said)
+
+
+@pytest.mark.parametrize(("op", "plan"), [("ag_gemm", "mixed/all_gather_1d"), ("gemm_rs", "mixed/reduce_scatter_1d")])
+def test_templates_that_name_backends_are_timed_so(op, plan):
+    """Some of their operations go by programs, whatever the call's backend is; the tuner ranks them by it."""
+    sizes = {"M": 8192, "N": 8192, "K": 8192}
+    given = {"world": 4, "sizes": sizes, "machine": H100, "plan": plan}
+    (as_named,) = operator_candidates(op, [LANES], **given, named=naming(op == "gemm_rs"))
+    (as_copies,) = operator_candidates(op, [LANES], **given)
+    assert as_named.seconds != as_copies.seconds
