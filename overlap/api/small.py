@@ -11,21 +11,67 @@ answer is the same on every rank.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from overlap.errors import OverlapError
 from overlap.runtime import collectives
+from overlap.runtime.known_calls import Asked
 from overlap.runtime.low_latency import LowLatency, low_latency_of
+from overlap.runtime.places import Carried
 from overlap.runtime.protocol import runtime_of
 
 from . import serial
 from .fallback import ASKED, Choice, impossible
+from .report import LastPlan
 
 COLLECTIVE = "collective"
 WORDS = "low-latency words"
 """What `LastPlan.plan` says of a serial call."""
+
+
+class ByWords:
+    """A serial call that went by low-latency words, once more with other tensors (`overlap.runtime.known_calls.Ready`).
+
+    Args:
+        call: makes it, given its operands and results.
+    """
+
+    def __init__(self, words: LowLatency, call: Callable[..., object]) -> None:
+        self._words = words
+        self._memory = words.memory
+        self._call = call
+
+    @property
+    def stale(self) -> bool:
+        """Whether the group's slots are others by now."""
+        return self._words.memory is not self._memory
+
+    def __call__(self, carried: Carried) -> None:
+        self._call(*carried.tensors)
+
+
+def keep(
+    asked: Asked | None,
+    group: Any,
+    went_by: str,
+    call: Callable[..., object],
+    results: Sequence[torch.Tensor],
+    said: LastPlan,
+    forced: bool,
+) -> None:
+    """Keeps a serial call for those like it, where it went by low-latency words.
+
+    Args:
+        call: makes it, given its operands and results; holds no tensor.
+    """
+    words = _WORDS.get(group) if asked is not None and went_by == WORDS else None
+    if asked is not None and words is not None:
+        ready = ByWords(words, call)
+        asked.keep_ready(lambda: ready, results, said, forced=forced)
+
 
 _WORDS: weakref.WeakKeyDictionary[Any, LowLatency | None] = weakref.WeakKeyDictionary()
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -208,16 +208,15 @@ def run(
     plan, split = choice.of(plan, split)
     check_programs(choice.backend, comm_sms)
     if choice.backend == "serial":
-        whole, went_by = small.gather(group, choice, x, view.whole, dim)
-        rows = whole.view(-1, view.depth)
-        for y, w, b in zip(ys, weights, biases, strict=True):
-            if b is None:
-                torch.mm(rows, w, out=y.view(len(rows), w.shape[1]))
-            else:  # added before the result is rounded
-                torch.addmm(b, rows, w, out=y.view(len(rows), w.shape[1]))
+        biased = tuple(b is not None for b in biases)
+        call = partial(_serially, group, choice, view.whole, dim, biased)
+        whole, went_by = call(x, *weights, *[b for b in biases if b is not None], *ys)
         said = serial_plan("ag_gemm", "gather", choice, world, rank, view.whole, x.dtype, went_by)
         remember(said, warn=choice.forced)
-        return [*ys, whole] if return_gathered else ys
+        if return_gathered:
+            return [*ys, whole]
+        small.keep(asked, group, went_by, call, ys, said, choice.forced)
+        return ys
 
     shard = view.shard(x, dim)
     runtime = runtime_of(group)
@@ -254,6 +253,28 @@ def run(
     if asked is not None:
         asked.keep(results, said, forced=choice.forced)
     return results
+
+
+@without_autocast
+def _serially(
+    group: Any, choice: Choice, shape: tuple[int, ...], dim: int, biased: tuple[bool, ...], *tensors: torch.Tensor
+) -> tuple[torch.Tensor, str]:
+    """A collective, then the products; ``tensors``: x, the weights, the biases that there are, the results.
+
+    Gives the gathered x, and what it went by.
+    """
+    x, *further = tensors
+    count = len(biased)
+    weights, biases, ys = further[:count], iter(further[count:-count]), further[-count:]
+    whole, went_by = small.gather(group, choice, x, shape, dim)
+    rows = whole.view(-1, shape[-1])
+    for y, w, has_bias in zip(ys, weights, biased, strict=True):
+        place = y.view(len(rows), w.shape[1])
+        if has_bias:  # added before the result is rounded
+            torch.addmm(next(biases), rows, w, out=place)
+        else:
+            torch.mm(rows, w, out=place)
+    return whole, went_by
 
 
 def compiled_kernel(

@@ -20,12 +20,13 @@ import torch
 from overlap import settings
 from overlap.api import small
 from overlap.api.auto import Problem
-from overlap.api.fallback import STORING, check_backend
+from overlap.api.fallback import STORING, Choice, check_backend
 from overlap.api.groups import group_by_name, no_group, resolve_group
 from overlap.chunkplan.cuts import Split, SplitLike, split_of, split_text
 from overlap.interop import define, group_name, traced
 
 from .arguments import check_product, choose_way, dtype_reason, multiply, ranks, refuse_gradient, result, result_dtypes
+from .autocast import without_autocast
 from .partials import launch_partial, out_by_tma, storing_reason
 from .record import remember, serial_plan
 from .repeat import Asked, repeated
@@ -114,25 +115,37 @@ def run(
     problem = Problem("gemm_ar", *sizes, x.dtype, chosen, split, lacking=lacking, open=taken)
     choice = choose_way(group, x, moved_bytes, check_backend(backend, STORING), reasons, problem)
     chosen, split = choice.of(chosen, split)
-    added = bias if rank == 0 else None
     if choice.backend == "serial":
-        # Summed in place where that is possible.
-        place = y.view(view.rows, view.columns) if made == moved else None
-        summand = multiply(x.flatten(0, -2), w, added, moved, place)
-        went_by = small.all_reduce(group, choice, summand.view(view.whole), y, fixed_order=deterministic)
+        call = partial(_serially, group, choice, rank, moved, deterministic)
+        went_by = call(x, w, *([] if bias is None else [bias]), y)
         said = serial_plan("gemm_ar", "all_reduce", choice, world, rank, view.whole, moved, went_by)
     else:
         how = {"along": "", "tma": tma, "moved": moved, "plan": chosen, "split": split}
         how["config"] = choice.config
         how["repeat"] = asked.repeat([y]) if asked is not None else None
+        added = bias if rank == 0 else None
         said = launch_partial(
             view.left(x), w, added, view.shard(y), view.columns, group=group, backend=choice.backend, **how
         )
     said = replace(said, operator="gemm_ar", shape=view.whole, considered=choice.considered, source=choice.source)
     remember(said, warn=choice.forced)
-    if asked is not None:
+    if choice.backend == "serial":
+        small.keep(asked, group, went_by, call, [y], said, choice.forced)
+    elif asked is not None:
         asked.keep([y], said, forced=choice.forced)
     return y
+
+
+@without_autocast
+def _serially(
+    group: Any, choice: Choice, rank: int, moved: torch.dtype, deterministic: bool, *tensors: torch.Tensor
+) -> str:
+    """The product, then a collective; ``tensors``: x, w, the bias if there is one, the result. Gives what it went by."""
+    x, w, *bias, y = tensors
+    # Summed in place where that is possible.
+    place = y.view(-1, y.shape[-1]) if y.dtype == moved else None
+    summand = multiply(x.flatten(0, -2), w, bias[0] if bias and rank == 0 else None, moved, place)
+    return small.all_reduce(group, choice, summand.view(y.shape), y, fixed_order=deterministic)
 
 
 def default_plan(moved_bytes: int) -> str:

@@ -19,7 +19,7 @@ import torch
 
 from overlap.api import small
 from overlap.api.auto import Problem
-from overlap.api.fallback import STORING, check_backend
+from overlap.api.fallback import STORING, Choice, check_backend
 from overlap.api.groups import group_by_name, no_group, resolve_group
 from overlap.chunkplan.cuts import Split, SplitLike, split_of, split_text
 from overlap.interop import define, group_name, tracing
@@ -140,22 +140,41 @@ def run(
     moved_bytes = math.prod(view.whole) * moved.itemsize
     choice = choose_way(group, x, moved_bytes, check_backend(backend, STORING), reasons, problem)
     plan, split = choice.of(plan, split)
-    added = bias if rank == 0 else None
     if choice.backend == "serial":
-        summand = multiply(x.flatten(0, -2), w, added, moved).view(view.whole)
-        went_by = small.reduce_scatter(group, choice, summand, dim, y, fixed_order=deterministic)
+        call = partial(_serially, group, choice, rank, moved, dim, view.whole, deterministic)
+        went_by = call(x, w, *([] if bias is None else [bias]), y)
         said = serial_plan("gemm_rs", "reduce_scatter", choice, world, rank, view.whole, moved, went_by)
     else:
         part = view.shard(y)
         repeat = asked.repeat([y]) if asked is not None else None
         how = {"along": view.along, "tma": tma, "moved": moved, "plan": plan, "split": split, "repeat": repeat}
         how["config"] = choice.config
+        added = bias if rank == 0 else None
         said = launch_partial(view.left(x), w, added, part, view.columns, group=group, backend=choice.backend, **how)
     said = replace(said, operator="gemm_rs", shape=view.whole, considered=choice.considered, source=choice.source)
     remember(said, warn=choice.forced)
-    if asked is not None:
+    if choice.backend == "serial":
+        small.keep(asked, group, went_by, call, [y], said, choice.forced)
+    elif asked is not None:
         asked.keep([y], said, forced=choice.forced)
     return y
+
+
+@without_autocast
+def _serially(
+    group: Any,
+    choice: Choice,
+    rank: int,
+    moved: torch.dtype,
+    dim: int,
+    whole: tuple[int, ...],
+    deterministic: bool,
+    *tensors: torch.Tensor,
+) -> str:
+    """The product, then a collective; ``tensors``: x, w, the bias if there is one, the result. Gives what it went by."""
+    x, w, *bias, y = tensors
+    summand = multiply(x.flatten(0, -2), w, bias[0] if bias and rank == 0 else None, moved).view(whole)
+    return small.reduce_scatter(group, choice, summand, dim, y, fixed_order=deterministic)
 
 
 def uneven(view: ResultView) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,7 @@ from . import launch as launch_layer
 from .cuda import known_runtime
 from .instance import Instance
 from .places import Carried
-from .repeat import KernelLaunch, ReadyLaunch, Repeat
+from .repeat import KernelLaunch, Repeat
 
 KEPT = 1024
 """Calls kept for a group; the oldest go first."""
@@ -32,11 +32,20 @@ Told = Callable[[Any, bool], None]
 Line = Callable[[], SourceSpan | None]
 
 
+class Ready(Protocol):
+    """What enqueues a call with other tensors; ``stale``: it no longer can."""
+
+    @property
+    def stale(self) -> bool: ...
+
+    def __call__(self, carried: Carried) -> None: ...
+
+
 class Known:
     """A call that can be repeated.
 
     Args:
-        launch: what it enqueues.
+        launch: gives what it enqueues, or None where that is gone.
         operands: of the call, whose extents its results may not share; none where they may.
         results: of the call, whose layouts new ones have.
         said: what it did; ``forced``: nothing else was possible.
@@ -46,7 +55,7 @@ class Known:
 
     def __init__(
         self,
-        launch: ReadyLaunch,
+        launch: Callable[[], Ready | None],
         operands: Sequence[torch.Tensor],
         results: Sequence[torch.Tensor],
         said: Any,
@@ -54,7 +63,7 @@ class Known:
         told: Told,
         line: Line,
     ) -> None:
-        self._launch = weakref.ref(launch)
+        self._launch = launch
         self._layouts = [(tuple(y.shape), y.dtype, y.device) for y in results]
         self._extents = [reach(y) for y in results]
         self._reach = [reach(tensor) for tensor in operands]
@@ -157,8 +166,13 @@ class Asked:
     def keep(self, results: Sequence[torch.Tensor], said: Any, *, forced: bool) -> None:
         """Keeps the call, if its launch was made ready; ``said`` is what it did."""
         ready = self._repeat.ready if self._repeat is not None else None
-        if ready is None:
-            return
+        if ready is not None:
+            self.keep_ready(weakref.ref(ready), results, said, forced=forced)
+
+    def keep_ready(
+        self, ready: Callable[[], Ready | None], results: Sequence[torch.Tensor], said: Any, *, forced: bool
+    ) -> None:
+        """Keeps the call, whose like ``ready`` gives what enqueues."""
         # A group's first call makes its runtime on the way.
         runtime = _runtime(self._group)
         if runtime is None:

@@ -12,7 +12,18 @@ from overlap.api.fallback import Choice
 from overlap.api.small import COLLECTIVE, WORDS, words_of
 from overlap.chunkplan.region import shard_interval
 from overlap.errors import DeadlineError, OverlapError
-from overlap.ops import a2a_gemm, ag_gemm, ag_gemm_k, gemm_a2a, gemm_ar, gemm_rs, last_plan
+from overlap.ops import (
+    a2a_gemm,
+    ag_gemm,
+    ag_gemm_k,
+    gather_gemm,
+    gemm_a2a,
+    gemm_ar,
+    gemm_rs,
+    last_plan,
+    reduce_gemm,
+    scatter_gemm,
+)
 from overlap.runtime.collectives import add_in_order
 from overlap.runtime.workspace import check, release
 from tests.support.ranks import delay
@@ -231,6 +242,28 @@ def test_operators_take_them_for_small_tensors_and_say_so(group, monkeypatch):
             patch.setenv("OVERLAP_LOW_LATENCY_BELOW_BYTES", "0")
             call()
             assert last_plan(name).plan == COLLECTIVE, name
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+def test_calls_like_an_earlier_one_take_the_short_way(group, monkeypatch, bias):
+    """With other operands and places for results; nothing is chosen again."""
+    rank, dtype = me(), torch.bfloat16
+    shapes = {ag_gemm: ((16, 64), (64, 40)), gemm_rs: ((16 * WORLD, 64), (64, 40)), gemm_ar: ((16, 64), (64, 40))}
+    for op, (left, right) in shapes.items():
+        x, w = made(left, dtype, rank, 1), made(right, dtype, rank, 2)
+        added = made(right[1:], dtype, 3) if bias else None
+        op(x, w, bias=added, group=group)
+        with monkeypatch.context() as patch:
+            for module in (gather_gemm, scatter_gemm, reduce_gemm):
+                patch.setattr(module, "run", None)
+            results = []
+            for seed in range(5):
+                x, w = made(left, dtype, rank, seed), made(right, dtype, rank, seed + 9)
+                added = made(right[1:], dtype, seed) if bias else None
+                results.append((x, w, added, op(x, w, bias=added, group=group)))
+                assert last_plan(op.__name__).plan == WORDS
+        for x, w, added, y in results:
+            torch.testing.assert_close(y, op(x, w, bias=added, group=group, backend="serial"), rtol=2e-2, atol=0.3)
 
 
 def test_a_rank_that_comes_too_late(words, group, monkeypatch):
