@@ -11,7 +11,7 @@ import pytest
 
 from overlap.cli.main import cli
 
-PAGES = ("docs/architecture.md", "docs/plans.md", "README.md")
+PAGES = ("docs/architecture.md", "docs/plans.md", "docs/tracing.md", "README.md")
 
 
 @pytest.fixture(scope="module")
