@@ -1,7 +1,7 @@
 """Records one call on all ranks: when its tiles waited, began and ended, beside what the event model predicts of it.
 
     every rank   warm calls | all meet | the call | stamp | all meet | what was written down goes to every rank
-    beside it                          | a program that looks at its flags |
+    beside it                          | a stream that is held until its flags rise |
 
 The meeting ahead aligns the devices' timers and is the moment that times count from (`overlap.runtime.clocks`); on GPUs the
 device sleeps before it, so that the host has enqueued all by then and what it takes is no part of what is seen.
@@ -49,7 +49,7 @@ class _Told(NamedTuple):
     parts: RankSchedule | None
     loops: int
     names: tuple[str, ...]
-    watched: dict[OpId, int]
+    watched: dict[OpId, float]
 
 
 def record(
@@ -95,16 +95,14 @@ def record(
     instance: Instance = log.instance
     meeting = Meeting(runtime)
     log.clear()
-    watcher = Watcher(instance) if Watcher.possible(instance) else None
+    watcher = Watcher(instance)
     runtime.agree("the start of what is recorded", None)
     _sleep(runtime)
     meeting.meet(0)
-    if watcher is not None:
-        watcher.start()
+    watcher.begin()
     call()
     meeting.stamp()
-    if watcher is not None:
-        watcher.join()
+    watcher.look()
     meeting.meet(1)
     runtime.synchronize()
     instance.workspace.check()
@@ -119,7 +117,7 @@ def record(
             log.parts,
             instance.operator.logged,
             log.names,
-            watcher.times() if watcher is not None else {},
+            watcher.times(),
         ),
     )
     meeting.release()
@@ -170,7 +168,7 @@ def _records(told: Sequence[_Told], rate: float) -> tuple[RankRecord, ...]:
                 each.names,
                 tiles_of(words, tiles, parts, start.zero, rate, each.loops),
                 (each.stamp - start.zero) * rate,
-                {op: (when - start.zero) * rate for op, when in each.watched.items()},
+                {op: (each.before.met[-1] - start.zero + when) * rate for op, when in each.watched.items()},
                 max(start.exactly, end.exactly) * rate,
                 each.before.step * rate,
             )

@@ -14,6 +14,7 @@ from overlap.backends.capabilities import AUTO, SERIAL
 from overlap.errors import UsageError
 from overlap.schedule.machine import Machine, machine_for
 from overlap.schedule.operators import OPERATORS, operator_of
+from overlap.settings import get
 
 from .compile import write_text
 from .on_gpus import check_ranks, gpus, in_job, join, start
@@ -160,16 +161,8 @@ def _simulated(run: Run, world: int, machine: str | None) -> Measured:
     from overlap.sim import World
 
     on = machine_for(world, None, machine) if machine is not None else None
-    # A slot for the program that watches the flags.
-    found: list[Measured] = World(world, sms=_sms() + 1).run(lambda group: run(group, on))
+    found: list[Measured] = World(world, sms=get("sim_sms")).run(lambda group: run(group, on))
     return found[0]
-
-
-def _sms() -> int:
-    from overlap import settings
-
-    value: int = settings.get("sim_sms")
-    return value
 
 
 def _on_gpus(run: Run, machine: str | None, output: str) -> None:

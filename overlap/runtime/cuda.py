@@ -234,6 +234,15 @@ class CudaRuntime:
         what = f"rank {self.rank}: a stream that waits for a count of tiles"
         return Calls([(hold_call(word.data_ptr(), value), what)])
 
+    def mark(self, stream: Stream) -> torch.cuda.Event:
+        made = torch.cuda.Event(enable_timing=True)
+        made.record(torch.cuda.ExternalStream(stream.cuda_stream, self.device))
+        return made
+
+    def elapsed(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        milliseconds: float = begin.elapsed_time(end)
+        return milliseconds * 1e6
+
     def copier(self, dst: torch.Tensor, src: torch.Tensor) -> Callable[[Stream], None]:
         """Raises RuntimeContractError when shapes or dtypes differ."""
         if dst.shape != src.shape or dst.dtype != src.dtype:

@@ -108,6 +108,12 @@ class Runtime(Protocol):
         compared. No multiprocessor is held.
         """
 
+    def mark(self, stream: Any) -> Any:
+        """Enqueues a mark on a stream, for `elapsed`; it takes no multiprocessor."""
+
+    def elapsed(self, begin: Any, end: Any) -> float:
+        """Nanoseconds (simulated: steps) between two marks that their streams have passed."""
+
     def copier(self, dst: Any, src: Any) -> Callable[[Any], None]:
         """A copy-engine copy between two ranks' memory, 1-D or 2-D, made ready; called with a stream it enqueues it.
 

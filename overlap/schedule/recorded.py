@@ -106,8 +106,8 @@ class RankRecord:
     """One call on one rank, on a clock that all ranks share, from the moment when all ranks let it begin.
 
     ``parts``: of kernels whose tiles wait inside their loop, the schedule of its parts. ``names``: of the tiles, by position.
-    ``end``: when all that the call enqueued on the caller's stream was done. ``watched``: by operation, when a program that
-    did nothing else saw its flag. ``exactly``: seconds within which this rank's clock is known against that of rank 0;
+    ``end``: when all that the call enqueued on the caller's stream was done. ``watched``: by operation, when its flag was
+    up. ``exactly``: seconds within which this rank's clock is known against that of rank 0;
     ``step``: of its timer.
     """
 
@@ -164,7 +164,7 @@ class RankRecord:
         return found
 
     def came(self) -> dict[OpId, float]:
-        """Of every chunk that was seen, when that was first, by a tile or by the program that watches."""
+        """Of every chunk that was seen, when that was first, by a tile ."""
         found = dict(self.watched)
         for op, arrival in self.arrivals().items():
             found[op] = min(arrival.seen, found.get(op, arrival.seen))

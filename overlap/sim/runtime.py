@@ -243,6 +243,15 @@ class SimRuntime:
         stream.enqueue(record_operation(event), self.host)
         return event
 
+    def mark(self, stream: Stream) -> list[int]:
+        passed: list[int] = []
+        self._step()
+        stream.enqueue(lambda _: passed.append(self._world.scheduler.steps), self.host)
+        return passed
+
+    def elapsed(self, begin: list[int], end: list[int]) -> float:
+        return float(end[0] - begin[0])
+
     def copier(self, dst: Any, src: Any) -> Callable[[Stream], None]:
         operation = copy_operation(self._world, dst, src, self.rank)
 

@@ -31,7 +31,7 @@ def cache(tmp_path_factory):
 
 
 def traced(op, world, sizes, options, seed=0):
-    run = World(world, sms=5, seed=seed).run(lambda group: trace_operator(op, sizes, group=group, warm=1, **options))
+    run = World(world, seed=seed).run(lambda group: trace_operator(op, sizes, group=group, warm=1, **options))
     return run[0]
 
 

@@ -344,6 +344,28 @@ def test_a_word_that_has_its_value_holds_nothing(group_of_ranks):
     group_of_ranks(1, body)
 
 
+def test_marks_are_passed_in_the_order_of_their_streams(group_of_ranks, several):
+    """Also behind a word that a peer's copy raises, on a stream that is held until then."""
+
+    def body(runtime):
+        words = runtime.symmetric([12], torch.int64, zero=True)
+        barrier = runtime.symmetric([runtime.world * 4], torch.int64, zero=True)
+        filled(runtime, words[8:9], 3)
+        ordered_behind_all(runtime, barrier, 1)
+        begun = runtime.mark(runtime.main_stream())
+        side = runtime.fork(0)
+        runtime.copier(runtime.peer(words, (runtime.rank + 1) % runtime.world)[4:5], words[8:9])(runtime.main_stream())
+        runtime.holder(words[4:5], 3)(side)
+        raised = runtime.mark(side)
+        runtime.join(side)
+        ended = runtime.mark(runtime.main_stream())
+        runtime.synchronize()
+        return [runtime.elapsed(begun, mark) for mark in (begun, raised, ended)]
+
+    for moments in group_of_ranks(several, body):
+        assert moments[0] == 0 and moments == sorted(moments)
+
+
 def test_a_failure_is_told_to_the_ranks_that_wait(group_of_ranks, several):
     """The rank that failed goes on at once; the others raise, and all are still in step."""
 
