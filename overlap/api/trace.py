@@ -123,15 +123,16 @@ def record(
     meeting.release()
     records = _records(told, 1e-9 if runtime.device.type == "cuda" else 1e-6)
     on = machine or instance.machine
+    seconds = tile([record.schedule for record in records], on)
     timeline = timeline_in_tiles(
         instance.plan,
         [record.schedule for record in records],
         [record.parts for record in records if record.parts is not None],
         on,
         dtype=dtype,
-        tile=tile([record.schedule for record in records], on),
+        tile=seconds,
     )
-    return Measured(title, instance.plan, records, timeline, _device(runtime))
+    return Measured(title, instance.plan, records, timeline, seconds, _device(runtime))
 
 
 @contextmanager

@@ -39,13 +39,14 @@ MARK_NS = 100
 class Measured:
     """One call of all ranks, measured, and what was predicted of it.
 
-    ``about``: the device and how it was measured, for people.
+    ``tile``: seconds that each tile was predicted to take. ``about``: the device and how it was measured, for people.
     """
 
     title: str
     plan: CommPlan
     records: tuple[RankRecord, ...]
     predicted: Timeline
+    tile: float = 0.0
     about: str = ""
 
     @property
@@ -85,7 +86,7 @@ class Measured:
         ]
         labels = _copies(self.predicted)
         for record in self.records:
-            lines += _rank_lines(record, self.predicted, labels)
+            lines += _rank_lines(record, self, labels)
         return "\n".join(lines)
 
 
@@ -188,9 +189,9 @@ def _said(op: OpId) -> str:
     return f"{op[1]} of rank {op[0]}"
 
 
-def _rank_lines(record: RankRecord, predicted: Timeline, labels: dict[OpId, Event]) -> list[str]:
+def _rank_lines(record: RankRecord, whole: Measured, labels: dict[OpId, Event]) -> list[str]:
     """A rank's ends, then a line for each chunk that reaches it or that it makes."""
-    rank = record.rank
+    rank, predicted = record.rank, whole.predicted
     runs = [event for event in predicted.events if event.rank == rank and event.kind == "tile-run"]
     first = min((event.start for event in runs), default=0.0)
     tiles_end = max((event.end for event in runs), default=0.0)
@@ -199,6 +200,7 @@ def _rank_lines(record: RankRecord, predicted: Timeline, labels: dict[OpId, Even
         ("tiles end", record.tiles_end, tiles_end),
         ("call ends", record.end, predicted.end_of(rank)),
         ("waiting, a program", record.waited, _idle(predicted, rank)),
+        ("a tile", record.tile, whole.tile),
     )
     said = ", ".join(f"{name} {_us(seen)} ({_us(model)})" for name, seen, model in pairs)
     lines = [f"rank {rank}: {said}"]

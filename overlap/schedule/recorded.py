@@ -145,6 +145,12 @@ class RankRecord:
         programs = len({tile.program for tile in self.tiles})
         return sum(tile.waited for tile in self.tiles) / programs if programs else 0.0
 
+    @property
+    def tile(self) -> float:
+        """Seconds from when a tile is ready to its end, of the tile in the middle; 0 without tiles."""
+        found = sorted(tile.ends - tile.ready for tile in self.tiles)
+        return found[len(found) // 2] if found else 0.0
+
     def run_of(self, position: int) -> int:
         """Number of the run that holds a tile."""
         runs = self.schedule.runs
