@@ -45,8 +45,8 @@ SHAPES: Mapping[str, tuple[Split, ...]] = {
     # What is made first is small, so that links do not stand idle for long; what arrives last is summed behind the kernel.
     "reduce_scatter": ((1, 3), (1, 2, 1), (3, 4, 1)),
     "all_reduce": ((1, 3), (1, 2, 1)),
-    # Tiles need a part of every rank's.
-    "all_to_all": ((1, 3), (1, 3, 3, 1)),
+    # Tiles need a part of every rank's: a small one first, so that they begin; later ones come while there is much to do.
+    "all_to_all": ((1, 3), (1, 3, 4), (1, 2, 5), (1, 2, 4, 1)),
 }
 """Splits of unequal parts, by what is communicated. Their weights add up to powers of two, so that parts of shards whose
 rows are such a power end where tiles do."""

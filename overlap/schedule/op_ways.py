@@ -106,6 +106,7 @@ def _plan(
         dim=op.dim,
         to_dim=op.to_dim,
         split=split,
+        split_dim=op.split_dim,
         direction="push" if op.produced or pushed else "pull",
         path=path,
     )

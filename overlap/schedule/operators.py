@@ -47,13 +47,18 @@ class Operator:
     def produced(self) -> bool:
         return self.moved == "MN"
 
+    @property
+    def split_dim(self) -> int | None:
+        """The dimension that parts of a transfer are cut along, as `cut.cut_along` has it; None: ``dim``."""
+        return None if self.produced else self.to_dim
+
 
 OPERATORS: Mapping[str, Operator] = {
     "ag_gemm": Operator("all_gather", "all_gather_1d", "MK", "N"),
     "ag_gemm_k": Operator("all_gather", "all_gather_1d", "MK", "N", dim=1, inside=True),
     "gemm_rs": Operator("reduce_scatter", "reduce_scatter_1d", "MN", "K"),
     "gemm_ar": Operator("all_reduce", "all_reduce_two_shot", "MN", "K"),
-    "a2a_gemm": Operator("all_to_all", "all_to_all_1d", "MK", "M", dim=1, to_dim=0, inside=True),
+    "a2a_gemm": Operator("all_to_all", "all_to_all_1d", "MK", "M", dim=1, to_dim=0),
     "gemm_a2a": Operator("all_to_all", "all_to_all_1d", "MN", "M", dim=0, to_dim=1),
 }
 

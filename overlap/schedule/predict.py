@@ -277,6 +277,7 @@ def operator_plan(
             dim=op.dim,
             to_dim=op.to_dim,
             split=split,
+            split_dim=op.split_dim,
             direction=direction,
             path=path,
         )

@@ -224,6 +224,9 @@ def _reads(
 ) -> Work:
     """``known``: size and name of boxes that other ranks' runs have asked for."""
     ops = [plan.ops[owner][index] for owner, index in landing]
+    along = _exchanged_to(plan, rank)
+    if along is not None:
+        return _reads_across(plan, rank, along, landing, tiles, seconds)
     chunks = []
     for op in ops:
         key = (op.dst.tensor, op.dst.box.lo, op.dst.box.hi)
@@ -235,6 +238,38 @@ def _reads(
         if share:
             source = -1 if isinstance(op, Collective) else op.src_rank
             runs.append(TileRun(share, seconds, (op_id,), (), "", name, op_id, source))
+    return Work(tuple(runs), as_arrived=True)
+
+
+def _exchanged_to(plan: CommPlan, rank: int) -> int | None:
+    """Of an exchange the dimension of which a rank ends with a part, having had another one's; every tile reads all of that."""
+    if len(plan.before[rank]) != 1 or len(plan.after[rank]) != 1 or plan.world == 1:
+        return None
+    (before,), (after,) = plan.before[rank], plan.after[rank]
+    if before.tensor != after.tensor:
+        return None
+    pairs = list(zip(before.box.shape, after.box.shape, strict=True))
+    narrower = [dim for dim, (had, has) in enumerate(pairs) if has < had]
+    return narrower[0] if narrower and any(had < has for had, has in pairs) else None
+
+
+def _reads_across(plan: CommPlan, rank: int, dim: int, landing: Sequence[OpId], tiles: int, seconds: float) -> Work:
+    """Tiles that need a part of every rank's piece: those between two cuts along ``dim`` wait for all that lands there."""
+    held = plan.after[rank][0].box
+    spans = {op_id: plan.ops[op_id[0]][op_id[1]].dst.box for op_id in landing}
+    cuts = {held.lo[dim], held.hi[dim]}
+    for box in spans.values():
+        cuts |= {box.lo[dim], box.hi[dim]}
+    points = sorted(cut for cut in cuts if held.lo[dim] <= cut <= held.hi[dim])
+    between = list(zip(points, points[1:], strict=False))
+    runs = []
+    for (low, high), share in zip(between, _shares([b - a for a, b in between], tiles, early=False), strict=True):
+        waits = tuple(
+            op_id for op_id, box in spans.items() if not box.empty and box.lo[dim] < high and low < box.hi[dim]
+        )
+        if share:
+            name = str(Chunk(plan.after[rank][0].tensor, held.with_interval(dim, low, high)))
+            runs.append(TileRun(share, seconds, waits, (), "", name, waits[-1] if waits else None))
     return Work(tuple(runs), as_arrived=True)
 
 

@@ -7,12 +7,17 @@ import pytest
 from overlap.backends import backend, backends
 from overlap.backends.capabilities import Need
 from overlap.backends.ways import SERIAL_WAY, able_ways, way_of
+from overlap.chunkplan.build import build_plan
+from overlap.chunkplan.cuts import split_of
+from overlap.chunkplan.library import find_template
+from overlap.chunkplan.plan import TensorSpec
 from overlap.errors import PlanError
-from overlap.schedule.carried import Way, programs_tried, rate_of_programs
+from overlap.schedule.carried import LANES, Way, programs_tried, rate_of_programs
 from overlap.schedule.machine import load_machine
 from overlap.schedule.op_ways import operator_candidates
 from overlap.schedule.predict import predict
 from overlap.schedule.ways import Candidate, best
+from overlap.schedule.work import work_per_chunk
 
 H100 = load_machine("h100-nvlink")
 BF16 = {"M": 8192, "N": 8192, "K": 28672}
@@ -85,3 +90,26 @@ def test_of_equals_the_first_is_taken():
     assert best(ways).way.name == "a" and best(ways[1:]).way.name == "b" and best(ways[::-1]).way.name == "b"
     with pytest.raises(PlanError, match="no way to carry this out can be predicted: a: too far"):
         best([Candidate(Way("a", "lanes"), refused="too far")])
+
+
+def test_tiles_behind_an_exchange_need_a_part_of_every_rank_s():
+    """Nothing starts before the first part of all is there, rows between two cuts wait for what lands in them."""
+    tensor = TensorSpec("x", (64, 30))
+    path, text = find_template("all_to_all_1d")
+    plan = build_plan(text, world=3, tensor=tensor, dim=1, to_dim=0, split="1:3/1/1:1", split_dim=0, path=path)
+    (first, second, third), *_ = (work.runs for work in work_per_chunk(plan, 88, 1e-6))
+    rows = [tuple(map(int, run.chunk[2:].split(",")[0].split(":"))) for run in (first, second, third)]
+    assert rows == [(0, 6), (6, 11), (11, 22)] and [run.tiles for run in (first, second, third)] == [24, 20, 44]
+    for run, (low, high) in zip((first, second, third), rows, strict=True):
+        boxes = [plan.op(op).dst.box for op in run.waits]
+        assert len(boxes) == 2 and all(box.lo[0] <= low and high <= box.hi[0] for box in boxes)
+
+
+def test_exchanges_in_parts_are_ordered_as_two_gpus_did():
+    """Milliseconds of 32768,8192,8192 (docs/performance.md): 1:3:4 3.176, 8 3.179, 1:3 3.218, 4 3.219, 2 3.336."""
+    sizes = {"M": 32768, "N": 8192, "K": 8192}
+    found = [
+        seconds("a2a_gemm", [LANES], sizes, world=2, split=split_of(split))["copy_engine"]
+        for split in ("1:3:4", "8", "1:3", "4", "2", "1")
+    ]
+    assert found == sorted(found)
