@@ -80,7 +80,6 @@ class Recorder:
             with recording.keeping():
                 graph, made = recorded(lambda _: steps(recording), stream, "a call", node_priorities=True)
             found = CallGraph(graph, made, recording)
-            check(libcuda().cuGraphUpload(made, stream.argument), "a call's graph on its device")
             self._made.add(found)
             return found
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -179,7 +180,7 @@ class _Chain:
 def recorded(
     enqueue: Callable[[Stream], None], stream: Stream, what: str, *, node_priorities: bool = False
 ) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
-    """A graph of work, and the graph made ready to be launched; both are the caller's to destroy.
+    """A graph of work, and the graph made ready to be launched and on its device; both are the caller's to destroy.
 
     Args:
         enqueue: enqueues it on the stream, and on those that it orders behind the stream and the stream behind them.
@@ -192,21 +193,37 @@ def recorded(
     """
     cuda = libcuda()
     graph, made = ctypes.c_void_p(), ctypes.c_void_p()
-    check(cuda.cuStreamBeginCapture_v2(stream.argument, _RELAXED), f"recording {what}")
-    try:
-        enqueue(stream)
-    except BaseException:
-        cuda.cuStreamEndCapture(stream.argument, ctypes.byref(graph))
-        if graph:
-            cuda.cuGraphDestroy(graph)
-        raise
-    check(cuda.cuStreamEndCapture(stream.argument, ctypes.byref(graph)), f"{what}, recorded")
     flags = ctypes.c_ulonglong(_NODE_PRIORITIES if node_priorities else 0)
-    error = cuda.cuGraphInstantiateWithFlags(ctypes.byref(made), graph, flags)
-    if error:
-        cuda.cuGraphDestroy(graph)
-        check(error, f"a graph of {what}")
+    with _unwatched():
+        check(cuda.cuStreamBeginCapture_v2(stream.argument, _RELAXED), f"recording {what}")
+        try:
+            enqueue(stream)
+        except BaseException:
+            cuda.cuStreamEndCapture(stream.argument, ctypes.byref(graph))
+            if graph:
+                cuda.cuGraphDestroy(graph)
+            raise
+        check(cuda.cuStreamEndCapture(stream.argument, ctypes.byref(graph)), f"{what}, recorded")
+        try:
+            check(cuda.cuGraphInstantiateWithFlags(ctypes.byref(made), graph, flags), f"a graph of {what}")
+            check(cuda.cuGraphUpload(made, stream.argument), f"a graph of {what} on its device")
+        except RuntimeContractError:
+            if made:
+                cuda.cuGraphExecDestroy(made)
+            cuda.cuGraphDestroy(graph)
+            raise
     return graph, made
+
+
+@contextmanager
+def _unwatched() -> Iterator[None]:
+    """What is made meanwhile, memory included, is no fault of a capture that somebody has begun elsewhere."""
+    mode = ctypes.c_int(_RELAXED)
+    check(libcuda().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)), "a mode of captures")
+    try:
+        yield
+    finally:
+        libcuda().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
 class Graph:
@@ -226,7 +243,6 @@ class Graph:
         cuda.cuGraphDestroy(graph)
         self._argument, self._launch = made, cuda.cuGraphLaunch
         weakref.finalize(self, cuda.cuGraphExecDestroy, made).atexit = False
-        check(cuda.cuGraphUpload(made, stream.argument), "a lane's graph on its device")
 
     def __call__(self, stream: Stream) -> None:
         """Enqueues all of it. Of two launches the second waits for the first, on whatever streams."""

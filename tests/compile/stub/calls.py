@@ -18,7 +18,7 @@ EXPECTED = (
     "rows 2 400000000030 +8589934600 2 400000000040 +48, 7 x 32 at 0 0 0 0, (nil) (nil) (nil) (nil) on 0x700000000000;"
     "hold 400000000050 4294967295 0 on 0x700000000000;"
     "event 2;record 0x1234567890ab on (nil);behind 0x1234567890ab 0 on 0x700000000000;destroy 0x1234567890ab;"
-    "begin 0x700000000000 2;recorded 0x700000000000;make 0;drop;upload on 0x700000000000;"
+    "mode 2;begin 0x700000000000 2;recorded 0x700000000000;make 0;upload on 0x700000000000;mode 0;drop;"
     "launch on (nil);hold 400000000050 4294967295 0 on 0x700000000000;launched;drop made;"
 )
 
@@ -53,7 +53,7 @@ def main() -> None:
     try:
         Graph(refused, side)
     except RuntimeContractError:
-        assert told.value.decode().endswith("recorded 0x700000000000;drop;"), "the stream is left recording"
+        assert told.value.decode().endswith("recorded 0x700000000000;drop;mode 0;"), "the stream is left recording"
     else:
         raise AssertionError("a graph of what the driver refuses")
     between: list[Stream] = []

@@ -195,6 +195,13 @@ CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priori
 CUresult cuStreamGetPriority(CUstream stream, int *priority) { return *priority = stream ? -3 : 0, CUDA_SUCCESS; }
 CUresult cuStreamDestroy(CUstream stream) { return TELL("end %p;", (void *)stream); }
 
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
+  static CUstreamCaptureMode now = CU_STREAM_CAPTURE_MODE_GLOBAL;
+  const CUstreamCaptureMode before = now;
+  now = *mode, *mode = before;
+  return TELL("mode %d;", now);
+}
+
 CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode) {
   if (recording) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   TELL("begin %p %d;", (void *)stream, mode);
