@@ -21,7 +21,7 @@ from .instance import Instance, LaunchTable
 from .library import Boxed
 from .opening import Opening
 from .places import Carried, Place
-from .prepared import Enqueue, lane_step, layout_of, sum_step
+from .prepared import Enqueue, credits_step, lane_step, layout_of, sum_step
 from .protocol import IN_FLIGHT, Runtime
 
 MAIN, FORKS = -1, -2
@@ -133,11 +133,14 @@ def make_acts(
         if lane == FORKS:
             acts.append(_fork([step.lane for step in group if isinstance(step, st.Fork)]))
             continue
+        if lane == MAIN:
+            peers = [step.peer for step in group if isinstance(step, st.Credit)]
+            acts.append(_credits_on_main(credits_step(instance, peers)))
+            continue
         made = [lane_step(instance, table, step) for step in group]  # type: ignore[arg-type]
         enqueues = [enqueue for enqueue in made if enqueue is not None]
         if enqueues:
-            chained = instance.runtime.chained(enqueues)
-            acts.append(_credits_on_main(chained) if lane == MAIN else OnLane(lane, chained))
+            acts.append(OnLane(lane, instance.runtime.chained(enqueues)))
     return acts
 
 
@@ -223,10 +226,11 @@ def _branch(lane: int, behind: int) -> Act:
     return lambda now: now.streams.behind(now.lanes[lane], now.lanes[behind])
 
 
-def _credits_on_main(credits: Enqueue) -> Act:
+def _credits_on_main(credits: Sequence[Enqueue]) -> Act:
     def act(now: InFlight) -> None:
         now.read_buffers()
-        credits(now.main)
+        for enqueue in credits:
+            now.launch(enqueue)
 
     return act
 

@@ -13,7 +13,7 @@ from overlap.schedule.model import Counter
 from overlap.schedule.table import S_EPOCH, SLOT_WORDS, counter_base, done_base, flag_base
 
 from .bound_plan import BoundPlan
-from .entry import carry_kernel, credit_kernel, gather_kernel, wait_kernel
+from .entry import carry_kernel, credit_kernel, credits_kernel, gather_kernel, wait_kernel
 from .far_moves import lane_words
 from .instance import LaunchTable
 from .places import Place
@@ -187,6 +187,28 @@ def _raise(instance: BoundPlan, op_id: OpId) -> Enqueue | None:
     return instance.runtime.copier(flag_word(instance, op_id, op.dst_rank), epoch)
 
 
+def credits_step(instance: BoundPlan, peers: Sequence[int]) -> list[Enqueue]:
+    """Credits behind everything else on the main stream, where a kernel finds room: one for all peers that pointers reach.
+
+    On a lane a kernel could starve behind the grid, so credits there are copies.
+    """
+    runtime = instance.runtime
+    near = tuple(peer for peer in peers if not far(runtime, peer))
+    made: Enqueue | None = instance.prepared.get(("credits", near))
+    if near and made is None:
+        words = instance.workspace.table([_done(instance, peer).data_ptr() for peer in near], bits=64)
+        arguments = {"words": words, "count": len(near), "state": instance.state, "num_warps": 1}
+        made = instance.prepared[("credits", near)] = runtime.warm(credits_kernel, (1, 1, 1), arguments)
+    others = [lane_step(instance, None, st.Credit(peer, None)) for peer in peers if peer not in near]
+    return [enqueue for enqueue in (made, *others) if enqueue is not None]
+
+
+def _done(instance: BoundPlan, peer: int) -> torch.Tensor:
+    """The word by which a peer knows that this rank is done with it."""
+    runtime = instance.runtime
+    return _word(runtime.peer(instance.state, peer), done_base(runtime.world) + runtime.rank)
+
+
 def _credit(instance: BoundPlan, peer: int) -> Enqueue:
     runtime = instance.runtime
     if far(runtime, peer):
@@ -195,5 +217,4 @@ def _credit(instance: BoundPlan, peer: int) -> Enqueue:
         return runtime.warm(
             credit_kernel, (1, 1, 1), {"state": instance.state, "words": words, "num_warps": 1, **runtime.linked}
         )
-    done = _word(runtime.peer(instance.state, peer), done_base(runtime.world) + runtime.rank)
-    return runtime.copier(done, _word(instance.state, S_EPOCH))
+    return runtime.copier(_done(instance, peer), _word(instance.state, S_EPOCH))

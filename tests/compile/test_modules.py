@@ -188,6 +188,13 @@ def test_the_kernel_that_waits_for_several_obeys_the_rules():
     assert "sys.acquire" in made.assembly
 
 
+def test_the_kernel_of_credits_obeys_the_rules():
+    arguments = dict(words=meta(4, dtype=torch.int64), count=3, state=state())
+    made = compile_kernel(entry.credits_kernel, arguments, parse_target("sm_90"), {"num_warps": 1})
+    assert check(made, guarded=[], flags="state") == []
+    assert made.assembly.count("sys.release.exch.b64") == 1
+
+
 @pytest.mark.parametrize(
     ("keywords", "message", "help"),
     [
