@@ -157,7 +157,7 @@ SETTINGS: dict[str, Setting] = {
             "strided_row_bytes",
             int,
             128,
-            "Strided chunks with narrower rows go by a realization's `strided` backend, if it has one.",
+            "Strided chunks with narrower rows go by a realization's `strided` backend, of operators by ld/st.",
             minimum=0,
         ),
         Setting(

@@ -30,6 +30,8 @@ MOVING = names("input")
 """Where it is an input that a kernel gathers."""
 KNOWN = names()
 """All that an operator may be compiled with."""
+NARROW_INPUT, NARROW_RESULT = "ldst_reserved", "ldst_inline"
+"""What moves pieces with rows of fewer bytes than the setting ``strided_row_bytes``."""
 ASKED = "asked for"
 """Why a call is serial that says so itself."""
 
@@ -70,7 +72,7 @@ def check_backend(name: str | None, known: tuple[str, ...] = BACKENDS) -> str | 
     return check_named(name, known, Need("this operator", moves="result" if known == STORING else "input"))
 
 
-def choose(group: Any, tensor: torch.Tensor, gathered_bytes: int, asked: str | None) -> Choice:
+def choose(group: Any, tensor: torch.Tensor, gathered_bytes: int, asked: str | None, narrow: str = "") -> Choice:
     """The backend for a call.
 
     Args:
@@ -78,6 +80,7 @@ def choose(group: Any, tensor: torch.Tensor, gathered_bytes: int, asked: str | N
         tensor: this rank's shard.
         gathered_bytes: bytes of the gathered tensor.
         asked: what the caller asked for, None to choose.
+        narrow: what is fused instead of the copy engine, for pieces with rows that are too short for that; on GPUs.
     """
     if hasattr(group, "overlap_runtime"):
         if asked == "serial":
@@ -101,7 +104,7 @@ def choose(group: Any, tensor: torch.Tensor, gathered_bytes: int, asked: str | N
     limit = settings.get("serial_below_bytes")
     if gathered_bytes < limit:
         return Choice("serial", f"{gathered_bytes} bytes are below serial_below_bytes={limit}")
-    return Choice("copy_engine")
+    return Choice(narrow or "copy_engine")
 
 
 _FACTS: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from overlap import settings
 from overlap.api.auto import Problem, choose_auto
-from overlap.api.fallback import Choice, choose
+from overlap.api.fallback import NARROW_INPUT, NARROW_RESULT, Choice, choose
 from overlap.api.tuned import BUILT_IN, KEYWORD
 from overlap.backends.capabilities import AUTO
 from overlap.backends.registry import backends
@@ -146,6 +147,7 @@ def choose_way(
     asked: str | None,
     reasons: Sequence[str],
     problem: Problem,
+    row_bytes: int = 0,
 ) -> Choice:
     """Fused or serial.
 
@@ -155,6 +157,7 @@ def choose_way(
         asked: the backend the caller asked for.
         reasons: why no fused kernel can serve the call; empty ones do not count.
         problem: what ``auto`` chooses for.
+        row_bytes: of the pieces that move, where they are parts of rows; the same on every rank. 0: they are whole rows.
 
     Raises:
         UsageError: what was asked for is impossible.
@@ -164,12 +167,19 @@ def choose_way(
         return choose_auto(group, x, problem, moved_bytes)
     if not reason or asked == "serial":
         found = tuned_choice(group, x, problem) if asked is None else None
-        return found or named(choose(group, x, moved_bytes, asked), asked, problem)
+        return found or named(choose(group, x, moved_bytes, asked, _narrow(row_bytes, problem)), asked, problem)
     if asked not in (None, AUTO):
         raise UsageError(f"{asked} is impossible here: {reason}", help='leave backend out, or backend="serial"')
     if hasattr(group, "overlap_runtime"):
         raise UsageError(f"a simulated group has no collectives, and no fused kernel takes this: {reason}")
     return Choice("serial", reason, forced=True)
+
+
+def _narrow(row_bytes: int, problem: Problem) -> str:
+    """The backend of pieces whose rows are too short for a copy engine; empty where they are not."""
+    if not 0 < row_bytes < settings.get("strided_row_bytes"):
+        return ""
+    return NARROW_RESULT if problem.produced else NARROW_INPUT
 
 
 def named(choice: Choice, asked: str | None, problem: Problem) -> Choice:

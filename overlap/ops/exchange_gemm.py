@@ -218,7 +218,8 @@ def run_a2a_gemm(
     moved_bytes = math.prod(view.whole) * x.element_size() // world
     taken = backend is None and (plan, split, comm_sms) == (PLAN, SPLIT, 0)
     problem = Problem("a2a_gemm", math.prod(lead), columns, depth, x.dtype, plan, split, comm_sms, open=taken)
-    choice = choose_way(group, x, moved_bytes, check_backend(backend, MOVING), reasons, problem)
+    row_bytes = -(-depth // world) * x.element_size()
+    choice = choose_way(group, x, moved_bytes, check_backend(backend, MOVING), reasons, problem, row_bytes)
     comm_sms = choice.programs or comm_sms
     plan, split = choice.of(plan, split)
     check_programs(choice.backend, comm_sms)
@@ -286,7 +287,8 @@ def run_gemm_a2a(
     lacking = partial(storing_reason, tma=tma)
     sizes, taken = (math.prod(whole[:-1]), columns, depth), backend is None and (plan, split) == (PLAN, 1)
     problem = Problem("gemm_a2a", *sizes, x.dtype, plan, split, lacking=lacking, open=taken)
-    choice = choose_way(group, x, moved_bytes, check_backend(backend, STORING), reasons, problem)
+    row_bytes = -(-columns // world) * moved.itemsize
+    choice = choose_way(group, x, moved_bytes, check_backend(backend, STORING), reasons, problem, row_bytes)
     plan, split = choice.of(plan, split)
     if choice.backend == "serial":
         own = multiply(x.flatten(0, -2), w, bias, moved)

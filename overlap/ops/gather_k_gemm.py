@@ -117,7 +117,8 @@ def run(
     taken = backend is None and (plan, split, comm_sms) == (PLAN, 1, 0)
     problem = Problem("ag_gemm_k", math.prod(lead), columns * world, depth, x.dtype, plan, split, comm_sms, open=taken)
     reasons = [dtype_reason(x.dtype, made)]
-    choice = choose_way(group, x, moved_bytes, check_backend(backend, MOVING), reasons, problem)
+    row_bytes = -(-depth // world) * x.element_size()
+    choice = choose_way(group, x, moved_bytes, check_backend(backend, MOVING), reasons, problem, row_bytes)
     comm_sms = choice.programs or comm_sms
     plan, split = choice.of(plan, split)
     check_programs(choice.backend, comm_sms)

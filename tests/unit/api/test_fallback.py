@@ -3,8 +3,14 @@
 import pytest
 import torch
 
+from overlap.api.auto import Problem
 from overlap.api.fallback import MOVING, STORING, Choice, check_backend, choose, compare
 from overlap.errors import UsageError
+from overlap.ops import exchange_gemm, gather_k_gemm
+from overlap.ops.arguments import choose_way
+
+HELD = torch.empty(512, 60).half()
+"""A piece of four, of 240 columns or 2048 rows."""
 
 
 @pytest.fixture
@@ -59,6 +65,44 @@ def test_small_tensors_go_serially(fake_group, reachable, monkeypatch):
     assert choose(fake_group, x, 999, None).why_serial == "999 bytes are below serial_below_bytes=1000"
     assert choose(fake_group, x, 999, "copy_engine") == Choice("copy_engine")
     assert choose(fake_group, x, 10**9, "serial") == Choice("serial", "asked for")
+
+
+@pytest.mark.parametrize(("op", "taken"), [("a2a_gemm", "ldst_reserved"), ("gemm_a2a", "ldst_inline")])
+def test_pieces_with_short_rows_go_by_programs(fake_group, reachable, monkeypatch, op, taken):
+    """From the setting on, where rows are whole, and where the caller says how, they go as others do."""
+    x, problem = torch.empty(1), Problem(op, 4096, 128, 128, torch.float16)
+    monkeypatch.setenv("OVERLAP_STRIDED_ROW_BYTES", "128")
+    monkeypatch.setenv("OVERLAP_SERIAL_BELOW_BYTES", "1000")
+
+    def way(row_bytes, asked=None, moved=10**9):
+        return choose_way(fake_group, x, moved, asked, (), problem, row_bytes).backend
+
+    assert way(126) == taken
+    assert way(128) == way(0) == way(126, "copy_engine") == "copy_engine"
+    assert way(126, moved=999) == "serial"
+    monkeypatch.setenv("OVERLAP_STRIDED_ROW_BYTES", "0")
+    assert way(2) == "copy_engine"
+
+
+@pytest.mark.parametrize(
+    ("module", "call", "bytes_"),
+    [
+        (exchange_gemm, lambda group: exchange_gemm.a2a_gemm(HELD, torch.empty(240, 8).half(), group=group), 60 * 2),
+        (exchange_gemm, lambda group: exchange_gemm.gemm_a2a(HELD, torch.empty(60, 180).half(), group=group), 45 * 2),
+        (gather_k_gemm, lambda group: gather_k_gemm.ag_gemm_k(HELD, torch.empty(240, 8).half(), group=group), 60 * 2),
+    ],
+)
+def test_operators_say_how_long_the_rows_of_their_pieces_are(fake_group, reachable, monkeypatch, module, call, bytes_):
+    told = []
+
+    def chosen(group, x, moved_bytes, asked, reasons, problem, row_bytes):
+        told.append(row_bytes)
+        raise InterruptedError
+
+    monkeypatch.setattr(module, "choose_way", chosen)
+    with pytest.raises(InterruptedError):
+        call(fake_group)
+    assert told == [bytes_]
 
 
 def test_what_is_impossible_is_a_fallback_or_a_refusal(fake_group):
