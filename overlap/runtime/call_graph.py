@@ -22,7 +22,8 @@ from triton.runtime import _allocation
 from overlap.errors import RuntimeContractError
 
 from .bound_launch import KEPT, Varying
-from .driver import Event, OwnStream, Stream, check, libcuda, recorded
+from .driver import OwnStream, Stream, check, libcuda, recorded
+from .lanes import Lanes
 from .launchers import watched
 from .places import Carried
 from .prepared import Enqueue
@@ -34,8 +35,6 @@ _ADDRESS_BYTES, _MAP_BYTES = 8, 128
 _ALIGNMENT = 128
 """Of what holds a kernel's parameters; tensor maps ask for 64."""
 _NO_CONTEXT = 201
-LANE_PRIORITY = -1
-"""Ahead of the grid: what a lane launches is waited for."""
 
 
 class _KernelNode(ctypes.Structure):
@@ -58,8 +57,7 @@ class Recorder:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._mains: dict[int, Stream] = {}
-        self._lanes: dict[int, tuple[Stream, Event]] = {}
-        self._forked = Event()
+        self._lanes = Lanes()
         self._made: weakref.WeakSet[CallGraph] = weakref.WeakSet()
 
     def record(self, steps: Callable[[Recording], None], main: Stream) -> CallGraph:
@@ -76,7 +74,7 @@ class Recorder:
             stream = self._mains.get(priority.value)
             if stream is None:
                 stream = self._mains[priority.value] = OwnStream(priority.value)
-            recording = Recording(stream, self._lanes, self._forked)
+            recording = Recording(stream, self._lanes)
             with recording.keeping():
                 graph, made = recorded(lambda _: steps(recording), stream, "a call", node_priorities=True)
             found = CallGraph(graph, made, recording)
@@ -87,33 +85,24 @@ class Recorder:
 class Recording:
     """The streams that one call is recorded on, and the nodes of its kernels."""
 
-    def __init__(self, main: Stream, lanes: dict[int, tuple[Stream, Event]], forked: Event) -> None:
+    def __init__(self, main: Stream, lanes: Lanes) -> None:
         self.main = main
         self.nodes: list[_Node] = []
         self.scratch: list[Any] = []
         """Memory that recorded kernels were given for the time of a launch."""
         self._lanes = lanes
-        self._forked = forked
 
     def forks(self, lanes: Sequence[int]) -> list[Stream]:
         """As `Runtime.forks`."""
-        self._forked.record(self.main)
-        for lane in lanes:
-            if lane not in self._lanes:
-                self._lanes[lane] = OwnStream(LANE_PRIORITY), Event()
-            self._forked.hold(self._lanes[lane][0])
-        return [self._lanes[lane][0] for lane in lanes]
+        return self._lanes.forks(self.main, lanes)
 
     def join(self, stream: Stream) -> None:
         """As `Runtime.join`."""
-        joined = next(event for lane, event in self._lanes.values() if lane is stream)
-        joined.record(stream)
-        joined.hold(self.main)
+        self._lanes.join(self.main, stream)
 
     def behind(self, stream: Stream, other: Stream) -> None:
         """As `Runtime.behind`."""
-        self._forked.record(other)
-        self._forked.hold(stream)
+        self._lanes.behind(stream, other)
 
     def launch(self, enqueue: Enqueue, carried: Carried, lane: Stream | None = None) -> None:
         """Records one of the launches that may take something from a call, on the main stream or ``lane``.

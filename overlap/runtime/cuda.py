@@ -26,12 +26,13 @@ from overlap.chunkplan.plan import CommPlan
 from overlap.errors import OverlapError, RuntimeContractError
 
 from .bound_launch import bound_launch
-from .call_graph import LANE_PRIORITY, CallGraph, Recorder, Recording
+from .call_graph import CallGraph, Recorder, Recording
 from .copies import plan_copy
 from .deadline import Watch, spins_for
 from .device_code import calls_nvshmem, link_options, stand_in_options
-from .driver import Calls, Event, Graph, OwnStream, Stream, chain, copy_call, hold_call, length
+from .driver import Calls, Graph, OwnStream, Stream, chain, copy_call, hold_call, length
 from .kernels import compiled, require_room, resident_blocks
+from .lanes import LANE_PRIORITY, InOrder, Lanes, capture_of, forget_calls
 from .library import Boxed, call_all
 from .meeting import Meetings
 from .places import Place
@@ -45,10 +46,6 @@ GRAPH_FROM = 4
 NO_GRAPH = (RuntimeContractError, RuntimeError, AttributeError)
 """What a driver raises that records no such work, or has not got the functions."""
 _LOG = logging.getLogger("overlap")
-_ORDER: dict[Any, Event] = {}
-"""By (device, key): the end of the last call outside captures."""
-_CAPTURED: dict[Any, tuple[int, Event]] = {}
-"""By (device, key): the capture that holds the last call recorded in one, and that call's end."""
 
 
 class CudaRuntime:
@@ -65,11 +62,10 @@ class CudaRuntime:
         self._provider = provider
         self._nodes: tuple[int, ...] | None = None
         self._allocations: dict[int, tuple[int, list[torch.Tensor | None]]] = {}
-        self._lanes: dict[int, _Lane] = {}
+        self._lanes = Lanes()
         self._streams: dict[int, Stream] = {}
         self._lane_recorder: Stream | None = None
         self._recorder: Recorder | None = None
-        self._forked: Event | None = None
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -196,38 +192,16 @@ class CudaRuntime:
         return self.forks((lane,))[0]
 
     def forks(self, lanes: Sequence[int]) -> list[Stream]:
-        if self._forked is None:
-            self._forked = Event()
-        self._forked.record(self.main_stream())
-        streams: list[Stream] = []
-        for lane in lanes:
-            found = self._lanes.get(lane)
-            if found is None:
-                found = self._lanes[lane] = _Lane()
-            self._forked.hold(found.stream)
-            streams.append(found.stream)
-        return streams
+        return self._lanes.forks(self.main_stream(), lanes)
 
     def behind(self, stream: Stream, other: Stream) -> None:
-        if self._forked is None:
-            self._forked = Event()
-        self._forked.record(other)
-        self._forked.hold(stream)
+        self._lanes.behind(stream, other)
 
     def join(self, stream: Stream) -> None:
-        joined = next(lane.joined for lane in self._lanes.values() if lane.stream is stream)
-        joined.record(stream)
-        joined.hold(self.main_stream())
+        self._lanes.join(self.main_stream(), stream)
 
     def in_order(self, key: Any) -> AbstractContextManager[bool]:
-        return _InOrder(self, key)
-
-    def _last_call(self, key: Any, capture: int) -> Event | None:
-        """The end of the last call, inside this capture or (0) outside any: neither may wait for the other."""
-        if not capture:
-            return _ORDER.get((self.device, key))
-        held, event = _CAPTURED.get((self.device, key), (0, None))
-        return event if held == capture else None
+        return InOrder((self.device, key), self.main_stream)
 
     def holder(self, word: torch.Tensor, value: int) -> Callable[[Stream], None]:
         """Raises RuntimeContractError when the driver refuses (at the first use)."""
@@ -259,7 +233,7 @@ class CudaRuntime:
             return enqueue
         if _blocking():
             return enqueue  # the host would wait for the lane, and not only for its kernels
-        if _capture_of(self.main_stream()):
+        if capture_of(self.main_stream()):
             return None
         try:
             if self._lane_recorder is None:
@@ -322,56 +296,9 @@ class CudaRuntime:
             self._provider.close()
 
 
-class _Lane:
-    """A side stream, and the event by which the caller's joins it."""
-
-    def __init__(self) -> None:
-        self.stream = OwnStream(LANE_PRIORITY)
-        self.joined = Event()
-
-
-class _InOrder:
-    """A call behind the last one under its key (`CudaRuntime.in_order`)."""
-
-    def __init__(self, runtime: CudaRuntime, key: Any) -> None:
-        self._runtime = runtime
-        self._key = key
-
-    def __enter__(self) -> bool:
-        runtime = self._runtime
-        self._main = main = runtime.main_stream()
-        self._capture = _capture_of(main)
-        self._event = event = runtime._last_call(self._key, self._capture)
-        # On one stream calls are in order anyway. Only of the default one it is certain that it is still the same.
-        if event is not None and (event.recorded_on or main.cuda_stream):
-            event.hold(main)
-        return self._capture != 0
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            return
-        event = self._event
-        if event is None:
-            event, place = Event(), (self._runtime.device, self._key)
-            if self._capture:
-                _CAPTURED[place] = (self._capture, event)
-            else:
-                _ORDER[place] = event
-        event.record(self._main)
-
-
 def _blocking() -> bool:
     """Whether the host waits for every launch."""
     return os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"
-
-
-def _capture_of(stream: Stream) -> int:
-    """The id of the capture that a stream takes part in, 0 for none."""
-    if not torch.cuda.is_current_stream_capturing():
-        return 0
-    from cuda.bindings import driver
-
-    return int(driver.cuStreamGetCaptureInfo(stream.cuda_stream)[2])
 
 
 _RUNTIMES: dict[int, CudaRuntime] = {}
@@ -427,5 +354,4 @@ def _leave() -> None:
             getattr(runtime, name, {}).clear()
         runtime._allocations.clear()
     _RUNTIMES.clear()
-    _ORDER.clear()
-    _CAPTURED.clear()
+    forget_calls()

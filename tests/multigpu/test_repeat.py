@@ -19,7 +19,7 @@ from overlap.runtime.bound_launch import _ByAddress, _ByTriton
 from overlap.runtime.call_graph import CallGraph
 from overlap.runtime.driver import Graph
 from overlap.runtime.workspace import check, release
-from tests.support.ranks import delay
+from tests.support.ranks import WAYS, Product, delay, template
 
 from .conftest import WORLD
 
@@ -290,6 +290,18 @@ def test_launches_of_a_compiled_kernel_take_the_short_way(paths, repo):
     errors = [off(c, wanted) for c, (_, wanted) in zip(found, cases, strict=True)]
     assert max(errors) < 1e-2, (errors, kernel.last_plan, paths)
     assert paths["repeated"] == 4, (kernel.last_plan, paths)
+
+
+@pytest.mark.parametrize("way", ["gather, pull", "scatter", "reduce, two shots", "exchange before"])
+def test_calls_of_a_host_function_take_the_short_way(way, generated, group, paths):
+    """The body of the template is plain; each call has operands of its own."""
+    module = generated(template("grouped_gemm"), *WAYS[way])
+    product = Product(group, 515, 136, 96, torch.float16, on=WAYS[way][1])
+    found = [product.call(module, seed) for seed in range(6)]
+    torch.cuda.synchronize()
+    assert not any(bool(product.wrong(*each)) for each in found), paths
+    assert paths["repeated"] == 5, paths
+    check(group)
 
 
 def test_memory_that_grows_between_repeated_calls(paths):
