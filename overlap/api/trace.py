@@ -50,6 +50,7 @@ class _Told(NamedTuple):
     loops: int
     names: tuple[str, ...]
     watched: dict[OpId, float]
+    copied: dict[OpId, tuple[float, float]]
 
 
 def record(
@@ -118,6 +119,7 @@ def record(
             instance.operator.logged,
             log.names,
             watcher.times(),
+            watcher.copied(),
         ),
     )
     meeting.release()
@@ -161,6 +163,8 @@ def _records(told: Sequence[_Told], rate: float) -> tuple[RankRecord, ...]:
         words.frombytes(each.words)
         tiles = sum(run.tiles for run in each.schedule.runs)
         parts = len(each.parts.runs) * each.loops if each.parts is not None else 0
+        # Where the marks of streams are counted from.
+        begun = each.before.met[-1] - start.zero
         found.append(
             RankRecord(
                 rank,
@@ -169,7 +173,8 @@ def _records(told: Sequence[_Told], rate: float) -> tuple[RankRecord, ...]:
                 each.names,
                 tiles_of(words, tiles, parts, start.zero, rate, each.loops),
                 (each.stamp - start.zero) * rate,
-                {op: (each.before.met[-1] - start.zero + when) * rate for op, when in each.watched.items()},
+                {op: (begun + when) * rate for op, when in each.watched.items()},
+                {op: ((begun + one) * rate, (begun + other) * rate) for op, (one, other) in each.copied.items()},
                 max(start.exactly, end.exactly) * rate,
                 each.before.step * rate,
             )

@@ -19,6 +19,7 @@ from .instance import LaunchTable
 from .places import Place
 from .protocol import Runtime
 from .reach import far
+from .recording import marked
 from .reduce import sum_kernel
 from .sums import addition, check_pieces, sum_table
 
@@ -167,7 +168,7 @@ def _copy(instance: BoundPlan, op_id: OpId) -> Enqueue:
         return _carry(instance, op_id)
     src = instance.parts[op.src.tensor].source(op_id)
     dst = instance.parts[op.dst.tensor].destination(op_id)
-    return instance.runtime.copier(dst, src)
+    return marked(instance, op_id, instance.runtime.copier(dst, src))
 
 
 def _carry(instance: BoundPlan, op_id: OpId) -> Enqueue:

@@ -6,20 +6,26 @@ shall be read is cleared ahead of it, so that what was never written shows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from overlap.chunkplan.plan import OpId
 from overlap.schedule.model import RankSchedule
 from overlap.schedule.recorded import log_words
 
+from .bound_plan import BoundPlan
 from .hosteval import on_host
+from .protocol import Runtime
 from .ranges import range_schedule
 from .resolve import Bound
 
 if TYPE_CHECKING:
     from .instance import Instance, LaunchTable
 
-_LAST = "log"
+_LAST, _COPIES = "log", "marked copies"
+
+Enqueue = Callable[[Any], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +81,39 @@ def log_arguments(instance: Instance, bound: Bound, table: LaunchTable) -> dict[
         instance.prepared[key] = log
     instance.prepared[_LAST] = log
     return {parameter: log.words}
+
+
+class MarkedCopy:
+    """A copy of a traced operator's launches: between two marks while it is ``armed``, else as it is."""
+
+    def __init__(self, runtime: Runtime, copy: Enqueue) -> None:
+        self._runtime = runtime
+        self._copy = copy
+        self.armed = False
+        self.marks: tuple[Any, Any] | None = None
+
+    def __call__(self, stream: Any) -> None:
+        if not self.armed:
+            self._copy(stream)
+            return
+        begin = self._runtime.mark(stream)
+        self._copy(stream)
+        self.marks = begin, self._runtime.mark(stream)
+
+
+def marked(instance: BoundPlan, op: OpId, copy: Enqueue) -> Enqueue:
+    """A copy that can be marked where the instance's kernel records its tiles; elsewhere the copy."""
+    operator = getattr(instance, "operator", None)
+    if operator is None or not operator.parameter("log"):
+        return copy
+    copies: dict[OpId, MarkedCopy] = instance.prepared.setdefault(_COPIES, {})
+    made = copies[op] = MarkedCopy(instance.runtime, copy)
+    return made
+
+
+def copies_of(instance: Any) -> dict[OpId, MarkedCopy]:
+    """The copies of this rank that can be marked, by operation."""
+    return dict(instance.prepared.get(_COPIES, {}))
 
 
 def _parts(instance: Instance, parts: RankSchedule | None) -> int:

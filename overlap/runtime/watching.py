@@ -1,4 +1,6 @@
-"""When the flags of a launch rise: a side stream that holds for one after the other, and is marked behind each.
+"""When the flags of a launch rise, and when its copies begin and end.
+
+A side stream is held for one flag after the other, and marked behind each; around copies stand marks on their own streams.
 
     main stream   | meeting | mark | entry | kernel ............ | ...
     side stream                    | hold for flag 2 | mark | hold for flag 0 | mark | ...
@@ -18,6 +20,7 @@ from overlap.schedule.events import landing_times
 from overlap.schedule.table import S_EPOCH, SLOT_WORDS, flag_base
 
 from .instance import Instance
+from .recording import copies_of
 
 LANE = 1 << 20
 """The side stream: no plan's lanes go that far."""
@@ -39,16 +42,21 @@ class Watcher:
         epoch = int(instance.state[S_EPOCH * SLOT_WORDS : S_EPOCH * SLOT_WORDS + 1].tolist()[0])
         self._holds = {op: runtime.holder(instance.state[at : at + 1], epoch + 1) for op, at in words.items()}
         self._marks: dict[OpId, Any] = {}
+        self._copies = copies_of(instance)
         self._begun: Any = None
         self._stream: Any = None
 
     def begin(self) -> None:
         """Ahead of the launch: what times are counted from."""
+        for copy in self._copies.values():
+            copy.armed, copy.marks = True, None
         self._begun = self._runtime.mark(self._runtime.main_stream())
         self._stream = self._runtime.fork(LANE)
 
     def look(self) -> None:
         """Behind the launch, which is enqueued as a whole; the caller's stream waits for all flags."""
+        for copy in self._copies.values():
+            copy.armed = False
         for op, hold in self._holds.items():
             hold(self._stream)
             self._marks[op] = self._runtime.mark(self._stream)
@@ -57,3 +65,9 @@ class Watcher:
     def times(self) -> dict[OpId, float]:
         """By operation, nanoseconds (simulated: steps) from the begin to its flag; the device must be done."""
         return {op: self._runtime.elapsed(self._begun, mark) for op, mark in self._marks.items()}
+
+    def copied(self) -> dict[OpId, tuple[float, float]]:
+        """By operation, from when to when its copy was made, as `times`; of copies in a graph nothing is known."""
+        elapsed, begun = self._runtime.elapsed, self._begun
+        marks = {op: copy.marks for op, copy in self._copies.items() if copy.marks is not None}
+        return {op: (elapsed(begun, begin), elapsed(begun, end)) for op, (begin, end) in marks.items()}

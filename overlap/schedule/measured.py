@@ -1,7 +1,7 @@
 """Predicted and measured times of one call side by side: as one trace for Perfetto, and as text.
 
     process   rank 0 predicted   copy 0, ..., tiles, sums                      (`trace`)
-              rank 0 measured    call, chunks, a thread for each program: its tiles and their waits
+              rank 0 measured    call, chunks, copy 0, ..., a thread for each program: its tiles and their waits
               rank 1 predicted   ...
 
 Measured times begin when all ranks may begin, predicted ones at the launch. A chunk's mark ends when it was seen first, and an
@@ -17,6 +17,7 @@ from typing import Any
 
 from overlap.chunkplan.plan import CommPlan, OpId
 
+from .lanes import natural
 from .recorded import RankRecord, TileTimes
 from .timeline import Event, Timeline
 from .trace import (
@@ -29,8 +30,8 @@ from .trace import (
     trace_text,
 )
 
-CALL, CHUNKS, PROGRAMS = 0, 1, 2
-"""Threads of a measured rank; programs stand from the last on."""
+CALL, CHUNKS, COPIES = 0, 1, 2
+"""Threads of a measured rank; lanes of copies stand from the last on, and programs behind them."""
 MARK_NS = 100
 """How long the mark of a chunk is drawn: it has no length, and arrows begin at things that have one."""
 
@@ -106,7 +107,7 @@ class _RankEntries:
         self.entries = process_entries(self.pid, f"rank {record.rank} measured")
         self._drawn: dict[int, tuple[tuple[int, int], int, int]] = {}
         self._call()
-        for number, (program, tiles) in enumerate(record.programs.items(), PROGRAMS):
+        for number, (program, tiles) in enumerate(record.programs.items(), COPIES + self._copies()):
             self._program(number, program, tiles)
         self._chunks()
 
@@ -122,6 +123,17 @@ class _RankEntries:
         self._slice(CALL, "call", "ahead of the first tile", 0.0, record.begin)
         self._slice(CALL, "call", f"{len(record.tiles)} tiles", record.begin, record.tiles_end)
         self._slice(CALL, "call", "behind the last tile", record.tiles_end, record.end)
+
+    def _copies(self) -> int:
+        """Copies in lanes of the plan's channels; how many lanes there are."""
+        lanes = sorted({self.labels[op].lane for op in self.record.copied}, key=natural)
+        for number, lane in enumerate(lanes, COPIES):
+            self.entries += thread_entries(self.pid, number, lane)
+        for op, (start, end) in sorted(self.record.copied.items(), key=lambda item: (item[1], item[0])):
+            event = self.labels[op]
+            about = {"chunk": event.chunk, "operation": _said(op)}
+            self._slice(COPIES + lanes.index(event.lane), "copied", event.label, start, end, **about)
+        return len(lanes)
 
     def _program(self, thread: int, program: int, tiles: Sequence[TileTimes]) -> None:
         self.entries += thread_entries(self.pid, thread, f"program {program}, SM {tiles[0].unit}")
@@ -206,6 +218,7 @@ def _rank_lines(record: RankRecord, whole: Measured, labels: dict[OpId, Event]) 
     lines = [f"rank {rank}: {said}"]
     flags = {event.op: event.end for event in predicted.events if event.kind == "flag"}
     arrivals = record.arrivals()
+    copied = {op: times for each in whole.records for op, times in each.copied.items()}
     rows = []
     for op, seen_at in sorted(record.came().items(), key=lambda item: (item[1], item[0])):
         arrival = arrivals.get(op)
@@ -213,11 +226,13 @@ def _rank_lines(record: RankRecord, whole: Measured, labels: dict[OpId, Event]) 
         exact = op in record.watched or arrival is not None and arrival.waited
         seen = f"{'' if exact else 'by '}{_us(seen_at)}"
         used = f"{_us(arrival.seen)} by {record.names[arrival.tile]}" if arrival is not None else ""
-        rows.append((labels[op].label, f"({_us(flags[op])})", seen, used))
+        model = f"({_us(labels[op].start)} to {_us(labels[op].end)})"
+        moved = f"{_us(copied[op][0])} to {_us(copied[op][1])}" if op in copied else ""
+        rows.append((labels[op].label, moved, model, seen, f"({_us(flags[op])})", used))
     for op, when in sorted(record.made().items(), key=lambda item: (item[1], item[0])):
-        rows.append((f"made: {labels[op].label}", f"({_us(labels[op].start)})", _us(when), ""))
+        rows.append((f"made: {labels[op].label}", "", "", _us(when), f"({_us(labels[op].start)})", ""))
     if rows:
-        rows.insert(0, ("chunk", "(predicted)", "here", "first used"))
+        rows.insert(0, ("chunk", "copied", "(predicted)", "here", "(predicted)", "first used"))
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         for row in rows:
             cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))

@@ -106,9 +106,9 @@ class RankRecord:
     """One call on one rank, on a clock that all ranks share, from the moment when all ranks let it begin.
 
     ``parts``: of kernels whose tiles wait inside their loop, the schedule of its parts. ``names``: of the tiles, by position.
-    ``end``: when all that the call enqueued on the caller's stream was done. ``watched``: by operation, when its flag was
-    up. ``exactly``: seconds within which this rank's clock is known against that of rank 0;
-    ``step``: of its timer.
+    ``end``: when all that the call enqueued on the caller's stream was done. ``watched``: by operation, when its flag was up;
+    ``copied``: of operations that this rank's streams carry out, from when to when. ``exactly``: seconds within which this
+    rank's clock is known against that of rank 0; ``step``: of its timer.
     """
 
     rank: int
@@ -118,6 +118,7 @@ class RankRecord:
     tiles: tuple[TileTimes, ...]
     end: float
     watched: Mapping[OpId, float] = field(default_factory=dict)
+    copied: Mapping[OpId, tuple[float, float]] = field(default_factory=dict)
     exactly: float = 0.0
     step: float = 0.0
 

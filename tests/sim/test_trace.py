@@ -97,6 +97,22 @@ def test_what_tiles_use_had_come_and_what_leaves_was_made(measured, name):
 
 
 @pytest.mark.one_triton
+@pytest.mark.parametrize("name", CASES)
+def test_copies_are_timed_where_streams_make_them(measured, name):
+    found = measured(name)
+    copied = {op: (record.rank, times) for record in found.records for op, times in record.copied.items()}
+    moved = {op for op, _ in found.plan.items()} if "backend" not in CASES[name][3] else set()
+    assert set(copied) == moved
+    for op, (rank, (start, end)) in copied.items():
+        assert rank == op[0] and 0 <= start <= end
+        # Each carried out behind the one before it in its channel, and told behind itself.
+        landed = found.records[found.plan.op(op).dst_rank].watched[op]
+        assert end <= landed + 2 * found.exactly
+        made = found.records[rank].made().get(op)
+        assert made is None or made <= end + found.exactly
+
+
+@pytest.mark.one_triton
 def test_chunks_are_named_as_predicted_ones_are(measured):
     for name in CASES:
         found = measured(name)
