@@ -27,11 +27,12 @@ import triton.language as tl
 from overlap import settings
 from overlap.chunkplan.region import shard_interval
 from overlap.errors import DeadlineError, RuntimeContractError
-from overlap.language.packets import DATA_BYTES, LINE_BYTES
+from overlap.language.packets import DATA_BYTES, LINE_BYTES, SENDERS
 from overlap.schedule.table import S_FAULT, SLOT_WORDS
 
 from .packet_boxes import Boxes, pieces, scaled, unit_of, whole
-from .packet_kernels import MOST_PROGRAMS, exchange_kernel, sum_packets_kernel
+from .packet_kernels import exchange_kernel, sum_packets_kernel, two_step_kernel
+from .packet_lines import MOST_PROGRAMS, SIDES, STEPS
 from .places import Carried, Place
 from .protocol import IN_FLIGHT, Runtime
 from .stage import as_words
@@ -44,11 +45,12 @@ SUMMED = {
 }
 """Dtypes that are added, and what in."""
 _UNITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
-SIDES = 2
 BLOCK = 256
 """Lines that a program moves at a time, one a thread."""
 KEPT = 1024
 """Calls that are found again without a look at more than their tensors' layouts; the oldest go first."""
+SAVED_BYTES = 384 << 10
+"""Bytes that a second step of an all-reduce must save every rank: about as many as arrive in the time that it takes."""
 A_MULTIPROCESSOR = 4
 """Programs of a launch for each multiprocessor, at most: as many as are resident at a time are enough, and soon started."""
 
@@ -60,7 +62,7 @@ class _Memory:
         self.capacity = capacity
         world = runtime.world
         self.slots: torch.Tensor = runtime.symmetric(
-            [SIDES * world * capacity * LINE_BYTES // 8], torch.int64, zero=True
+            [SIDES * STEPS * world * capacity * LINE_BYTES // 8], torch.int64, zero=True
         )
         self.addresses = [runtime.peer(self.slots, p).data_ptr() for p in range(world)]
         self.peers = runtime.table(self.addresses, bits=64)
@@ -109,12 +111,20 @@ class LowLatency:
         return self._memory
 
     def all_reduce(self, summand: torch.Tensor, out: torch.Tensor) -> bool:
-        """The sum of all ranks' ``summand`` into ``out``, of its shape; every rank sends all of it to every other."""
-        key = ("all_reduce", *_layout(summand), *_layout(out))
+        """The sum of all ranks' ``summand`` into ``out``, of its shape.
+
+        Every rank sends all of it to every other; of larger ones a part to each, and then the sum of its own part to all. That
+        takes a copy where ``out`` shares memory with ``summand``.
+        """
+        two_steps = summand.dtype == out.dtype
+        two_steps = two_steps and in_two_steps(summand.numel() * summand.element_size(), self._runtime.world)
+        key = ("all_reduce", two_steps, *_layout(summand), *_layout(out), summand.data_ptr() == out.data_ptr())
         if self._again(key, summand, out):
             return True
-        boxes = whole(tuple(summand.shape))
-        return self._sum(key, ("all_reduce", tuple(summand.shape)), summand, boxes, out)
+        facts, boxes = ("all_reduce", tuple(summand.shape)), whole(tuple(summand.shape))
+        if two_steps:
+            return self._sum_in_two_steps(key, facts, summand, out)
+        return self._sum(key, facts, summand, boxes, out)
 
     def reduce_scatter(self, summand: torch.Tensor, dim: int, out: torch.Tensor) -> bool:
         """This rank's piece along ``dim`` of the sum of all ranks' ``summand``, into ``out``."""
@@ -196,7 +206,7 @@ class LowLatency:
         if src.dtype == out.dtype:
             to_unit = unit_of(place, whole(tuple(place.shape)))
         dtype, accumulator = SUMMED[src.dtype]
-        senders = min(4, 1 << (self._runtime.world - 1).bit_length())
+        senders = senders_for(self._runtime.world)
         options = {
             "UNIT": unit, "TO_UNIT": to_unit, "FLAT": boxes.rows == 1, "PARTS": not boxes.whole, "SENDERS": senders,
             "DTYPE": dtype, "ACCUMULATOR": accumulator,
@@ -204,6 +214,31 @@ class LowLatency:
         numbers = scaled(boxes, src.element_size(), unit)
         work = max(1, self._runtime.world - 1) if not boxes.whole else 1
         done = self._call(key, facts, boxes.longest(), sum_packets_kernel, src, place, options, numbers, work, dense)
+        if done and place is not out:
+            out.copy_(place)
+        return done
+
+    def _sum_in_two_steps(self, key: Any, facts: tuple[Any, ...], src: torch.Tensor, out: torch.Tensor) -> bool:
+        if src.dtype not in SUMMED:
+            return False
+        shared = src.untyped_storage().data_ptr() == out.untyped_storage().data_ptr()
+        dense = src.is_contiguous() and out.is_contiguous() and not shared
+        src = src.clone(memory_format=torch.contiguous_format) if shared else src.contiguous()
+        place = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype, device=out.device)
+        size = src.numel() * src.element_size()
+        unit, to_unit = (unit_of(tensor, whole(tuple(tensor.shape))) for tensor in (src, place))
+        total = -(-size // DATA_BYTES)
+        chunk = -(-total // self._runtime.world)
+        dtype, accumulator = SUMMED[src.dtype]
+        options = {
+            "UNIT": unit, "TO_UNIT": to_unit, "SENDERS": senders_for(self._runtime.world), "DTYPE": dtype,
+            "ACCUMULATOR": accumulator,
+        }  # fmt: skip
+        numbers = {"chunk": chunk, "total": total, "size": size // unit, "to_size": size // to_unit}
+        longest = chunk * DATA_BYTES // src.element_size()
+        facts = (*facts, str(src.dtype), str(out.dtype), "two steps")
+        work = max(1, self._runtime.world - 1)
+        done = self._call(key, facts, longest, two_step_kernel, src, place, options, numbers, work, dense, steps=2)
         if done and place is not out:
             out.copy_(place)
         return done
@@ -248,6 +283,7 @@ class LowLatency:
         numbers: dict[str, int],
         work: int,
         dense: bool,
+        steps: int = 1,
     ) -> bool:
         """One launch.
 
@@ -256,11 +292,12 @@ class LowLatency:
             facts: of the call, the same on every rank.
             longest: elements of the longest piece that any rank sends to another.
             work: tiles that are to be moved for each that the longest piece has.
+            steps: pieces that a rank gets of each other one.
         """
         runtime = self._runtime
         self.check()
         size = longest * src.element_size()
-        received = size * (runtime.world - 1)
+        received = steps * size * (runtime.world - 1)
         if received >= settings.get("low_latency_below_bytes"):
             return False
         lines = max(1, -(-size // DATA_BYTES))
@@ -366,6 +403,16 @@ class LowLatency:
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     """What a launch depends on of a tensor."""
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % 16
+
+
+def senders_for(world: int) -> int:
+    """Ranks whose lines are looked at together."""
+    return min(SENDERS[-1], 1 << (world - 1).bit_length())
+
+
+def in_two_steps(size: int, world: int) -> bool:
+    """Whether an all-reduce of ``size`` bytes goes in two steps: each rank then gets 2 / world of the bytes."""
+    return world > 2 and size * (world - 1) * (world - 2) // world >= SAVED_BYTES
 
 
 def low_latency_of(runtime: Runtime) -> LowLatency:

@@ -24,6 +24,7 @@ from overlap.ops import (
     reduce_gemm,
     scatter_gemm,
 )
+from overlap.runtime import low_latency
 from overlap.runtime.collectives import add_in_order
 from overlap.runtime.workspace import check, release
 from tests.support.ranks import delay
@@ -40,7 +41,7 @@ LONG = 300_000
 
 
 @pytest.fixture(autouse=True)
-def low_latency(monkeypatch):
+def limit(monkeypatch):
     monkeypatch.setenv("OVERLAP_LOW_LATENCY_BELOW_BYTES", str(4 << 20))
 
 
@@ -136,6 +137,23 @@ def test_every_collective_has_the_right_bits(words):
         (case.kind, case.shape, case.dtype, case.dims): case.check(words, seed) for seed, case in enumerate(cases())
     }
     assert [what for what, bad in wrong.items() if bad] == []
+
+
+def test_an_all_reduce_in_two_steps(words, monkeypatch):
+    monkeypatch.setattr(low_latency, "in_two_steps", lambda *_: True)
+    several = [
+        Case("all_reduce", shape, dtype)
+        for shape in ((1,), (37,), (16, 4096), (LONG // 2,))
+        for dtype in (torch.bfloat16, torch.float32)
+    ]
+    wrong = []
+    for seed in range(100):
+        delay(seed, me(), 0.5)
+        wrong.append(several[seed % len(several)].check(words, seed))
+    tensor = made((777,), torch.bfloat16, me(), 0)
+    assert words.all_reduce(tensor, tensor)
+    wrong.append(differs(tensor, Case("all_reduce", (777,), torch.bfloat16).wanted(0)))
+    assert not torch.stack(wrong).any()
 
 
 def test_a_thousand_calls_with_delays(words, group):

@@ -11,11 +11,11 @@ import torch
 from overlap.chunkplan.region import shard_interval
 from overlap.errors import OverlapError, RuntimeContractError
 from overlap.language.packets import MARKS
-from overlap.runtime import low_latency, packet_kernels
+from overlap.runtime import low_latency, packet_kernels, packet_lines
 from overlap.runtime.collectives import add_in_order
-from overlap.runtime.low_latency import SUMMED, low_latency_of
+from overlap.runtime.low_latency import SUMMED, in_two_steps, low_latency_of
 from overlap.runtime.packet_boxes import pieces, unit_of, whole
-from overlap.runtime.packet_kernels import CLEAN_EVERY
+from overlap.runtime.packet_lines import CLEAN_EVERY
 from overlap.sim import World
 from overlap.sim.runtime import SimRuntime
 from tests.support.sweep import SWEEP, every
@@ -214,7 +214,7 @@ def test_the_epoch_may_be_of_any_size(epoch):
     on_ranks(2, body, seed=5)
 
 
-def stale(world=2, clean=True):
+def stale(clean=True):
     """A word that was sent 2^32 - 2 calls ago and never since bears the mark of today's. Calls between were small."""
 
     def body(runtime):
@@ -242,6 +242,57 @@ def test_without_the_calls_that_clear_an_old_word_is_taken_for_a_new_one():
     with pytest.raises((OverlapError, AssertionError)):
         for seed in range(6):
             on_ranks(2, stale(clean=False), seed=seed)
+
+
+@pytest.fixture
+def two_steps(monkeypatch):
+    """All-reduces go in two steps whatever their size."""
+    monkeypatch.setattr(low_latency, "SAVED_BYTES", 0)
+
+
+@pytest.mark.parametrize(("dtype", "world"), every(2, itertools.product(SUMMED, (3, 4) if SWEEP else (3,))))
+def test_an_all_reduce_in_two_steps_has_the_same_bits(two_steps, dtype, world):
+    def body(runtime):
+        for call, shape in enumerate([(1,), (137,), (5, 24), (2,), (0, 4), (11, 3)]):
+            reduce_all(runtime, shape, dtype, call)
+            exchange(runtime, (5, 1 + call), 0, 1, torch.float16, call)
+
+    on_ranks(world, body, seed=world)
+
+
+def test_an_all_reduce_in_two_steps_in_place_and_at_any_address(two_steps):
+    def body(runtime):
+        words = low_latency_of(runtime)
+        tensor = made((77,), torch.bfloat16, runtime.rank, 0)
+        assert words.all_reduce(tensor, tensor)
+        summand, out = (poisoned((90,), torch.bfloat16)[skipped : skipped + 77] for skipped in (1, 3))
+        summand.copy_(made((77,), torch.bfloat16, runtime.rank, 1))
+        assert words.all_reduce(summand, out)
+        runtime.synchronize()
+        for call, found in enumerate((tensor, out)):
+            assert same(found, summed(3, (77,), torch.bfloat16, call).to(torch.bfloat16))
+
+    on_ranks(3, body)
+
+
+@pytest.mark.parametrize("seed", range(20 if SWEEP else 2))
+def test_steps_of_calls_one_behind_the_other(two_steps, seed):
+    def body(runtime):
+        words, pending = low_latency_of(runtime), []
+        for call in range(8):
+            size = (1, 140, 3, 40)[call % 4]
+            out = poisoned((size,), torch.bfloat16)
+            assert words.all_reduce(made((size,), torch.bfloat16, runtime.rank, call), out)
+            pending.append((out, summed(3, (size,), torch.bfloat16, call).to(torch.bfloat16)))
+        runtime.synchronize()
+        assert all(same(out, wanted) for out, wanted in pending)
+
+    on_ranks(3, body, seed=seed)
+
+
+def test_a_second_step_is_taken_where_it_saves_enough():
+    assert not in_two_steps(1 << 30, 2)
+    assert in_two_steps(256 << 10, 4) and not in_two_steps(255 << 10, 4)
 
 
 def test_a_message_that_is_too_long_is_left_to_others(monkeypatch):
@@ -308,7 +359,9 @@ ROUNDS = range(20 if SWEEP else 2)
 
 def mutated(monkeypatch, *edits):
     """The kernels with lines of theirs replaced, as `LowLatency` finds them."""
-    text = inspect.getsource(packet_kernels)
+    parts, text = (inspect.getsource(module) for module in (packet_lines, packet_kernels))
+    begin = text.index("from .packet_lines import")
+    text = text[:begin] + parts.split("from __future__ import annotations")[1] + text[text.index(")", begin) + 1 :]
     for old, new in edits:
         assert text.count(old), old
         text = text.replace(old, new)
@@ -323,7 +376,7 @@ def mutate(monkeypatch, tmp_path):
         path = tmp_path / "mutated.py"
         path.write_text(mutated(monkeypatch, *edits))
         module = load_module(str(path))
-        for name in ("exchange_kernel", "sum_packets_kernel"):
+        for name in ("exchange_kernel", "sum_packets_kernel", "two_step_kernel"):
             monkeypatch.setattr(low_latency, name, getattr(module, name))
 
     return make
@@ -355,7 +408,7 @@ def test_the_kernels_as_they_are(mutate):
 
 
 def test_one_side_instead_of_two(mutate):
-    mutate(("(epoch & 1) * world * capacity", "(epoch & 0) * world * capacity"))
+    mutate(("(epoch & 1) * _STEPS", "(epoch & 0) * _STEPS"))
     assert found() == ["race"] * len(ROUNDS)
 
 
@@ -378,6 +431,11 @@ def test_programs_that_a_launch_has_not_are_left_behind(mutate):
             scatter(runtime, (size,), 0, torch.float32, call)
 
     assert found(body=body) == ["deadlock"] * len(ROUNDS)
+
+
+def test_sums_sent_on_the_first_steps_side(two_steps, mutate):
+    mutate(("second = side + world * wide", "second = side"))
+    assert all(found())
 
 
 def test_empty_pieces_that_say_nothing(mutate):
