@@ -7,10 +7,8 @@ every call     choose a backend -> KernelCall (protocol, fused kernel) or gather
 from __future__ import annotations
 
 import math
-import sys
-import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,79 +16,31 @@ from typing import Any
 import torch
 
 from overlap import settings
-from overlap.annotate.source import SourceUnit
 from overlap.autotune.config import Config
 from overlap.autotune.session import Tuned
 from overlap.backends.base import Realization
 from overlap.backends.capabilities import AUTO, SERIAL
-from overlap.errors import UnsupportedError, UsageError
+from overlap.errors import UsageError
 from overlap.pipeline import Request, compile_kernel
 from overlap.runtime.instance import Instance
 from overlap.runtime.kernel_call import KernelCall, parameters
 from overlap.runtime.operator import Operator
 from overlap.runtime.protocol import runtime_of
 from overlap.runtime.repeat import Repeat
-from overlap.runtime.resolve import parameters_of, python_function
+from overlap.runtime.resolve import parameters_of
 
 from .cache import helper_sources, load, module_file
 from .fallback import Choice, choose
 from .groups import no_group, resolve_group
+from .kernel_source import KernelSource, refuse_tuning
 from .made import Made, plan_facts
 from .measure import exposed_ms
 from .memory import reserve_operator
 from .repeat_kernel import repeated_launch
 from .report import LastPlan, announce, logger, predicted_ms
 from .tuned import BUILT_IN, KEYWORD
-from .tuned_kernel import open_to_tuning, options_of, tuned_launch
-
-
-@dataclass(frozen=True)
-class KernelSource:
-    """A decorated kernel: the object, its source when it was decorated, and what its decorators may name.
-
-    ``decorators``: how many of its innermost decorators belong to the kernel.
-    """
-
-    kernel: Any
-    unit: SourceUnit
-    qualname: str
-    decorators: int
-    local_names: Mapping[str, Any]
-
-    def function(self) -> types.FunctionType:
-        """The plain function under all decorators."""
-        return python_function(self.kernel)
-
-    def names(self) -> dict[str, Any]:
-        """Everything the kernel's text may name, as the program has it now."""
-        function = self.function()
-        found = {**self.local_names, **function.__globals__}
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            try:
-                found[name] = cell.cell_contents
-            except ValueError:  # not assigned yet
-                continue
-        return found
-
-
-def refuse_tuning(name: str) -> None:
-    """Raises UnsupportedError inside an autotuner that has configurations to choose from."""
-    frame = sys._getframe(2)
-    while frame is not None and frame.f_code.co_name in (
-        "run",
-        "kernel_call",
-        "_tuned",
-        "__call__",
-        "<lambda>",
-        "wrapper",
-    ):
-        tuner = frame.f_locals.get("self")
-        if len(getattr(tuner, "configs", None) or ()) > 1:
-            raise UnsupportedError(
-                f"autotune above overlap.compile would launch `{name}` a different number of times on every rank",
-                help="put @overlap.compile above @triton.autotune; the first configuration then runs",
-            )
-        frame = frame.f_back  # type: ignore[assignment]
+from .tuned_kernel import open_to_tuning, tuned_launch
+from .variants import Variants
 
 
 class CompiledKernel:
@@ -125,8 +75,7 @@ class CompiledKernel:
         self.backend = backend
         self.options = options
         self.last_plan: LastPlan | None = None
-        self._variants: dict[tuple[str, int], CompiledKernel] = {}
-        self._configured: dict[Config, CompiledKernel] = {}
+        self.variants = Variants(self._again)
         self.arg_names = list(parameters_of(source.function()))
         self.__name__ = source.function().__name__
         self.__doc__ = source.function().__doc__
@@ -134,6 +83,20 @@ class CompiledKernel:
 
     def __repr__(self) -> str:
         return f"CompiledKernel({self.source.qualname}, plan={self.plan!r}, on={self.on!r})"
+
+    def _again(
+        self, options: Mapping[str, str], backend: str | None, plan: str | Sequence[str] | None
+    ) -> CompiledKernel:
+        """The same kernel with more options, by another backend and plan; None: its own plan."""
+        return CompiledKernel(
+            self.source,
+            plan=plan or self.plan,
+            on=self.on,
+            world=self.world,
+            backend=backend,
+            options={**self.options, **options},
+            made=self.made,
+        )
 
     @cached_property
     def path(self) -> Path:
@@ -239,7 +202,7 @@ class CompiledKernel:
         if choice.backend == "serial":
             return self._serial(group, grid, args, kwargs, choice, transport)
         runtime = runtime_of(group)
-        compiled = self._recording if settings.get("trace") else self
+        compiled = self.variants.recording(self.backend) if settings.get("trace") else self
         call = KernelCall(compiled.operator, runtime, grid, args, kwargs, behind, transport, repeat)
         call.run()
         instance = call.instance
@@ -314,17 +277,7 @@ class CompiledKernel:
 
     def variant_of(self, config: Config) -> CompiledKernel:
         """The same kernel compiled for a config."""
-        if config not in self._configured:
-            self._configured[config] = CompiledKernel(
-                self.source,
-                plan=config.plan or self.plan,
-                on=self.on,
-                world=self.world,
-                backend=config.realization.backend,
-                options={**self.options, **options_of(config)},
-                made=self.made,
-            )
-        return self._configured[config]
+        return self.variants.of_config(config)
 
     def tune(self, grid: Any, *args: Any, group: Any = None, **kwargs: Any) -> Tuned:
         """Measures how to carry a launch out, and keeps the fastest for later launches of its sizes; collective.
@@ -340,34 +293,9 @@ class CompiledKernel:
 
         return tune_kernel(self, grid, args, kwargs, group)
 
-    @cached_property
-    def _recording(self) -> CompiledKernel:
-        """The same kernel with tiles that record."""
-        return CompiledKernel(
-            self.source,
-            plan=self.plan,
-            on=self.on,
-            world=self.world,
-            backend=self.backend,
-            options={**self.options, "trace": "1"},
-            made=self.made,
-        )
-
     def variant(self, backend: str, programs: int = 0) -> CompiledKernel:
         """The same kernel compiled for a backend; ``programs`` of its launches move chunks (0: the backend's own number)."""
-        key = (backend, programs)
-        if key not in self._variants:
-            options = {**self.options, **({"comm_sms": str(programs)} if programs else {})}
-            self._variants[key] = CompiledKernel(
-                self.source,
-                plan=self.plan,
-                on=self.on,
-                world=self.world,
-                backend=backend,
-                options=options,
-                made=self.made,
-            )
-        return self._variants[key]
+        return self.variants.of_backend(backend, programs)
 
     def measure(self, grid: Any, *args: Any, group: Any = None, iterations: int = 20, **kwargs: Any) -> LastPlan:
         """Launches the kernel repeatedly and measures the communication that computation does not hide; collective.

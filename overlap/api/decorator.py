@@ -22,8 +22,9 @@ from overlap.chunkplan.cuts import split_of, split_text
 from overlap.errors import SourceError, UsageError
 from overlap.runtime.resolve import parameters_of, python_function
 
-from .compiled import CompiledKernel, KernelSource
+from .compiled import CompiledKernel
 from .fallback import KNOWN, check_backend
+from .kernel_source import KernelSource
 from .made import Made
 
 _KEYS = ("split", "comm_sms", "num_warps", "num_stages", "machine", "strided", "sum_sms", "trace")

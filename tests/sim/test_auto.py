@@ -116,4 +116,4 @@ def test_a_kernel_that_is_launched(repo, machines):
     for c in itertools.chain(*results):
         close(c, whole, b)
     assert compiled.last_plan.backend == "ldst_reserved" and compiled.last_plan.considered
-    assert ("ldst_reserved", 0) in compiled._variants
+    assert ("ldst_reserved", 0) in compiled.variants.known()

@@ -123,7 +123,7 @@ def test_a_kernel_by_a_config(kernels):
             close(c, whole, w)
     said = kernel.last_plan
     assert (said.source, said.backend, said.plan) == (TRIAL, "ldst_reserved", "all_gather_ring")
-    (variant,) = kernel._configured.values()
+    (variant,) = kernel.variants.known().values()
     assert dict(variant.realization.meta) == {"BLOCK_M": 16, "GROUP_M": 1} and variant.realization.comm_sms == 1
     assert kernel.realization == Realization()
 
