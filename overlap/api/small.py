@@ -115,6 +115,12 @@ def all_reduce(
     return COLLECTIVE
 
 
+def sums_in_place(group: Any, choice: Choice, summand: torch.Tensor, size: int) -> bool:
+    """Whether an all-reduce of ``size`` bytes is best given its result's memory as summand."""
+    words = words_of(group, choice, summand)
+    return words is None or not words.copies_in_place(size)
+
+
 def all_to_all(group: Any, choice: Choice, held: torch.Tensor, from_dim: int, to_dim: int, out: torch.Tensor) -> str:
     """`collectives.all_to_all`; gives what it went by."""
     words = words_of(group, choice, held)

@@ -142,8 +142,8 @@ def _serially(
 ) -> str:
     """The product, then a collective; ``tensors``: x, w, the bias if there is one, the result. Gives what it went by."""
     x, w, *bias, y = tensors
-    # Summed in place where that is possible.
-    place = y.view(-1, y.shape[-1]) if y.dtype == moved else None
+    in_place = y.dtype == moved and small.sums_in_place(group, choice, x, y.numel() * y.element_size())
+    place = y.view(-1, y.shape[-1]) if in_place else None
     summand = multiply(x.flatten(0, -2), w, bias[0] if bias and rank == 0 else None, moved, place)
     return small.all_reduce(group, choice, summand.view(y.shape), y, fixed_order=deterministic)
 

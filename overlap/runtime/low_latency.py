@@ -157,6 +157,10 @@ class LowLatency:
         boxes, to = pieces(tuple(held.shape), to_dim, world), pieces(tuple(out.shape), from_dim, world)
         return self._exchange(key, ("all_to_all", tuple(shape), from_dim, to_dim), longest, held, boxes, out, to)
 
+    def copies_in_place(self, size: int) -> bool:
+        """Whether an all-reduce of ``size`` bytes would copy a summand that shares memory with the result."""
+        return size < settings.get("low_latency_below_bytes") and in_two_steps(size, self._runtime.world)
+
     def check(self) -> None:
         """Raises DeadlineError if a call waited in vain; costs no synchronisation."""
         if self._error is None:
