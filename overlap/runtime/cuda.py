@@ -213,6 +213,10 @@ class CudaRuntime:
         made.record(torch.cuda.ExternalStream(stream.cuda_stream, self.device))
         return made
 
+    def passed(self, mark: torch.cuda.Event) -> bool:
+        found: bool = mark.query()
+        return found
+
     def elapsed(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
         milliseconds: float = begin.elapsed_time(end)
         return milliseconds * 1e6

@@ -111,6 +111,9 @@ class Runtime(Protocol):
     def mark(self, stream: Any) -> Any:
         """Enqueues a mark on a stream, for `elapsed`; it takes no multiprocessor."""
 
+    def passed(self, mark: Any) -> bool:
+        """Whether its stream has passed a mark; the host does not wait."""
+
     def elapsed(self, begin: Any, end: Any) -> float:
         """Nanoseconds (simulated: steps) between two marks that their streams have passed."""
 

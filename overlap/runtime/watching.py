@@ -62,6 +62,11 @@ class Watcher:
             self._marks[op] = self._runtime.mark(self._stream)
         self._runtime.join(self._stream)
 
+    @property
+    def done(self) -> bool:
+        """Whether all flags are up; they never are where a rank has failed."""
+        return all(self._runtime.passed(mark) for mark in self._marks.values())
+
     def times(self) -> dict[OpId, float]:
         """By operation, nanoseconds (simulated: steps) from the begin to its flag; the device must be done."""
         return {op: self._runtime.elapsed(self._begun, mark) for op, mark in self._marks.items()}

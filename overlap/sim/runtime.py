@@ -249,6 +249,10 @@ class SimRuntime:
         stream.enqueue(lambda _: passed.append(self._world.scheduler.steps), self.host)
         return passed
 
+    def passed(self, mark: list[int]) -> bool:
+        self._step()
+        return bool(mark)
+
     def elapsed(self, begin: list[int], end: list[int]) -> float:
         return float(end[0] - begin[0])
 

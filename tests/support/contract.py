@@ -360,6 +360,7 @@ def test_marks_are_passed_in_the_order_of_their_streams(group_of_ranks, several)
         runtime.join(side)
         ended = runtime.mark(runtime.main_stream())
         runtime.synchronize()
+        assert all(runtime.passed(mark) for mark in (begun, raised, ended))
         return [runtime.elapsed(begun, mark) for mark in (begun, raised, ended)]
 
     for moments in group_of_ranks(several, body):
