@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import ast
 import builtins
-import inspect
-import textwrap
+import linecache
 from collections.abc import Callable, Collection
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -65,14 +64,36 @@ def plain_globals(body: Callable[..., Any], tensors: Collection[str]) -> tuple[s
     """
     if not isinstance(body, FunctionType) or body.__closure__ or hasattr(body, "__wrapped__"):
         return None
-    try:
-        (found,) = ast.parse(textwrap.dedent(inspect.getsource(body))).body
-    except (OSError, SyntaxError, ValueError):
-        return None
-    if not isinstance(found, ast.FunctionDef) or found.decorator_list or not found.args.args:
+    found = _source_of(body.__code__)
+    if found is None or found.decorator_list or not found.args.args:
         return None
     reader = _Reader(body, found, tensors)
     return tuple(sorted(reader.values)) if all(map(reader.statement, found.body)) else None
+
+
+def _source_of(code: CodeType) -> ast.FunctionDef | None:
+    """What a function of a module says; None where that is not to be found, or the file says something else by now."""
+    linecache.checkcache(code.co_filename)
+    text = "".join(linecache.getlines(code.co_filename))
+    try:
+        tree = ast.parse(text)
+        made = compile(text, code.co_filename, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return None
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.lineno == code.co_firstlineno]
+    return functions[0] if functions and any(_same(each, code) for each in made.co_consts) else None
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two constants are the same; of code, whether it does the same."""
+    if not isinstance(one, CodeType):
+        return type(one) is type(other) and repr(one) == repr(other)
+    return (
+        isinstance(other, CodeType)
+        and (one.co_code, one.co_names, one.co_varnames) == (other.co_code, other.co_names, other.co_varnames)
+        and len(one.co_consts) == len(other.co_consts)
+        and all(map(_same, one.co_consts, other.co_consts))
+    )
 
 
 class _Reader:

@@ -118,6 +118,17 @@ def test_wrapped_closed_over_or_without_source():
     assert plain_globals(eval("lambda call, a: a"), ("a",)) is None
 
 
+def test_a_source_that_has_changed_since():
+    body = body_of(MADE + GRID)
+    path = body.__code__.co_filename
+    size, at, lines, name = linecache.cache[path]
+    for old, new in (("BLOCK=64", "BLOCK=32"), ("* n", "+ n")):
+        linecache.cache[path] = size, at, [line.replace(old, new) for line in lines], name
+        assert plain_globals(body, ("a", "b")) is None
+    linecache.cache[path] = size, at, lines, name
+    assert plain_globals(body, ("a", "b")) == ()
+
+
 @pytest.mark.parametrize("name", ["grouped_gemm", "gemm_2d", "persistent_gemm"])
 def test_templates_are_plain(name, repo, tmp_path):
     from overlap.annotate.source import SourceUnit
