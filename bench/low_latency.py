@@ -6,7 +6,8 @@
 ``alone``: a graph of one call, all ranks having met before it (as in `common`), median and 99th percentile. ``eager``: host
 calls one behind the other, divided by their number. Microseconds, on the rank where a number is highest; of each contender the
 result is checked against a sum in fp32, or to the bit where nothing is added. Sizes are bytes of the whole tensor. ``words_2`` is
-our all-reduce in two steps, whatever the size.
+our all-reduce in two steps, whatever the size; ``b128``, ``b512``: as many lines a program at a time, ``p1``: one program a
+multiprocessor at most.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -62,15 +64,22 @@ class Problem:
         return bool(error < 1e-2)
 
 
-def words(p: Problem, two_steps: bool = False) -> Call:
-    """Our own: bf16 added in fp32, in the order of the ranks."""
+_SLOTS: dict[tuple[object, ...], Any] = {}
+
+
+def words(p: Problem, two_steps: bool = False, block: int = 256, programs: int = 4) -> Call:
+    """Our own: bf16 added in fp32, in the order of the ranks; each variant with slots of its own."""
     from overlap.runtime import low_latency
     from overlap.runtime.protocol import runtime_of
 
-    found = low_latency.low_latency_of(runtime_of(None))
+    variant = (two_steps, block, programs)
+    if variant not in _SLOTS:
+        _SLOTS[variant] = low_latency.LowLatency(runtime_of(None))
+    found = _SLOTS[variant]
 
     def call() -> torch.Tensor:
         low_latency.in_two_steps = lambda size, world: two_steps
+        low_latency.BLOCK, low_latency.A_MULTIPROCESSOR = block, programs
         if p.kind == "all_reduce":
             done = found.all_reduce(p.given, p.out)
         elif p.kind == "reduce_scatter":
@@ -124,6 +133,9 @@ def torch_shot(name: str) -> Callable[[Problem], Call]:
 CONTENDERS: dict[str, Callable[[Problem], Call]] = {
     "words": words,
     "words_2": partial(words, two_steps=True),
+    "b128": partial(words, block=128),
+    "b512": partial(words, block=512, programs=2),
+    "p1": partial(words, programs=1),
     "nccl": nccl,
     "one_shot": torch_shot("one_shot_all_reduce"),
     "two_shot": torch_shot("two_shot_all_reduce_"),
@@ -177,27 +189,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes of the whole tensor")
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--block", type=int, help="lines a program moves at a time")
-    parser.add_argument("--programs", type=int, help="programs a multiprocessor, at most")
+    parser.add_argument(
+        "--contenders", nargs="+", default=("words", "nccl", "one_shot", "two_shot"), choices=CONTENDERS
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
     os.environ.setdefault(
         "OVERLAP_LOW_LATENCY_BELOW_BYTES", str(max(options.sizes) * int(os.environ.get("WORLD_SIZE", "1")) + 1)
     )
     session = Session()
-    from overlap.runtime import low_latency
-
-    low_latency.BLOCK = options.block or low_latency.BLOCK
-    low_latency.A_MULTIPROCESSOR = options.programs or low_latency.A_MULTIPROCESSOR
     rows = []
     session.say(f"{session.name}, {session.world} ranks, us: graph of {CALLS} | alone, p99 | eager")
     for kind in options.kinds:
         for size in options.sizes:
             p = Problem(session, kind, size)
             found = {}
-            for name, make in CONTENDERS.items():
-                if kind == "all_reduce" or name in ("words", "nccl"):
-                    found[name] = measured(session, p, make, options.rounds)
+            for name in options.contenders:
+                if kind == "all_reduce" or not name.startswith(("words_", "one_", "two_")):
+                    found[name] = measured(session, p, CONTENDERS[name], options.rounds)
             rows.append({"kind": kind, "bytes": size, "us": found})
             session.say(f"{kind:<15}{size:>9}  " + "  ".join(f"{name} {told(us)}" for name, us in found.items()))
             session.free()
