@@ -1,0 +1,46 @@
+"""`overlap trace` on GPUs: what a recorded call says of itself holds together."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from overlap.ops.trace import trace_operator
+from tests.support.traces import check_chunks, check_tiles
+
+from .conftest import WORLD
+
+pytestmark = pytest.mark.ranks(2)
+MARKS = 20e-6
+"""Seconds that events of streams may be off the timer."""
+
+CASES = {
+    "gather": (
+        "ag_gemm",
+        {"M": 1024 * WORLD + 40, "N": 512 * WORLD, "K": 1024},
+        {"backend": "copy_engine", "split": 2},
+    ),
+    "gather, moved by programs": (
+        "ag_gemm",
+        {"M": 512 * WORLD, "N": 256 * WORLD, "K": 512},
+        {"backend": "ldst_reserved"},
+    ),
+    "gather, moved between tiles": (
+        "ag_gemm",
+        {"M": 512 * WORLD, "N": 256 * WORLD, "K": 512},
+        {"backend": "ldst_inline"},
+    ),
+    "gather along K": ("ag_gemm_k", {"M": 512, "N": 256 * WORLD, "K": 512 * WORLD}, {"backend": "copy_engine"}),
+    "scatter": ("gemm_rs", {"M": 1024 * WORLD, "N": 1024, "K": 512 * WORLD}, {"backend": "copy_engine"}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_recorded_call_holds_together(group, name):
+    op, sizes, options = CASES[name]
+    found = trace_operator(op, sizes, group=group, warm=2, **options)
+    check_tiles(found)
+    check_chunks(found, MARKS)
+    assert 0 < found.step <= 2e-6 and found.exactly < 50e-6
+    json.loads(found.trace())
