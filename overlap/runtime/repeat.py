@@ -110,10 +110,12 @@ class ReadyLaunch:
         self._further = further
         self._memory = instance.memory
         self._acts = acts
-        self._settled = False
+        # Of what a traced kernel's launches enqueue, copies are timed one by one (`recording`).
+        traced = bool(instance.operator.parameter("log"))
+        self._settled = traced
         self._kernel = kernel
         self._graph: Any = None
-        self._until_graph = 0 if any(isinstance(act, ByLibrary) for act in acts) else GRAPH_AT
+        self._until_graph = 0 if traced or any(isinstance(act, ByLibrary) for act in acts) else GRAPH_AT
         # It lives as long as what else is ready for this memory does; whoever uses it holds it weakly.
         instance.prepared[self] = self
 

@@ -72,7 +72,7 @@ class Watcher:
         return {op: self._runtime.elapsed(self._begun, mark) for op, mark in self._marks.items()}
 
     def copied(self) -> dict[OpId, tuple[float, float]]:
-        """By operation, from when to when its copy was made, as `times`; of copies in a graph nothing is known."""
+        """By operation, from when to when its copy was made, as `times`."""
         elapsed, begun = self._runtime.elapsed, self._begun
         marks = {op: copy.marks for op, copy in self._copies.items() if copy.marks is not None}
         return {op: (elapsed(begun, begin), elapsed(begun, end)) for op, (begin, end) in marks.items()}
