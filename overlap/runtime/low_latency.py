@@ -27,12 +27,12 @@ import triton.language as tl
 from overlap import settings
 from overlap.chunkplan.region import shard_interval
 from overlap.errors import DeadlineError, RuntimeContractError
-from overlap.language.packets import DATA_BYTES, LINE_BYTES, SENDERS
-from overlap.schedule.table import S_FAULT, SLOT_WORDS
+from overlap.language.packets import DATA_BYTES, SENDERS
 
 from .packet_boxes import Boxes, pieces, scaled, unit_of, whole
 from .packet_kernels import exchange_kernel, sum_packets_kernel, two_step_kernel
-from .packet_lines import MOST_PROGRAMS, SIDES, STEPS
+from .packet_lines import MOST_PROGRAMS
+from .packet_memory import PacketMemory
 from .places import Carried, Place
 from .protocol import IN_FLIGHT, Runtime
 from .stage import as_words
@@ -55,33 +55,11 @@ A_MULTIPROCESSOR = 4
 """Programs of a launch for each multiprocessor, at most: as many as are resident at a time are enough, and soon started."""
 
 
-class _Memory:
-    """Slots and words of a group for pieces of up to ``capacity`` lines. Made on all ranks at once."""
-
-    def __init__(self, runtime: Runtime, capacity: int) -> None:
-        self.capacity = capacity
-        world = runtime.world
-        self.slots: torch.Tensor = runtime.symmetric(
-            [SIDES * STEPS * world * capacity * LINE_BYTES // 8], torch.int64, zero=True
-        )
-        self.addresses = [runtime.peer(self.slots, p).data_ptr() for p in range(world)]
-        self.peers = runtime.table(self.addresses, bits=64)
-        self.calls = runtime.table([0] * MOST_PROGRAMS, bits=64)
-        self.state = runtime.table([0] * (S_FAULT + 1) * SLOT_WORDS, bits=64)
-        self.fault = runtime.watch(self.state, packets=True)
-        self.captured = False
-        self.launches: dict[Any, Callable[..., None]] = {}
-
-    def sender(self, address: int, world: int, rank: int) -> int:
-        """The rank whose line is at ``address`` of this rank's slots."""
-        return (address - self.addresses[rank]) // LINE_BYTES // self.capacity % world
-
-
 class _Ready(NamedTuple):
     """A launch whose tensors each call brings; ``received``: bytes that a rank gets by it."""
 
     enqueue: Callable[..., None]
-    memory: _Memory
+    memory: PacketMemory
     received: int
 
 
@@ -99,8 +77,8 @@ class LowLatency:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._memory: _Memory | None = None
-        self._kept: list[_Memory] = []
+        self._memory: PacketMemory | None = None
+        self._kept: list[PacketMemory] = []
         self._met: set[Any] = set()
         self._ready: dict[Any, _Ready] = {}
         self._error: DeadlineError | None = None
@@ -324,7 +302,7 @@ class LowLatency:
             enqueue(runtime.main_stream(), Carried((src, out)))
         return True
 
-    def _grow(self, lines: int) -> _Memory:
+    def _grow(self, lines: int) -> PacketMemory:
         """Memory for what the setting lets through, and for ``lines``."""
         runtime = self._runtime
         limit = settings.get("low_latency_below_bytes")
@@ -338,13 +316,13 @@ class LowLatency:
                 )
         if self._memory is not None and self._memory.captured:
             self._kept.append(self._memory)
-        self._memory = _Memory(runtime, capacity)
+        self._memory = PacketMemory(runtime, capacity)
         return self._memory
 
     def _first(
         self,
         facts: tuple[Any, ...],
-        memory: _Memory,
+        memory: PacketMemory,
         key: Any,
         kernel: Any,
         src: torch.Tensor,
@@ -374,7 +352,7 @@ class LowLatency:
 
     def _warm(
         self,
-        memory: _Memory,
+        memory: PacketMemory,
         kernel: Any,
         src: torch.Tensor,
         out: torch.Tensor,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 
@@ -13,6 +14,7 @@ from overlap.errors import OverlapError, RuntimeContractError
 from overlap.language.packets import MARKS
 from overlap.runtime import low_latency, packet_kernels, packet_lines
 from overlap.runtime.collectives import add_in_order
+from overlap.runtime.faults import LIMIT_WORD, RECORD_WORD, RECORD_WORDS
 from overlap.runtime.low_latency import SUMMED, in_two_steps, low_latency_of
 from overlap.runtime.packet_boxes import pieces, unit_of, whole
 from overlap.runtime.packet_lines import CLEAN_EVERY
@@ -331,6 +333,39 @@ def test_ranks_that_call_differently_are_told():
 
     with pytest.raises(RuntimeContractError, match="differently"):
         on_ranks(2, body)
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "two steps"])
+def test_a_wait_in_vain_is_recorded_by_the_rank_that_does_not_send(monkeypatch, kind):
+    """The simulator lets a look sleep until a word changes, so the limit is negative: used up before the first repeat."""
+    if kind == "two steps":
+        monkeypatch.setattr(low_latency, "SAVED_BYTES", 0)
+
+    def body(runtime):
+        def call(number):
+            if kind == "all_gather":
+                gather(runtime, (9, 40), 0, torch.uint8, number)
+            else:
+                reduce_all(runtime, (100,), torch.float32, number)
+
+        call(0)
+        memory = low_latency_of(runtime).memory
+        record = runtime.table([0] * RECORD_WORDS, bits=64)
+        memory.state[LIMIT_WORD], memory.state[RECORD_WORD] = -1, record.data_ptr()
+        runtime.agree("armed", None)
+        if runtime.rank != 2:
+            # Which of the others is missed first is open: the one that comes may not have sent yet.
+            with contextlib.suppress(AssertionError):
+                call(1)
+        runtime.synchronize()
+        taken, address, wanted, *_ = record.tolist()
+        return taken, taken and memory.sender(address, 3, runtime.rank), wanted, memory.state[LIMIT_WORD].item()
+
+    ends = on_ranks(3, body)
+    assert ends[2] == (0, 0, 0, -1)
+    for rank in (0, 1):
+        taken, sender, wanted, limit = ends[rank]
+        assert (taken, wanted, limit) == (1, 2, 1) and sender in {0, 1, 2} - {rank}
 
 
 def test_pieces_are_those_of_torch_chunk():
