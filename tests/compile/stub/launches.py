@@ -23,6 +23,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from overlap.build import parse_target
 from overlap.build.device import planned_device
+from overlap.errors import RuntimeContractError
+from overlap.runtime import call_graph
 from overlap.runtime.bound_launch import _ByAddress, _ByTriton, bound_launch
 from overlap.runtime.call_graph import Recorder
 from overlap.runtime.driver import Stream
@@ -71,6 +73,27 @@ def call(shift: int) -> list[torch.Tensor]:
     return [a, torch.zeros(2, 512)[:, :256], torch.zeros(COLUMNS)]
 
 
+def refuses(ours: _ByAddress, theirs: _ByTriton) -> None:
+    """No graph is made where a parameter is not what it was taken for, of what Triton launches, or where there are enough."""
+    right, recorder = ours.varying, Recorder()
+    wrong = [[v._replace(number=v.number + 1) for v in right], [v._replace(described=not v.described) for v in right]]
+    for varying in (*wrong, theirs.varying):
+        ours.varying = varying  # type: ignore[assignment]
+        _refused(recorder, ours)
+    ours.varying = right
+    kept, call_graph.MOST = call_graph.MOST, 0
+    _refused(recorder, ours)
+    call_graph.MOST = kept
+
+
+def _refused(recorder: Recorder, launch: _ByAddress) -> None:
+    try:
+        recorder.record(lambda recording: recording.launch(launch, Carried(call(8))), CALLERS)
+    except RuntimeContractError:
+        return
+    raise AssertionError(f"a graph of {launch.varying}")
+
+
 def main() -> None:
     ctypes.c_int.in_dll(STUB, "stub_count").value = len(SIZES)
     for i, size in enumerate(SIZES):
@@ -92,6 +115,7 @@ def main() -> None:
         )
         assert isinstance(ours, _ByAddress), "no bare launcher is known for this Triton"
         recorded = Recorder().record(lambda recording: recording.launch(ours, Carried(call(16))), CALLERS)
+        refuses(ours, theirs)
         ways = (theirs, ours, recorded)
         seen = set()
         for shift in (0, 8, 0, 64):
