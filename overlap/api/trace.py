@@ -9,6 +9,7 @@ device sleeps before it, so that the host has enqueued all by then and what it t
 
 from __future__ import annotations
 
+import threading
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -142,21 +143,34 @@ def record(
     return Measured(title, instance.plan, records, timeline, seconds, _device(runtime))
 
 
+_LOCK = threading.Lock()
+_INSIDE: list[str] = []
+_BEFORE: list[str | None] = []
+
+
 @contextmanager
 def recording() -> Any:
     """Operators and compiled kernels that are called inside record their tiles (the setting ``trace``)."""
     import os
 
     name = settings.SETTINGS["trace"].variable
-    before = os.environ.get(name)
-    os.environ[name] = "1"
+    with _LOCK:
+        # Simulated ranks are threads of one process: the first sets it, the last one out puts it back.
+        if not _INSIDE:
+            _BEFORE[:] = [os.environ.get(name)]
+            os.environ[name] = "1"
+        _INSIDE.append(name)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        with _LOCK:
+            _INSIDE.pop()
+            if not _INSIDE:
+                before = _BEFORE.pop()
+                if before is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = before
 
 
 def _records(told: Sequence[_Told], rate: float) -> tuple[RankRecord, ...]:

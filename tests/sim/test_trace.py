@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from overlap import settings
 from overlap.cli.main import main
 from overlap.ops.trace import trace_operator
 from overlap.sim import World
@@ -166,3 +167,8 @@ def test_the_command_traces_a_file(repo, tmp_path, capsys):
     assert done.value.code == 0
     said = capsys.readouterr().out
     assert "all_gather_1d on a[M]" in said and "pull a[35:70, 0:32] 1 -> 0" in said
+
+
+def test_nothing_records_behind_a_traced_call(measured):
+    """Ranks are threads, and each sets what they share."""
+    assert measured(next(iter(CASES))) is not None and not settings.get("trace")
