@@ -14,11 +14,17 @@ from .pragmas import nearest
 from .produced import check_produced
 from .ranged import check_one_block, check_ranged, ranged_loops
 
-_ON = re.compile(r"\s*(?P<name>[A-Za-z_]\w*)\s*\[\s*(?P<axis>[A-Za-z_]\w*)?\s*(?::\s*(?P<to>[A-Za-z_]\w*))?\s*\]\s*\Z")
+_AXIS = r"[A-Za-z_]\w*"
+_ON = re.compile(
+    rf"\s*(?P<name>{_AXIS})\s*\[\s*(?P<axis>{_AXIS})?\s*(?:(?::\s*(?P<to>{_AXIS})|/\s*(?P<by>{_AXIS}))\s*)?\]\s*\Z"
+)
 
 Kind = Literal["gather", "reduce_scatter", "all_reduce", "all_to_all"]
 
-FORMS = "a[M] gathers an input, c[M] reduce-scatters a result, c[] all-reduces it, a[K:M] exchanges shards (all-to-all)"
+FORMS = (
+    "a[M] gathers an input, a[K/M] along K in parts along M, c[M] reduce-scatters a result, c[] all-reduces it, "
+    "a[K:M] exchanges shards (all-to-all)"
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,8 @@ class OnSpec:
     ``tensor`` is its host name, ``param`` the kernel parameter, ``dim`` the dimension that ``axis`` is. An input is
     sharded along ``axis`` before, a result of a reduce-scatter after; an all-reduce has no axis (``""``, dimension 0).
     An all-to-all moves the sharding from ``axis`` to ``to``, dimension ``to_dim``. ``produced``: the kernel makes it.
-    ``ranged``: gathered along a range axis, so that an in-tile loop waits for its chunks.
+    ``ranged``: gathered along a range axis, so that an in-tile loop waits for its chunks; with ``by``, another axis of the
+    tensor, tiles wait before that loop, for the parts along ``by`` of all shards that they read.
     """
 
     tensor: str
@@ -40,9 +47,11 @@ class OnSpec:
     to_dim: int | None = None
     produced: bool = False
     ranged: bool = False
+    by: str = ""
+    by_dim: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.tensor}[{self.axis}{f':{self.to}' if self.to else ''}]"
+        return f"{self.tensor}[{self.axis}{f':{self.to}' if self.to else ''}{f'/{self.by}' if self.by else ''}]"
 
     @property
     def local(self) -> str:
@@ -107,11 +116,11 @@ def parse_on(text: str, program: ProgramModel) -> OnSpec:
         UnsupportedError: valid, but the kernel reads or stores the tensor in a way that is not compiled.
     """
     match = _ON.match(text)
-    if match is None or (match["to"] and not match["axis"]):
+    if match is None or ((match["to"] or match["by"]) and not match["axis"]):
         raise OnError(f"cannot read `{text}`", help=f"write TENSOR[AXIS]: {FORMS}")
     where = program.host.span if program.host else program.kernel.span
     tensor = _tensor(match["name"], program, where)
-    for axis in filter(None, (match["axis"], match["to"])):
+    for axis in filter(None, (match["axis"], match["to"], match["by"])):
         if axis not in tensor.dims:
             raise OnError(
                 f"`{tensor.name}` has no axis {axis}{nearest(axis, tensor.dims)}",
@@ -138,6 +147,9 @@ def parse_on(text: str, program: ProgramModel) -> OnSpec:
             where=where,
             help=f"write {tensor.name}[{tensor.dims[0] if tensor.dims else 'AXIS'}]",
         )
+    tiled = {a.name for a in program.kernel.axes if a.block is not None}
+    if match["by"]:
+        _check_by(match["axis"], match["by"], produced, tiled, text.strip(), where)
     on = OnSpec(
         tensor=tensor.name,
         param=_param(program, tensor, where),
@@ -147,7 +159,9 @@ def parse_on(text: str, program: ProgramModel) -> OnSpec:
         to=match["to"] or "",
         to_dim=tensor.dims.index(match["to"]) if match["to"] else None,
         produced=produced,
-        ranged=kind == "gather" and match["axis"] not in {a.name for a in program.kernel.axes if a.block is not None},
+        ranged=kind == "gather" and match["axis"] not in tiled and not match["by"],
+        by=match["by"] or "",
+        by_dim=tensor.dims.index(match["by"]) if match["by"] else None,
     )
     _check_view(on, program, tensor, where)
     if produced:
@@ -155,6 +169,19 @@ def parse_on(text: str, program: ProgramModel) -> OnSpec:
     else:
         _check_consumed(on, program, where)
     return on
+
+
+def _check_by(axis: str, by: str, produced: bool, tiled: set[str], text: str, where: SourceSpan) -> None:
+    """Parts along another axis are for gathers along one that every tile reads all of."""
+    why = ""
+    if produced:
+        why = "is a result, whose chunks are made tile by tile"
+    elif axis in tiled:
+        why = f"is gathered along {axis}, in which tiles differ: its parts lie along {axis}"
+    elif by not in tiled:
+        why = f"has parts along {by}, in which tiles do not differ"
+    if why:
+        raise OnError(f"`{text}` {why}", where=where, help=f"leave /{by} out")
 
 
 def _concerned(on: OnSpec, tensor: HostTensor) -> tuple[int, ...]:

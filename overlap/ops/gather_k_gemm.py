@@ -70,7 +70,8 @@ def ag_gemm_k(
             collective, then torch's product); by default fused, and serial where that is impossible or slower, which
             `last_plan` and the log say.
         plan: the plan template that moves the pieces.
-        split: chunks a piece is cut into.
+        split: chunks a piece is cut into, along the rows: a tile then waits for its part of every rank's. Whole pieces, 1, are
+            waited for inside the loop over K instead.
         comm_sms: programs that move the pieces, with a backend that reserves some; 0: an eighth of the multiprocessors.
 
     Raises:
@@ -133,7 +134,7 @@ def run(
         kernel, grid, arguments = product_arguments(
             product, held, view, runtime_of(group), blocks=blocks_of(choice.config)
         )
-        compiled = compiled_kernel(kernel, "K", plan, split, choice.backend, comm_sms)
+        compiled = compiled_kernel(kernel, along_of(split), plan, split, choice.backend, comm_sms)
         repeat = asked.repeat([y]) if asked is not None else None
         said = compiled.launch(grid, (), arguments, group=group, backend=choice.backend, repeat=repeat)
     said = replace(said, operator="ag_gemm_k", shape=whole, considered=choice.considered, source=choice.source)
@@ -141,6 +142,11 @@ def run(
     if asked is not None:
         asked.keep([y], said, forced=choice.forced)
     return y
+
+
+def along_of(split: Split) -> str:
+    """Along which axis pieces are gathered, and parts of theirs awaited."""
+    return "K" if split == 1 else "K/M"
 
 
 def _call(

@@ -18,6 +18,7 @@ from overlap.errors import UsageError
 from .arguments import check_programs
 from .exchange_gemm import SPLIT as EXCHANGE_SPLIT
 from .gather_gemm import compiled_kernel
+from .gather_k_gemm import along_of
 from .kernels import ag_gemm_any, ag_gemm_tma, gemm_out_stored, gemm_out_tma
 from .partials import by_stores, compiled_partial, storing_reason
 from .products import rows_fit
@@ -113,6 +114,8 @@ def reserve(
             tokens, width = (max_tokens, hidden) if wanted else (0, 0)
             rows = {"B": tokens, "M": 1} if "B" in along else {"B": 1, "M": tokens}
             for chosen in plans:
-                compiled = form.make(kernel, along, chosen, form.split if split is None else split_of(split), *how)
+                pieces = form.split if split is None else split_of(split)
+                where = along_of(pieces) if operator == "ag_gemm_k" else along
+                compiled = form.make(kernel, where, chosen, pieces, *how)
                 reserve_operator(compiled.operator, group, {**rows, form.width: width}, dtype)
     settle(group, operator)

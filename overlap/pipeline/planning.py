@@ -115,7 +115,12 @@ def plan_for(
         dim=on.dim,
         to_dim=on.to_dim,
         split=realization.split,
-        split_dim=cut_along(on.tensor, on.dim, on.to_dim, () if on.produced else tensor_reads(program, [on])),
+        split_dim=cut_along(
+            on.tensor,
+            on.dim,
+            on.to_dim if on.by_dim is None else on.by_dim,
+            () if on.produced else tensor_reads(program, [on]),
+        ),
         # What tiles make leaves by the rank that made it: a reader could not know when it is whole.
         direction="push" if on.produced else find_backend(realization.backend).default_direction,
         path=text.path,

@@ -79,7 +79,8 @@ class Comm:
 
     ``axis``/``dim``: the axis it is sharded along (an all-reduce: none, and dimension 0 for plans that cut it);
     ``to``/``to_dim``: of an all-to-all, the axis it is sharded along afterwards. ``produced``: the kernel makes it.
-    ``dims``: names of its dimensions; ``layout``: as in `Operator`; ``adds``: tiles add to what it holds.
+    ``dims``: names of its dimensions; ``layout``: as in `Operator`; ``adds``: tiles add to what it holds; ``by``: of a gather
+    whose tiles read all of ``axis``, the axis along which they wait for parts.
     """
 
     tensor: str
@@ -94,9 +95,15 @@ class Comm:
     plan: str
     layout: tuple[str | None, ...] = ()
     adds: bool = False
+    by: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.tensor}[{self.axis or ''}{':' + self.to if self.to else ''}]"
+        return f"{self.tensor}[{self.axis or ''}{':' + self.to if self.to else ''}{'/' + self.by if self.by else ''}]"
+
+    @property
+    def cut_dim(self) -> int | None:
+        """The dimension other than ``dim`` in which parts of it are useful one by one, if there is one (`cut_along`)."""
+        return self.dims.index(self.by) if self.by else self.to_dim
 
     @property
     def held(self) -> int | None:
@@ -129,7 +136,7 @@ class Operator:
         tile_map: position and counts to coordinates, evaluated on the host; keyword-only parameters are kernel arguments.
         source: the original.
         plan: the plan as YAML text; one for each entry of ``on`` where that is several.
-        on: the communicated tensor and axis, ``a[M]``, or several.
+        on: the communicated tensor and axis, ``a[M]`` or ``a[K/M]``, or several.
         realization: how it is carried out.
         inputs, outputs: host tensors and their named dimensions.
         params: host tensor to kernel parameter.
@@ -184,7 +191,8 @@ class Operator:
 
     def _comm(self, number: int, text: str, plan: str) -> Comm:
         tensor, _, rest = text.partition("[")
-        axis, _, to = rest.rstrip("]").partition(":")
+        moved, _, by = rest.rstrip("]").partition("/")
+        axis, _, to = moved.partition(":")
         produced = tensor in self.outputs
         dims = (self.outputs if produced else self.inputs)[tensor]
         kind: Kind = "all_to_all" if to else "gather" if not produced else "reduce_scatter" if axis else "all_reduce"
@@ -202,6 +210,7 @@ class Operator:
             plan,
             self.layouts.get(tensor, () if number else self.layout),
             produced and any(a.name not in written for a in self.axes),
+            by or None,
         )
 
     @property

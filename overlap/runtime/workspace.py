@@ -252,7 +252,7 @@ def plans_for(operator: Operator, world: int, shapes: Sequence[tuple[int, ...]])
             dim=comm.dim,
             to_dim=comm.to_dim,
             split=operator.realization.split,
-            split_dim=cut_along(comm.tensor, comm.dim, comm.to_dim, () if comm.produced else operator.reads),
+            split_dim=cut_along(comm.tensor, comm.dim, comm.cut_dim, () if comm.produced else operator.reads),
             direction="push" if comm.produced else facts.default_direction,
             path=f"<plan of {operator.name}>",
         )

@@ -14,13 +14,14 @@ class _Read(Protocol):
     def axes(self) -> tuple[str | None, ...]: ...
 
 
-def cut_along(tensor: str, dim: int, to_dim: int | None, reads: Iterable[_Read]) -> int:
+def cut_along(tensor: str, dim: int, other: int | None, reads: Iterable[_Read]) -> int:
     """The dimension in which parts of a chunk become useful one by one.
 
     That is the dimension of the shards, ``dim``. But tiles that read all of it need a part of every rank: of an
-    all-to-all the parts are then cut along the dimension of the shards afterwards, ``to_dim``, if tiles differ in that.
+    all-to-all the parts are then cut along the dimension of the shards afterwards, of a gather along the one that its ``on``
+    names (``a[K/M]``): ``other``, if tiles differ in that.
     """
     spanned = [read.axes for read in reads if read.tensor == tensor]
-    if to_dim is None or not spanned or any(axes[dim] for axes in spanned):
+    if other is None or not spanned or any(axes[dim] for axes in spanned):
         return dim
-    return to_dim if all(axes[to_dim] for axes in spanned) else dim
+    return other if all(axes[other] for axes in spanned) else dim

@@ -32,7 +32,8 @@ class Operator:
         moved: axes of the tensor that moves (``a`` is [M, K] and read, ``c`` [M, N] and written).
         divided: the axis of which each rank computes its part.
         dim, to_dim: the dimension of the tensor in which it is sharded, before and after an all-to-all.
-        inside: chunks are waited for inside a tile's loop over K.
+        inside: chunks are waited for inside a tile's loop over K; where pieces are cut, tiles wait before it, for parts along
+            dimension 0.
     """
 
     kind: Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
@@ -50,7 +51,7 @@ class Operator:
     @property
     def split_dim(self) -> int | None:
         """The dimension that parts of a transfer are cut along, as `cut.cut_along` has it; None: ``dim``."""
-        return None if self.produced else self.to_dim
+        return 0 if self.inside else None if self.produced else self.to_dim
 
 
 OPERATORS: Mapping[str, Operator] = {

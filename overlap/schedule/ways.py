@@ -22,7 +22,7 @@ from .collective import library_seconds
 from .early import can_be_early, in_rounds
 from .events import ItemSize, simulate_ends
 from .machine import Machine
-from .work import TileRun, Work, work_per_chunk
+from .work import TileRun, Work, cut_across, work_per_chunk
 
 MARGIN = 0.03
 """Predictions that differ by less are the same: one run of a launch differs from the next by more."""
@@ -97,7 +97,12 @@ def _work(task: Task, plan: CommPlan, machine: Machine) -> tuple[Work, ...]:
 
 
 def in_parts(plan: CommPlan, tiles: int, seconds: float, units: int) -> tuple[Work, ...]:
-    """Tiles that wait inside their loop: the first wave goes through the chunks as they land, all others find them there."""
+    """Tiles that wait inside their loop: the first wave goes through the chunks as they land, all others find them there.
+
+    Where pieces are cut along what tiles differ in, tiles wait before their loop instead.
+    """
+    if cut_across(plan):
+        return work_per_chunk(plan, tiles, seconds)
     chunks = work_per_chunk(plan, 1 << 20, seconds)
     first = min(tiles, units)
     works = []

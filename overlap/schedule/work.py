@@ -224,7 +224,7 @@ def _reads(
 ) -> Work:
     """``known``: size and name of boxes that other ranks' runs have asked for."""
     ops = [plan.ops[owner][index] for owner, index in landing]
-    along = _exchanged_to(plan, rank)
+    along = _across(plan, rank, landing)
     if along is not None:
         return _reads_across(plan, rank, along, landing, tiles, seconds)
     chunks = []
@@ -241,16 +241,36 @@ def _reads(
     return Work(tuple(runs), as_arrived=True)
 
 
-def _exchanged_to(plan: CommPlan, rank: int) -> int | None:
-    """Of an exchange the dimension of which a rank ends with a part, having had another one's; every tile reads all of that."""
+def cut_across(plan: CommPlan) -> bool:
+    """Whether tiles that read all of what shards are cut in wait for parts, along what they differ in."""
+    for op_id, op in plan.items():
+        if not isinstance(op, Collective) and not op.dst.box.empty:
+            return _across(plan, op.dst_rank, (op_id,)) is not None
+    return False
+
+
+def _across(plan: CommPlan, rank: int, landing: Sequence[OpId]) -> int | None:
+    """The dimension along which tiles differ that read all of that in which shards are cut; None where they read none such.
+
+    Of an exchange it is the one of which the rank ends with a part, having had another one's; of a gather that in which
+    parts of what arrives are narrower than the shard that the rank has.
+    """
     if len(plan.before[rank]) != 1 or len(plan.after[rank]) != 1 or plan.world == 1:
         return None
     (before,), (after,) = plan.before[rank], plan.after[rank]
     if before.tensor != after.tensor:
         return None
     pairs = list(zip(before.box.shape, after.box.shape, strict=True))
+    if not any(had < has for had, has in pairs):
+        return None
     narrower = [dim for dim, (had, has) in enumerate(pairs) if has < had]
-    return narrower[0] if narrower and any(had < has for had, has in pairs) else None
+    if narrower:
+        return narrower[0]
+    arrived = next((plan.op(op_id).dst.box for op_id in landing if not plan.op(op_id).dst.box.empty), None)
+    if arrived is None:
+        return None
+    cut = [dim for dim, (had, has) in enumerate(pairs) if arrived.shape[dim] < had == has]
+    return cut[0] if cut else None
 
 
 def _reads_across(plan: CommPlan, rank: int, dim: int, landing: Sequence[OpId], tiles: int, seconds: float) -> Work:

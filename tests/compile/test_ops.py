@@ -65,6 +65,7 @@ def sized(**case):
         dict(rows=512, columns=256, depth=64, dtype=torch.bfloat16, batch=4, along="B"),
         sized(rows=5, columns=256, depth=64, dtype=torch.bfloat16, batch=40, along="B"),
         dict(rows=8192, columns=14336, depth=4096, dtype=torch.bfloat16, along="K"),
+        dict(rows=8192, columns=14336, depth=4096, dtype=torch.bfloat16, along="K/M"),
         sized(rows=4096, columns=4096, depth=4096, dtype=torch.float16, transposed=True, bias=True, along="K"),
         sized(rows=48, columns=512, depth=4096, dtype=torch.bfloat16, along="K"),
         dict(rows=1000, columns=130, depth=1001, dtype=torch.float16, along="K"),

@@ -54,6 +54,12 @@ def test_parameter_names_without_their_ending(model, grouped):
         ("c[K:N]", "`c` has no axis K", "c[M,N]"),
         ("a[M,K]", "cannot read `a[M,K]`", "TENSOR[AXIS]"),
         ("a[:M]", "cannot read `a[:M]`", "TENSOR[AXIS]"),
+        ("a[/M]", "cannot read `a[/M]`", "TENSOR[AXIS]"),
+        ("a[K:M/M]", "cannot read", "a[K/M] along K"),
+        ("a[K/N]", "`a` has no axis N", "M, K"),
+        ("a[K/K]", "has parts along K, in which tiles do not differ", "leave /K out"),
+        ("a[M/K]", "is gathered along M, in which tiles differ", "leave /K out"),
+        ("c[M/N]", "is a result", "leave /N out"),
         ("", "cannot read ``", "TENSOR[AXIS]"),
     ],
 )
@@ -63,6 +69,13 @@ def test_errors(model, text, message, help_text):
     assert message in caught.value.message and help_text in caught.value.help
     if "cannot read" not in message:
         assert caught.value.where.text.startswith("# @overlap.host_entry")
+
+
+def test_a_gather_of_what_tiles_read_all_of_in_parts_along_another_axis(model):
+    on = parse_on("a[ K / M ]", model())
+    assert (str(on), on.ranged, on.dim, on.by_dim) == ("a[K/M]", False, 1, 0)
+    whole = parse_on("a[K]", model())
+    assert (whole.ranged, whole.by, whole.by_dim) == (True, "", None)
 
 
 def test_several_tensors_keep_their_order(model):

@@ -113,3 +113,14 @@ def test_exchanges_in_parts_are_ordered_as_two_gpus_did():
         for split in ("1:3:4", "8", "1:3", "4", "2", "1")
     ]
     assert found == sorted(found)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_gathers_of_what_tiles_read_all_of_start_earlier_in_parts_of_rows(world):
+    sizes = {"M": 8192, "N": 14336, "K": 4096}
+    whole, halves, growing = (
+        seconds("ag_gemm_k", [LANES], sizes, world=world, split=split)["copy_engine"] for split in (1, 2, (1, 3, 4))
+    )
+    assert growing < halves < whole
+    found = predict("ag_gemm_k", world=world, sizes=sizes, machine=H100, split=(1, 3, 4), break_even=False)
+    assert found.fused == pytest.approx(growing)
