@@ -40,14 +40,20 @@ def test_together_a_process_runs_all_that_can_share_one(monkeypatch, capsys, tmp
     path.write_text(TOOL)
     path.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(sanitize, "missing", lambda name: "")
-    assert sanitize.main(["--ranks", "2", "--together", "--seconds", "60"]) == 0
+    asked = ["gather, copy_engine", "scatter, collective", "scatter, copy_engine"]
+    words = [word for name in asked for word in ("--only", name)]
+    assert sanitize.main(["--ranks", "1", "--together", "--seconds", "60", *words]) == 0
     lines = capsys.readouterr().out.splitlines()[1:]
-    assert len(lines) == 6 and all("clean       exit 0    errors by rank: [0, 0]" in line for line in lines[::2])
-    done = [line.removeprefix("  done: ").split("; ") for line in lines[1::2]]
-    assert sorted(name for names in done for name in names) == sorted(REALIZATIONS)
-    for of_a_kind, names in zip(("engine", "collective", "nvshmem"), done, strict=True):
-        assert any(of_a_kind in name for name in names) and len(names) > 1
+    assert [line.split("  ")[0] for line in lines[::2]] == ["2 together", "scatter, collective"] and len(lines) == 3
+    assert all("clean       exit 0    errors by rank: [0]" in line for line in lines[::2])
+    assert lines[1] == "  done: gather, copy_engine; scatter, copy_engine"
+
+
+def test_far_peers_and_libraries_share_no_process_with_others():
+    found = list(sanitize.groups(list(REALIZATIONS)))
+    assert sorted(name for names in found for name in names) == sorted(REALIZATIONS)
+    kinds = [{(REALIZATIONS[name].far, REALIZATIONS[name].library) for name in names} for names in found]
+    assert kinds == [{(False, False)}, {(False, True)}, {(True, False)}]
 
 
 @pytest.mark.parametrize(
