@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 from triton.runtime import _allocation
@@ -58,6 +59,8 @@ class Recorder:
         self._lock = threading.Lock()
         self._mains: dict[int, Stream] = {}
         self._lanes = Lanes()
+        self._scratch: dict[tuple[int, int, int], Any] = {}
+        """By number in a call, size and alignment."""
         self._made: weakref.WeakSet[CallGraph] = weakref.WeakSet()
 
     def record(self, steps: Callable[[Recording], None], main: Stream) -> CallGraph:
@@ -75,11 +78,33 @@ class Recorder:
             if stream is None:
                 stream = self._mains[priority.value] = OwnStream(priority.value)
             recording = Recording(stream, self._lanes)
-            with recording.keeping():
+            with self._scratch_kept():
                 graph, made = recorded(lambda _: steps(recording), stream, "a call", node_priorities=True)
             found = CallGraph(graph, made, recording)
             self._made.add(found)
             return found
+
+    @contextmanager
+    def _scratch_kept(self) -> Iterator[None]:
+        """Kernels that are launched meanwhile are given scratch memory that stays.
+
+        Of all graphs one is in flight at a time, so they share it.
+        """
+        given = count()
+        with scratch():
+            allocate: Any = _allocation._allocator.get()
+
+            def kept(size: int, alignment: int, stream: int | None) -> Any:
+                place = next(given), size, alignment
+                if place not in self._scratch:
+                    self._scratch[place] = allocate(size, alignment, stream)
+                return self._scratch[place]
+
+            token = _allocation._allocator.set(kept)
+            try:
+                yield
+            finally:
+                _allocation._allocator.reset(token)
 
 
 class Recording:
@@ -88,8 +113,6 @@ class Recording:
     def __init__(self, main: Stream, lanes: Lanes) -> None:
         self.main = main
         self.nodes: list[_Node] = []
-        self.scratch: list[Any] = []
-        """Memory that recorded kernels were given for the time of a launch."""
         self._lanes = lanes
 
     def forks(self, lanes: Sequence[int]) -> list[Stream]:
@@ -121,30 +144,14 @@ class Recording:
     def _last_node(self, stream: Stream) -> int:
         """What a stream's next work would depend on: the kernel that was recorded last."""
         status, number = ctypes.c_int(), ctypes.c_uint64()
-        graph, count = ctypes.c_void_p(), ctypes.c_size_t()
+        graph, found = ctypes.c_void_p(), ctypes.c_size_t()
         nodes = ctypes.POINTER(ctypes.c_void_p)()
-        found = (status, number, graph, nodes, count)
-        error = libcuda().cuStreamGetCaptureInfo_v2(stream.argument, *map(ctypes.byref, found))
+        told = map(ctypes.byref, (status, number, graph, nodes, found))
+        error = libcuda().cuStreamGetCaptureInfo_v2(stream.argument, *told)
         check(error, "a recorded kernel")
-        if count.value != 1 or not nodes[0]:
-            raise RuntimeContractError(f"a recorded kernel is {count.value} nodes")
+        if found.value != 1 or not nodes[0]:
+            raise RuntimeContractError(f"a recorded kernel is {found.value} nodes")
         return int(nodes[0])
-
-    @contextmanager
-    def keeping(self) -> Iterator[None]:
-        """Keeps what kernels that are launched meanwhile are given as scratch memory."""
-        with scratch():
-            allocate: Any = _allocation._allocator.get()
-
-            def kept(size: int, alignment: int, stream: int | None) -> Any:
-                self.scratch.append(allocate(size, alignment, stream))
-                return self.scratch[-1]
-
-            token = _allocation._allocator.set(kept)
-            try:
-                yield
-            finally:
-                _allocation._allocator.reset(token)
 
 
 class _Node:
@@ -251,7 +258,7 @@ class CallGraph:
 
     def __init__(self, graph: Any, made: Any, recording: Recording) -> None:
         cuda = libcuda()
-        self._made, self._nodes, self._scratch = made, tuple(recording.nodes), recording.scratch
+        self._made, self._nodes = made, tuple(recording.nodes)
         self._launch = cuda.cuGraphLaunch
         self._context = ctypes.c_void_p()
         weakref.finalize(self, _drop, cuda, graph, made).atexit = False

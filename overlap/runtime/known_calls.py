@@ -20,7 +20,7 @@ from . import launch as launch_layer
 from .cuda import known_runtime
 from .instance import Instance
 from .places import Carried
-from .repeat import KernelLaunch, Repeat
+from .repeat import KernelLaunch, ReadyLaunch, Repeat
 
 KEPT = 1024
 """Calls kept for a group; the oldest go first."""
@@ -102,6 +102,12 @@ class Known:
         self._told(self._said, self._forced)
         return results
 
+    def drop(self) -> None:
+        """Lets go of what was made ready, since no call will find it again."""
+        launch = self._launch()
+        if isinstance(launch, ReadyLaunch):
+            launch.drop()
+
     def _shares(self, outs: Sequence[int], operands: Sequence[int]) -> bool:
         """Whether a result at one of the addresses ``outs`` lies in the memory of an operand or of another result."""
         results = tuple(zip(outs, self._extents, strict=False))
@@ -178,9 +184,11 @@ class Asked:
         if runtime is None:
             return
         calls = _calls(runtime)
-        calls.pop(self._key, None)
-        if len(calls) >= KEPT:
-            del calls[next(iter(calls))]
+        before = calls.pop(self._key, None)
+        if before is None and len(calls) >= KEPT:
+            before = calls.pop(next(iter(calls)))
+        if before is not None:
+            before.drop()
         operands = self._operands if self._apart else ()
         calls[self._key] = Known(ready, operands, results, said, forced, self._told, self._line)
 

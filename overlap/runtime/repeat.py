@@ -124,6 +124,10 @@ class ReadyLaunch:
         """Whether the instance's memory is another by now."""
         return self.instance.workspace.memory is not self._memory
 
+    def drop(self) -> None:
+        """Takes it out of what is ready for its instance's memory."""
+        self.instance.prepared.pop(self, None)
+
     def __call__(self, carried: Carried) -> None:
         """One call.
 

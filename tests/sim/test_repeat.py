@@ -164,6 +164,31 @@ def test_the_first_call_of_a_group_is_known_although_it_makes_the_runtime(monkey
     assert found == [result] and len(runtime.overlap_calls) == 1
 
 
+def test_the_oldest_calls_go_with_what_was_made_ready_for_them(repeated, monkeypatch):
+    from overlap.runtime import known_calls
+    from overlap.runtime.instance import instances
+    from overlap.runtime.repeat import ReadyLaunch
+
+    monkeypatch.setattr(known_calls, "KEPT", 2)
+    case = Case(gemm_rs, calls=4)
+
+    def body(group):
+        runtime, found = group.overlap_runtime, []
+        for call, columns in enumerate((8, 6, 4, 6)):
+            x, w = case.xs[call][runtime.rank], case.ws[call][runtime.rank][:, :columns]
+            found.append(gemm_rs(x, w.contiguous(), group=group))
+        ready = [each for made in instances(runtime).values() for each in made.prepared if type(each) is ReadyLaunch]
+        runtime.synchronize()
+        return len(ready), [y.clone() for y in found]
+
+    for rank, (ready, results) in enumerate(World(2, seed=1).run(body)):
+        assert ready == 2
+        for call, y in enumerate(results):
+            wanted = case.wanted(call, rank)[:, : y.shape[1]]
+            torch.testing.assert_close(y.double(), wanted, rtol=1e-4, atol=1e-4)
+    assert len(repeated) == 2
+
+
 def test_another_layout_is_another_call(repeated):
     """Strides, alignment, dtype and options are in the key; none of these calls may run as another."""
     case = Case(gemm_rs, calls=1)
