@@ -47,27 +47,8 @@ def exchange_kernel(src, out, slots, peers, calls, state, rank, world, programs,
                     PARTS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Every rank's piece for every other; boxes of ``out`` are always by rank."""
     pid = tl.program_id(0)
-    epoch = tl.load(calls + pid) + 1
-    mark = mark_of(epoch)
-    side = side_of(epoch, world, capacity)
-    push(
-        src,
-        slots,
-        peers,
-        mark,
-        side,
-        pid,
-        rank,
-        world,
-        programs,
-        capacity,
-        rows,
-        chunk,
-        total,
-        UNIT,
-        FLAT,
-        PARTS,
-        BLOCK,
+    epoch, mark, side = push(
+        src, peers, calls, pid, rank, world, programs, capacity, rows, chunk, total, UNIT, FLAT, PARTS, BLOCK
     )
     units: tl.constexpr = 8 // TO_UNIT
     own = slots.to(tl.int64) + side * _LINE
@@ -102,27 +83,8 @@ def sum_packets_kernel(src, out, slots, peers, calls, state, rank, world, progra
     ``SENDERS``: ranks whose lines are looked at together.
     """
     pid = tl.program_id(0)
-    epoch = tl.load(calls + pid) + 1
-    mark = mark_of(epoch)
-    side = side_of(epoch, world, capacity)
-    push(
-        src,
-        slots,
-        peers,
-        mark,
-        side,
-        pid,
-        rank,
-        world,
-        programs,
-        capacity,
-        rows,
-        chunk,
-        total,
-        UNIT,
-        FLAT,
-        PARTS,
-        BLOCK,
+    epoch, mark, side = push(
+        src, peers, calls, pid, rank, world, programs, capacity, rows, chunk, total, UNIT, FLAT, PARTS, BLOCK
     )
     units: tl.constexpr = 8 // UNIT
     elements: tl.constexpr = 64 // DTYPE.primitive_bitwidth

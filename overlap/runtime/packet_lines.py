@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from overlap.language.packets import LINE_BYTES, receive, receive_four, receive_two, send
+from overlap.language.packets import LINE_BYTES, mark_of, receive, receive_four, receive_two, send
 from overlap.schedule import table as _layout
 
 SIDES, STEPS = 2, 2
@@ -128,28 +128,54 @@ def _added(total, data, rank, world, k: tl.constexpr, DTYPE: tl.constexpr, ACCUM
 
 
 @triton.jit
-def push(src, slots, peers, mark, side, pid, rank, world, programs, capacity, rows, chunk, total,
-          UNIT: tl.constexpr, FLAT: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Sends this rank's lines to all others, whose slots they go into; programs share (peer, tile) pairs."""
+def _share(src, number, rank, world, rows, chunk, total,
+           UNIT: tl.constexpr, FLAT: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """What a program sends at a time: a tile of the lines for one rank, the first to get it where all get the same."""
     units: tl.constexpr = 8 // UNIT
-    longest = tl.cdiv(lines_of(rows * tl.minimum(chunk, total), units), BLOCK)
     lanes = tl.arange(0, BLOCK)
     if PARTS:
-        for pair in range(pid, longest * (world - 1), programs):
-            peer = (rank + 1 + pair % (world - 1)) % world
-            line = pair // (world - 1) * BLOCK + lanes
-            inside = line < lines_of(rows * width_of(peer, chunk, total), units)
-            data = load_line(src, line, inside, peer, rows, chunk, total, UNIT, FLAT)
-            there = tl.load(peers + peer) + (side + rank * tl.cast(capacity, tl.int64) + line) * _LINE
-            send(there, data, mark, inside)
+        others = tl.maximum(world - 1, 1)
+        peer = (rank + 1 + number % others) % world
+        line = number // others * BLOCK + lanes
+        inside = line < lines_of(rows * width_of(peer, chunk, total), units)
+        data = load_line(src, line, inside, peer, rows, chunk, total, UNIT, FLAT)
     else:
-        for tile in range(pid, longest, programs):
-            line = tile * BLOCK + lanes
-            inside = line < lines_of(rows * total, units)
-            data = load_line(src, line, inside, 0, rows, chunk, total, UNIT, FLAT)
+        peer = (rank + 1) % world
+        line = number * BLOCK + lanes
+        inside = line < lines_of(rows * total, units)
+        data = load_line(src, line, inside, 0, rows, chunk, total, UNIT, FLAT)
+    return peer, line, inside, data
+
+
+@triton.jit
+def push(src, peers, calls, pid, rank, world, programs, capacity, rows, chunk, total,
+         UNIT: tl.constexpr, FLAT: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Begins a call and sends this rank's lines to all others, into their slots; its epoch, mark and side.
+
+    What is loaded first is loaded at once: the epoch, where the first peer's slots are and the first tile.
+    """
+    units: tl.constexpr = 8 // UNIT
+    peer, line, inside, data = _share(src, pid, rank, world, rows, chunk, total, UNIT, FLAT, PARTS, BLOCK)
+    base = tl.load(peers + peer)
+    epoch = tl.load(calls + pid) + 1
+    mark = mark_of(epoch)
+    side = side_of(epoch, world, capacity)
+    place = side + rank * tl.cast(capacity, tl.int64)
+    count = tl.cdiv(lines_of(rows * tl.minimum(chunk, total), units), BLOCK)
+    if PARTS:
+        count = count * (world - 1)
+    for number in range(pid, count, programs):
+        if PARTS:
+            send(base + (place + line) * _LINE, data, mark, inside)
+        else:
             for turn in range(1, world):
-                base = tl.load(peers + (rank + turn) % world)
-                send(base + (side + rank * tl.cast(capacity, tl.int64) + line) * _LINE, data, mark, inside)
+                send(base + (place + line) * _LINE, data, mark, inside)
+                base = tl.load(peers + (rank + turn + 1) % world)
+        peer, line, inside, data = _share(
+            src, number + programs, rank, world, rows, chunk, total, UNIT, FLAT, PARTS, BLOCK
+        )
+        base = tl.load(peers + peer)
+    return epoch, mark, side
 
 
 @triton.jit
