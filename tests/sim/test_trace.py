@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
+import torch
+import triton
 
 from overlap import settings
+from overlap.api import trace as tracing
 from overlap.api.trace import recording
 from overlap.cli.main import main
+from overlap.codegen.module_io import load_module
+from overlap.errors import UsageError
 from overlap.ops.trace import trace_operator
 from overlap.sim import World
 from tests.support.traces import check_chunks, check_tiles
@@ -168,6 +174,41 @@ def test_the_command_traces_a_file(repo, tmp_path, capsys):
     assert done.value.code == 0
     said = capsys.readouterr().out
     assert "all_gather_1d on a[M]" in said and "pull a[35:70, 0:32] 1 -> 0" in said
+
+
+@pytest.mark.one_triton
+def test_a_decorated_kernel_is_recorded_and_computes_what_it_did(repo):
+    """Inside `recording`, by a module of its own; outside nothing is recorded."""
+    kernel = load_module(str(repo / "tests/kernels/decorated.py")).kernel
+    a, b = torch.randn(70, 32), torch.randn(32, 40)
+
+    def body(group):
+        rank = group.rank()
+        shard = a[35 * rank : 35 * (rank + 1)].contiguous()
+        c = torch.full((70, 40), float("nan"))
+
+        def call():
+            kernel[lambda m: (triton.cdiv(70, m["BM"]) * triton.cdiv(40, m["BN"]),)](
+                shard, b, c, 70, 40, 32, 32, 1, 40, 1, 40, group=group
+            )
+
+        def traced():
+            return tracing.record(
+                call, group, title="decorated", dtype="fp32", tile=lambda schedules, machine: 1e-6, warm=1
+            )
+
+        with pytest.raises(UsageError, match="decorated: nothing was recorded"):
+            traced()
+        with tracing.recording():
+            found = traced()
+        return found, c
+
+    results = World(2).run(body)
+    assert "OVERLAP_TRACE" not in os.environ
+    for found, c in results:
+        check_tiles(found)
+        check_chunks(found)
+        assert torch.allclose(c, a @ b, atol=1e-4)
 
 
 def test_nothing_records_behind_a_traced_call():
