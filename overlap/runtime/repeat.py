@@ -125,8 +125,9 @@ class ReadyLaunch:
         return self.instance.workspace.memory is not self._memory
 
     def drop(self) -> None:
-        """Takes it out of what is ready for its instance's memory."""
-        self.instance.prepared.pop(self, None)
+        """Takes it out of what is ready for its instance's memory, unless graphs of callers may read what it holds."""
+        if not self._memory.captured:
+            self.instance.prepared.pop(self, None)
 
     def __call__(self, carried: Carried) -> None:
         """One call.
