@@ -295,8 +295,7 @@ class LowLatency:
             if enqueue is None or facts not in self._met:
                 enqueue = self._first(facts, memory, key, kernel, src, out, options, numbers, -(-lines // BLOCK) * work)
             if dense:
-                if len(self._ready) >= KEPT:
-                    del self._ready[next(iter(self._ready))]
+                _make_room(self._ready)
                 self._ready[known_as] = _Ready(enqueue, memory, received)
             memory.captured |= capturing
             enqueue(runtime.main_stream(), Carried((src, out)))
@@ -335,7 +334,9 @@ class LowLatency:
         runtime = self._runtime
         what = f"the first low-latency {facts[0]}"
         try:
-            enqueue = memory.launches[key] = self._warm(memory, kernel, src, out, options, numbers, tiles)
+            enqueue = self._warm(memory, kernel, src, out, options, numbers, tiles)
+            _make_room(memory.launches)
+            memory.launches[key] = enqueue
         except Exception as error:
             if facts not in self._met:
                 runtime.agree(what, error)
@@ -380,6 +381,11 @@ class LowLatency:
         room = runtime.resident(kernel, (1, 1, 1), {**arguments, "programs": 2})
         programs = max(1, min(tiles, room, A_MULTIPROCESSOR * runtime.sm_count, MOST_PROGRAMS))
         return runtime.warm(kernel, (programs, 1, 1), {**arguments, "programs": programs}, later=later)
+
+
+def _make_room(kept: dict[Any, Any]) -> None:
+    if len(kept) >= KEPT:
+        del kept[next(iter(kept))]
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
