@@ -18,7 +18,7 @@ from typing import Any
 from overlap.chunkplan.plan import CommPlan, OpId
 
 from .lanes import natural
-from .recorded import RankRecord, TileTimes
+from .recorded import LOOK, RankRecord, TileTimes
 from .timeline import Event, Timeline
 from .trace import (
     arrow_entries,
@@ -145,13 +145,13 @@ class _RankEntries:
             if tile.waits > tile.begins:
                 self._beside(thread, "moves", "ahead of the wait", tile.begins, tile.waits, free)
             if tile.ready > tile.waits:
-                self._beside(thread, "wait", f"for {chunk}", tile.waits, tile.ready, free)
+                self._beside(thread, *_wait(chunk, tile.waits, tile.ready), free)
             start = min(max(tile.ready, free), tile.ends)
             begin, end = self._slice(thread, "tile", self.record.names[tile.position], start, tile.ends, **about)
             self._drawn[tile.position] = (self.pid, thread), begin, end
             for number, part in enumerate(tile.parts):
                 if part is not None and part[1] > part[0]:
-                    self._slice(thread, "wait", f"for {self._part(number)}", *(max(moment, start) for moment in part))
+                    self._slice(thread, *_wait(self._part(number), *(max(moment, start) for moment in part)))
             free = max(free, tile.ends)
 
     def _beside(self, thread: int, kind: str, name: str, start: float, end: float, free: float) -> None:
@@ -197,6 +197,12 @@ class _RankEntries:
         return self._chunk(runs[number % len(runs)].chunk)
 
 
+def _wait(chunk: str, start: float, end: float) -> tuple[str, str, float, float]:
+    """Kind and name of a wait, or of a look at flags that are up, and its ends."""
+    kind, name = ("wait", "for") if end - start > LOOK else ("look", "looks for")
+    return kind, f"{name} {chunk}", start, end
+
+
 def _said(op: OpId) -> str:
     return f"{op[1]} of rank {op[0]}"
 
@@ -215,7 +221,8 @@ def _rank_lines(record: RankRecord, whole: Measured, labels: dict[OpId, Event]) 
         ("a tile", record.tile, whole.tile),
     )
     said = ", ".join(f"{name} {_us(seen)} ({_us(model)})" for name, seen, model in pairs)
-    lines = [f"rank {rank}: {said}"]
+    spent = ", ".join(f"{_us(seconds)} {name}" for name, seconds in record.spent().items())
+    lines = [f"rank {rank}: {said}", f"  of {_us(record.end)} a program spends on average: {spent}"]
     flags = {event.op: event.end for event in predicted.events if event.kind == "flag"}
     arrivals = record.arrivals()
     copied = {op: times for each in whole.records for op, times in each.copied.items()}

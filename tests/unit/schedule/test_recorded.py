@@ -31,7 +31,8 @@ def test_words_become_times_from_zero():
     one, other = tiles_of(words, 2, 0, zero=100)
     assert (one.position, one.program, one.unit) == (0, 3, 77)
     assert (one.begins, one.waits, one.ready, one.ends) == pytest.approx((10e-9, 10e-9, 10e-9, 50e-9))
-    assert one.waited == 0 and other.waited == pytest.approx(20e-9)
+    assert other.ready - other.waits == pytest.approx(20e-9)
+    assert one.waited == other.waited == 0  # as short as a look at a flag that is up
     assert tiles_of([], 0, 0, zero=5) == ()
 
 
@@ -84,35 +85,48 @@ def record_of(schedule, words, **more):
     return RankRecord(schedule.rank, schedule, None, names, tiles, end=1e-6, **more)
 
 
+def microseconds(*lines):
+    """Words of lines whose times are microseconds."""
+    return [word for each in lines for word in line(*(1000 * moment for moment in each[:4]), *each[4:])]
+
+
 def test_a_chunk_came_when_the_first_tile_that_used_it_had_waited():
     plan, schedules, _ = gathered()
     own, peers = schedules[0].runs
     assert (own.tiles, peers.tiles) == (2, 2)
-    words = [*line(105, 105, 100, 200), *line(105, 105, 100, 210, 1)]
-    words += [*line(220, 300, 215, 400, 1), *line(205, 290, 204, 390)]
+    words = microseconds((105, 105, 100, 200), (105, 106, 100, 210, 1), (220, 300, 215, 400, 1), (205, 290, 204, 390))
     record = record_of(schedules[0], words)
     (arrival,) = record.arrivals().values()
-    assert arrival.op == peers.chunk and arrival.seen == pytest.approx(290e-9)
+    assert arrival.op == peers.chunk and arrival.seen == pytest.approx(290e-6)
     assert (arrival.tile, arrival.waited) == (3, True)
-    # In a timer's step nobody has waited.
-    assert not replace(record, step=50e-9).arrivals()[arrival.op].waited
     # Whoever watched the flag knew before.
-    assert replace(record, watched={arrival.op: 250e-9}).came() == {arrival.op: 250e-9}
+    assert replace(record, watched={arrival.op: 250e-6}).came() == {arrival.op: 250e-6}
     assert record.came()[arrival.op] == arrival.seen
-    assert record.waited == pytest.approx((85 + 80) / 2 * 1e-9)
+    spent = replace(record, end=450e-6).spent()
+    assert sum(spent.values()) == pytest.approx(450e-6)
+    assert list(spent.values()) == pytest.approx([100e-6, (290 + 300 - 165) / 2 * 1e-6, 82.5e-6, 5e-6, 50e-6])
+    # The look of the second tile is no wait.
+    assert record.waited == pytest.approx((85 + 80) / 2 * 1e-6)
+    looked = microseconds((105, 105, 100, 200), (105, 106, 100, 210, 1), (300, 301, 215, 400, 1), (290, 290, 204, 390))
+    assert [arrival.waited for arrival in record_of(schedules[0], looked).arrivals().values()] == [False]
 
 
 def test_a_wait_ahead_of_the_last_tiles_store_lies_inside_its_slice():
     """As in flattened loops, where a program waits for its next tile first."""
     plan, schedules, timeline = gathered()
-    flattened = [*line(105, 105, 100, 330), *line(105, 105, 100, 210, 1)]
-    flattened += [*line(220, 300, 215, 400, 1), *line(205, 290, 204, 390)]
+    flattened = microseconds(
+        (105, 105, 100, 330), (105, 106, 100, 210, 1), (220, 300, 215, 400, 1), (205, 290, 204, 390)
+    )
     records = (record_of(schedules[0], flattened), replace(record_of(schedules[1], flattened), rank=1))
     trace = json.loads(Measured("t", plan, records, timeline).trace())
-    slices = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["pid"] == 1 and e["tid"] == 2]
-    spans = {e["name"]: (round(e["ts"] * 1e3), round((e["ts"] + e["dur"]) * 1e3)) for e in slices}
-    assert spans["M 0"] == (105, 330) and spans["M 3"] == (330, 390)
-    assert spans["for a[128:256, 0:64]"] == (205, 290)
+
+    def spans(thread):
+        slices = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["pid"] == 1 and e["tid"] == thread]
+        return {(e["cat"], e["name"]): (round(e["ts"]), round(e["ts"] + e["dur"])) for e in slices}
+
+    assert spans(2)["tile", "M 0"] == (105, 330) and spans(2)["tile", "M 3"] == (330, 390)
+    assert spans(2)["wait", "for a[128:256, 0:64]"] == (205, 290)
+    assert spans(3)["look", "looks for own chunk"] == (105, 106)
 
 
 def test_trace_is_1_or_0_and_nothing_without_it(repo):
