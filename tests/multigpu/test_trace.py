@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from overlap.ops.trace import trace_operator
+from tests.support.trace_format import check_format
 from tests.support.traces import check_chunks, check_tiles
 
 from .conftest import WORLD
@@ -43,4 +42,4 @@ def test_a_recorded_call_holds_together(group, name):
     check_tiles(found)
     check_chunks(found, MARKS)
     assert 0 < found.step <= 2e-6 and found.exactly < 50e-6
-    json.loads(found.trace())
+    check_format(found.trace())

@@ -17,6 +17,7 @@ from overlap.codegen.module_io import load_module
 from overlap.errors import UsageError
 from overlap.ops.trace import trace_operator
 from overlap.sim import World
+from tests.support.trace_format import check_format
 from tests.support.traces import check_chunks, check_tiles
 
 CASES = {
@@ -89,48 +90,15 @@ def test_chunks_are_named_as_predicted_ones_are(measured):
 @pytest.mark.parametrize("name", CASES)
 def test_the_trace_is_in_the_trace_event_format(measured, name):
     found = measured(name)
-    trace = json.loads(found.trace())
-    assert set(trace) == {"displayTimeUnit", "otherData", "traceEvents"} and trace["displayTimeUnit"] in ("ms", "ns")
-    events = trace["traceEvents"]
-    named = {(e["pid"], e["tid"]) for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
-    processes = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
-    world = CASES[name][1]
+    events = check_format(found.trace())["traceEvents"]
+    processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert processes == {
-        2 * rank + kind: f"rank {rank} {('predicted', 'measured')[kind]}" for rank in range(world) for kind in (0, 1)
+        2 * rank + kind: f"rank {rank} {('predicted', 'measured')[kind]}"
+        for rank in range(CASES[name][1])
+        for kind in (0, 1)
     }
-    slices = [e for e in events if e["ph"] == "X"]
-    for event in events:
-        assert event["ph"] in ("M", "X", "s", "f") and isinstance(event["name"], str) and event["name"]
-        assert isinstance(event["pid"], int) and isinstance(event["tid"], int)
-        if event["ph"] != "M":
-            assert (event["pid"], event["tid"]) in named and isinstance(event["ts"], (int, float))
-            assert isinstance(event["cat"], str)
-        if event["ph"] == "X":
-            assert event["dur"] >= 0 and isinstance(event["args"], dict)
-    tiles = [e for e in slices if e["cat"] == "tile"]
+    tiles = [e for e in events if e.get("cat") == "tile"]
     assert len(tiles) == sum(len(record.tiles) for record in found.records)
-    # Slices of a thread lie beside or inside one another.
-    threads = {}
-    for event in slices:
-        start = round(event["ts"] * 1000)
-        threads.setdefault((event["pid"], event["tid"]), []).append((start, start + round(event["dur"] * 1000)))
-    for thread, spans in threads.items():
-        if thread[0] % 2 == 1 and thread[1] == 1:
-            continue  # marks of chunks, which may come together
-        open_ends = []
-        for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
-            while open_ends and open_ends[-1] <= start:
-                open_ends.pop()
-            assert not open_ends or end <= open_ends[-1], thread
-            open_ends.append(end)
-    # Every arrow has two ends, each in a slice of its thread.
-    arrows = {}
-    for event in events:
-        if event["ph"] in "sf":
-            arrows.setdefault(event["id"], []).append(event)
-            moment = round(event["ts"] * 1000)
-            assert any(start <= moment <= end for start, end in threads[event["pid"], event["tid"]])
-    assert all([e["ph"] for e in ends] == ["s", "f"] and ends[0]["ts"] <= ends[1]["ts"] for ends in arrows.values())
 
 
 @pytest.mark.one_triton
