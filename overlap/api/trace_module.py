@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,7 +50,7 @@ def trace_module(
     kind = dtype_of(dtype)
     (calls,) = make_inputs(operator, sizes, kind, runtime.world, 1)
     passed = {name: _here(value, runtime.device) for name, value in calls[runtime.rank].passed.items()}
-    host = inspect.unwrap(getattr(module, operator.name))
+    host = getattr(module, operator.name)
 
     def call() -> Any:
         return host(**passed, group=group, sizes=sizes)
