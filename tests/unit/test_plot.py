@@ -56,7 +56,7 @@ def ways(tmp_path):
 
 
 def test_bars_are_as_long_as_they_say(bench, results):
-    plot = bench("plot")
+    plot = bench("plot_scores")
     text = str(plot.speedup(results))
     unit = (plot.WIDTH - plot.LEFT - plot.RIGHT) / plot.MOST
     (gain,) = [bar for bar in elements(text, "rect", "gain") if number(bar, "x") == plot.LEFT]
@@ -74,7 +74,7 @@ def test_bars_are_as_long_as_they_say(bench, results):
 
 
 def test_marks_stand_at_their_eta_and_intensity(bench, results):
-    plot = bench("plot")
+    plot = bench("plot_scores")
     text = str(plot.eta(results))
     legend, tall, few = elements(text, "circle")
     assert (tall.get("class"), few.get("class")) == ("s0", "s0-line"), "few rows are hollow"
@@ -91,7 +91,7 @@ def test_marks_stand_at_their_eta_and_intensity(bench, results):
 
 
 def test_ways_over_the_fastest(bench, ways):
-    plot = bench("plot")
+    plot = bench("plot_ways")
     text = str(plot.ways(ways))
     said = words(text)
     assert {"gemm_rs, 4 x H100, bf16", "serial", "split=8", "backend=ldst_inline", "8192, 4096, 4096"} <= set(said)
@@ -104,7 +104,7 @@ def test_ways_over_the_fastest(bench, ways):
 
 
 def test_sweeps_are_what_was_varied(bench, ways):
-    plot = bench("plot")
+    plot = bench("plot_ways")
     groups = plot.measured_ways(ways)
     assert plot.sweep_of(groups, "split") == {
         "gemm_rs, 4 x H100, bf16": {"8192, 4096, 4096": {1: 1.25, 2: 1.0, 8: 3.0}}
@@ -132,7 +132,7 @@ def test_ways_that_were_timed_with_the_host_ahead_are_shown_so(bench, tmp_path):
     path = tmp_path / "ag_gemm_h100x4.json"
     bench("record").write(path, result(made))
     told = bench("table").read(path)
-    assert bench("plot").measured_ways([(path, told)]) == {
+    assert bench("plot_ways").measured_ways([(path, told)]) == {
         "ag_gemm, 4 x H100, bf16": {"8192, 4096, 4096": {"backend=copy_engine": 0.4, "backend=tma_inline": 0.44}}
     }
     assert bench("table").ways_table_of(told["rows"])[2].startswith("| 8192, 4096, 4096 | **0.400** | 0.440 |")
@@ -140,7 +140,7 @@ def test_ways_that_were_timed_with_the_host_ahead_are_shown_so(bench, tmp_path):
 
 def test_files_are_not_compared_with_each_other(bench, ways):
     """The second of the same operator and machine has a heading of its own."""
-    (path, told), plot = ways[0], bench("plot")
+    (path, told), plot = ways[0], bench("plot_ways")
     again = (path.with_name("later.json"), told)
     groups = plot.measured_ways([ways[0], again])
     later = f", {path.parent.name}/later"
@@ -153,10 +153,28 @@ def test_what_was_not_measured_has_no_picture(bench, results):
     plot = bench("plot")
     assert plot.drawn(results[1:], []) == {}
     assert set(plot.drawn(results, [])) == {"speedup.svg", "eta.svg"}
+    assert plot.drawn([], [], [(results[0][0], {"machine": "of which nobody measured programs"})]) == {}
 
 
-def test_a_picture_needs_nothing_else_and_stays_within_its_edges(bench, results, ways):
-    for name, text in bench("plot").drawn(results, ways).items():
+@pytest.fixture
+def machines(tmp_path):
+    rates = {"pull": {4: 150, 16: 300}, "push_tma": {4: 100, 16: 450, 132: 900}}
+    return [(tmp_path / "here.yaml", {"machine": "here", "inside": {"gb_per_s": 375}, "programs": rates})]
+
+
+def test_bandwidth_by_programs(bench, machines):
+    text = str(bench("plot_ways").programs(machines))
+    pull, push = ([float(p.split(",")[1]) for p in line.get("points").split()] for line in elements(text, "polyline"))
+    ticks = {mark.text: number(mark, "y") - 4 for mark in elements(text, "text") if mark.text in ("0", "300", "400")}
+    assert pull[1] == pytest.approx(ticks["300"], abs=0.1)
+    assert push[1] == push[2] < ticks["400"], "beyond the edge"
+    (engine,) = {number(line, "y1") for line in elements(text, "line", "ink-line")}
+    assert engine == pytest.approx((3 * ticks["400"] + ticks["300"]) / 4, abs=0.1)
+    assert {"here", "pull", "push, TMA", "4", "16", "132"} <= set(words(text))
+
+
+def test_a_picture_needs_nothing_else_and_stays_within_its_edges(bench, results, ways, machines):
+    for name, text in bench("plot").drawn(results, ways, machines).items():
         root = ElementTree.fromstring(text)
         width, height = number(root, "width"), number(root, "height")
         assert root.get("viewBox") == f"0 0 {root.get('width')} {root.get('height')}"
@@ -184,9 +202,9 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def test_it_reads_on_light_and_on_dark_pages(bench, results, ways):
+def test_it_reads_on_light_and_on_dark_pages(bench, results, ways, machines):
     """4.5 for words, 3 for marks, of the card and, for words in bars, of the bar."""
-    for text in bench("plot").drawn(results, ways).values():
+    for text in bench("plot").drawn(results, ways, machines).values():
         (style,) = elements(text, "style")
         light, dark = style.text.split("@media (prefers-color-scheme:dark)")
         for scheme in (light, dark):
@@ -203,12 +221,12 @@ def test_it_reads_on_light_and_on_dark_pages(bench, results, ways):
 
 def files_in(bench, repo, text):
     """The result files that a picture says it was made from."""
-    table = bench("table")
+    reads = {".json": bench("table").read, ".yaml": bench("plot").read_machine}
     names = re.search(r"from (bench/results/[^<]*)\.</desc>", text).group(1).split(", ")
-    return [(repo / name, table.read(repo / name)) for name in names]
+    return [(repo / name, reads[(repo / name).suffix](repo / name)) for name in names]
 
 
-@pytest.mark.parametrize("name", ["speedup", "eta", "ways", "sweeps"])
+@pytest.mark.parametrize("name", ["speedup", "eta", "ways", "sweeps", "programs"])
 def test_pictures_in_docs_are_what_their_files_give(bench, repo, name):
     there = (repo / "docs" / "figures" / f"{name}.svg").read_text(encoding="utf-8")
     draw, _ = bench("plot").FIGURES[name]
@@ -218,11 +236,11 @@ def test_pictures_in_docs_are_what_their_files_give(bench, repo, name):
 
 def test_the_command_draws_them_all(bench, repo, tmp_path, capsys):
     bench("plot").main(["--out", str(tmp_path)])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["eta.svg", "speedup.svg", "sweeps.svg", "ways.svg"]
+    assert {path.stem for path in tmp_path.iterdir()} == set(bench("plot").FIGURES)
     first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     bench("plot").main(["--out", str(tmp_path)])
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first
-    assert capsys.readouterr().out.count("\n") == 8
+    assert capsys.readouterr().out.count("\n") == 10
 
 
 @pytest.mark.parametrize(("page", "words"), [("README.md", ["--lead"]), ("docs/results.md", [])])
