@@ -14,20 +14,22 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from overlap import settings
+from overlap.backends.ways import ways_of
 from overlap.chunkplan.plan import OpId
-from overlap.errors import UsageError
+from overlap.errors import PlanError, UsageError
 from overlap.pipeline.timing import timeline_in_tiles
 from overlap.runtime.clocks import Clock, Meeting, aligned
 from overlap.runtime.instance import Instance, instances
 from overlap.runtime.protocol import Runtime, runtime_of
 from overlap.runtime.recording import last_log
 from overlap.runtime.watching import Watcher
-from overlap.schedule.machine import Machine
+from overlap.schedule.machine import Machine, machine_for
 from overlap.schedule.measured import Measured
 from overlap.schedule.model import RankSchedule
 from overlap.schedule.recorded import RankRecord, tiles_of
@@ -130,9 +132,11 @@ def record(
     )
     meeting.release()
     records = _records(told, 1e-9 if runtime.device.type == "cuda" else 1e-6)
-    on = machine or instance.machine
+    how, operator = instance.operator.realization, instance.operator
+    on = machine or machine_for(runtime.world, instance.plan.mesh, how.machine)
     seconds = tile([record.schedule for record in records], on)
-    timeline = timeline_in_tiles(
+    predicted = partial(
+        timeline_in_tiles,
         instance.plan,
         [record.schedule for record in records],
         [record.parts for record in records if record.parts is not None],
@@ -140,6 +144,12 @@ def record(
         dtype=dtype,
         tile=seconds,
     )
+    try:
+        timeline = predicted(
+            ways=ways_of(how.backend, [comm.tensor for comm in operator.comms if comm.produced], how.comm_sms)
+        )
+    except PlanError:
+        timeline = predicted()  # nobody has timed programs of that machine
     return Measured(title, instance.plan, records, timeline, seconds, _device(runtime))
 
 

@@ -188,3 +188,10 @@ def test_nothing_records_behind_a_traced_call():
     assert settings.get("trace")
     second.__exit__(None, None, None)
     assert not settings.get("trace")
+
+
+@pytest.mark.parametrize(("name", "stored"), [("scatter", False), ("scatter, stored where it goes", True)])
+def test_what_is_predicted_is_what_carries_it_out(measured, name, stored):
+    """What tiles have stored needs no copy."""
+    copies = [event for event in measured(name).predicted.events if event.kind == "copy"]
+    assert copies and all((event.start == event.end) == stored for event in copies)
