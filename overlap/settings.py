@@ -170,8 +170,8 @@ SETTINGS: dict[str, Setting] = {
         Setting(
             "sum_sms",
             int,
-            0,
-            "Multiprocessors that kernels leave to sums of their results, made while they run; 0: sums follow them.",
+            None,
+            "Multiprocessors that kernels leave to sums made while they run; 0: sums follow them; unset: operators decide.",
             minimum=0,
         ),
         Setting(

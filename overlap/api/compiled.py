@@ -176,6 +176,7 @@ class CompiledKernel:
         behind: Callable[[Instance], None] | None = None,
         transport: torch.dtype | None = None,
         repeat: Repeat | None = None,
+        sum_sms: int | None = None,
     ) -> LastPlan:
         """One launch, without a log line; what it did is returned and kept as `last_plan`.
 
@@ -185,6 +186,7 @@ class CompiledKernel:
             transport: dtype of communicated results on their way; by default their own. Each rank's part is rounded to
                 it once, what is added is added in fp32, and the sum is rounded once.
             repeat: asks that the launch be made ready for other tensors; fused launches only.
+            sum_sms: multiprocessors that may be left to sums, where nobody asks; of a shape the first launch's counts.
         """
         if no_group(group):
             self._forced = False
@@ -203,7 +205,7 @@ class CompiledKernel:
             return self._serial(group, grid, args, kwargs, choice, transport)
         runtime = runtime_of(group)
         compiled = self.variants.recording(self.backend) if settings.get("trace") else self
-        call = KernelCall(compiled.operator, runtime, grid, args, kwargs, behind, transport, repeat)
+        call = KernelCall(compiled.operator, runtime, grid, args, kwargs, behind, transport, repeat, sum_sms)
         call.run()
         instance = call.instance
         assert instance is not None

@@ -55,7 +55,8 @@ class Realization:
     sizes, as (name, value) pairs. ``machine``: whose times decide in which order chunks are used, by name or .yaml file; the
     setting ``machine`` where it is None. ``strided``: the backend of strided chunks with rows of fewer bytes than the setting
     ``strided_row_bytes``, where ``backend`` is the copy engine; empty: as all others. ``sum_sms``: multiprocessors that a kernel
-    leaves free for sums of its results that are made while it runs; 0: sums follow the kernel; None: as the setting ``sum_sms``.
+    leaves free for sums of its results that are made while it runs; 0: sums follow the kernel; None: as the setting ``sum_sms``
+    or a prebuilt operator says.
     ``trace``: 1 has the kernel record when its tiles wait, begin and end (`overlap trace`); nothing else of it changes.
     """
 

@@ -302,6 +302,7 @@ def run_gemm_a2a(
             "plan": plan,
             "split": split,
             "config": choice.config,
+            "reduced": False,
             "repeat": asked.repeat([y]) if asked is not None else None,
         }
         part = y.view(view.batch, view.rows, high - low)

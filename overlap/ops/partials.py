@@ -24,6 +24,7 @@ from overlap.runtime.repeat import Repeat
 from .blocks import Blocks, blocks_of, choose_blocks
 from .kernels import ag_gemm_any, gemm_out_stored, gemm_out_tma
 from .products import FEWEST_ROWS, descriptor, rows_fit, weight_by
+from .sums import offered_sums
 
 C_OF = {"gemm_out_tma": "c_desc", "gemm_out_stored": "c_ptr", "ag_gemm_any": "c_ptr"}
 """The communicated parameter, by kernel."""
@@ -167,13 +168,21 @@ def launch_partial(
     split: Split,
     repeat: Repeat | None = None,
     config: Config | None = None,
+    reduced: bool = True,
 ) -> LastPlan:
     """One fused launch: ``part``, this rank's part of the communicated result [batch, rows, columns], is filled.
 
-    ``config``: what is tuned or pinned for it.
+    ``config``: what is tuned or pinned for it; ``reduced``: partial results of ranks are added (`sums.offered_sums`).
     """
     blocks, sum_sms = blocks_of(config), None if config is None else config.realization.sum_sms
     stored = by_stores(plan, backend)
-    kernel, grid, arguments = partial_arguments(x, w, bias, part, columns, tma, runtime_of(group), stored, blocks)
+    runtime, (batch, rows, depth) = runtime_of(group), x.shape
+    offered = 0
+    if reduced and backend == "copy_engine":
+        how = {"world": runtime.world, "units": runtime.sm_count, "itemsize": x.element_size(), "moved": moved.itemsize}
+        offered = offered_sums(batch * rows, columns, depth, again=not along, split=split, **how)
+    kernel, grid, arguments = partial_arguments(x, w, bias, part, columns, tma, runtime, stored, blocks)
     compiled = compiled_partial(kernel, along, plan, split, backend, sum_sms)
-    return compiled.launch(grid, (), arguments, group=group, backend=backend, transport=moved, repeat=repeat)
+    return compiled.launch(
+        grid, (), arguments, group=group, backend=backend, transport=moved, repeat=repeat, sum_sms=offered
+    )

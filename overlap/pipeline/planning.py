@@ -240,7 +240,7 @@ def _in_rounds(
 ) -> tuple[CommPlan, int]:
     """The plan in the order that serves sums beside the kernel, and the multiprocessors that they get; 0: they follow it."""
     asked = settings.get("sum_sms", realization.sum_sms)
-    if not (produced and asked):
+    if not (produced and asked):  # None: it is for whoever launches to offer some
         return plan, 0
     rounds = in_rounds(plan, produced)
     early = can_be_early(rounds, produced, carriers.stored(rounds, produced))

@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 Grid = tuple[int, int, int]
 
 
-def asked_sums(operator: Operator) -> int:
-    """Multiprocessors that the operator's kernel is asked to leave free; 0: sums follow the kernel."""
-    asked = operator.realization.sum_sms
-    return int(settings.get("sum_sms", asked)) if any(comm.produced for comm in operator.comms) else 0
+def asked_sums(operator: Operator) -> int | None:
+    """Multiprocessors that the operator's kernel is asked to leave free; 0: sums follow the kernel; None: nobody asks."""
+    if not any(comm.produced for comm in operator.comms):
+        return 0
+    asked = settings.get("sum_sms", operator.realization.sum_sms)
+    return None if asked is None else int(asked)
 
 
 def beside_sums(instance: Instance, bound: Bound, grid: Grid) -> tuple[Bound, Grid]:

@@ -67,6 +67,7 @@ class Instance(BoundPlan):
 
     Args:
         given: what calls bring of each communicated tensor, their orders settled.
+        sum_sms: multiprocessors that the kernel leaves free for sums, where they can be made while it runs.
     """
 
     parts: dict[str, Part]
@@ -74,12 +75,11 @@ class Instance(BoundPlan):
     known_as: Any
     """Its key among the runtime's instances."""
 
-    def __init__(self, operator: Operator, runtime: Runtime, given: Sequence[Given]) -> None:
+    def __init__(self, operator: Operator, runtime: Runtime, given: Sequence[Given], sum_sms: int = 0) -> None:
         self.operator = operator
         plan = _narrowed(operator, plan_for(operator, runtime.world, [g.shape for g in given]), given)
         produced = [comm.tensor for comm in operator.comms if comm.produced]
-        self.sum_sms = asked_sums(operator)
-        """Multiprocessors that the kernel leaves free for sums, where they are made ``early``, while it runs."""
+        self.sum_sms = sum_sms
         plan, self.early = _in_rounds(operator, plan, produced) if self.sum_sms else (plan, False)
         verify_plan(plan)
         check_reach(plan, runtime, operator.carriers.backend_of)
@@ -319,11 +319,16 @@ def first_call(operator: Operator) -> str:
     return f"the first call of `{operator.name}`"
 
 
-def instance_for(operator: Operator, runtime: Runtime, given: tuple[Given, ...]) -> Instance:
+def instance_for(
+    operator: Operator, runtime: Runtime, given: tuple[Given, ...], offered: int | None = None
+) -> Instance:
     """The instance for a call; the first call of a shape makes it, collectively.
 
     A tensor without an order keeps the shards' (a transposed shard gives a transposed buffer), and ranks whose shard is
     too small to show one follow the lowest rank whose shard shows one.
+
+    Args:
+        offered: multiprocessors that may be left to sums, where nobody asks; rank 0's, at the first call of the shape, counts.
 
     Raises:
         RuntimeContractError: ranks that call with another shape, dtype or plan; the first difference is named.
@@ -331,7 +336,8 @@ def instance_for(operator: Operator, runtime: Runtime, given: tuple[Given, ...])
     """
     workspace_of(operator, runtime, tuple(g.dtype for g in given)).check()
     cache = instances(runtime)
-    key = (id(operator), given, asked_sums(operator))
+    asked = asked_sums(operator)
+    key = (id(operator), given, asked)
     instance: Instance | None = cache.get(key)
     if instance is None:
         orders = tuple(g.order for g in given)
@@ -345,10 +351,10 @@ def instance_for(operator: Operator, runtime: Runtime, given: tuple[Given, ...])
             "machine": _machine_in_words(operator, runtime.world),
             "strided_row_bytes": settings.get("strided_row_bytes") if operator.realization.strided else 0,
             "communicated": operator.on,
-            "sum_sms": asked_sums(operator),
+            "sum_sms": asked,
         }
-        told = runtime.agree(first_call(operator), (orders, facts))
-        for rank, (_, theirs) in enumerate(told):
+        told = runtime.agree(first_call(operator), (orders, facts, offered))
+        for rank, (_, theirs, _) in enumerate(told):
             difference = first_difference(facts, theirs)
             if difference:
                 raise RuntimeContractError(
@@ -357,9 +363,10 @@ def instance_for(operator: Operator, runtime: Runtime, given: tuple[Given, ...])
         settled = []
         for i, (comm, own) in enumerate(zip(operator.comms, given, strict=True)):
             # What a kernel makes has the strides that its own launch passes; peers never reach into it.
-            shown = own.order if comm.produced else next((t[i] for t, _ in told if t[i] is not None), None)
+            shown = own.order if comm.produced else next((t[i] for t, *_ in told if t[i] is not None), None)
             settled.append(own._replace(order=shown))
-        instance = cache[key] = Instance(operator, runtime, settled)
+        left = (told[0][2] or 0) if asked is None else asked
+        instance = cache[key] = Instance(operator, runtime, settled, left)
         instance.known_as = key
     else:
         called_last(instance)

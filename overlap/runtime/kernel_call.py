@@ -55,6 +55,7 @@ class KernelCall(HostCall):
         behind: called with the instance to enqueue more work on the gathered buffer (see `launch.launch`).
         transport: dtype in which the kernel makes communicated outputs, and in which they travel; by default the results'.
         repeat: asks that the launch be made ready for other tensors.
+        sum_sms: multiprocessors that may be left to sums, where nobody asks (`instance_for`).
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class KernelCall(HostCall):
         behind: Callable[[Instance], None] | None = None,
         transport: torch.dtype | None = None,
         repeat: Repeat | None = None,
+        sum_sms: int | None = None,
     ) -> None:
         super().__init__(operator, {})
         self.runtime = runtime
@@ -75,6 +77,7 @@ class KernelCall(HostCall):
         self.behind = behind
         self.transport = transport
         self.repeat = repeat
+        self.sum_sms = sum_sms
         self.shards: dict[str, torch.Tensor] = {}
         names = parameters(operator)
         if len(args) > len(names):
@@ -103,7 +106,8 @@ class KernelCall(HostCall):
 
     def _run(self) -> None:
         operator = self.operator
-        self.instance = instance_for(operator, self.runtime, self.read_launch(self.runtime.world, self.runtime.rank))
+        given = self.read_launch(self.runtime.world, self.runtime.rank)
+        self.instance = instance_for(operator, self.runtime, given, self.sum_sms)
         with self.instance.opening():
             for name, part in self.instance.parts.items():
                 self.substitute(part.tensor, name)

@@ -348,7 +348,7 @@ def reserve(
     ]
     what = shapes[0] if len(shapes) == 1 else shapes
     produced = [c.tensor for c in comms if c.produced]
-    workspace.reserve(need_of(plan, produced, sizes, stored, moved, early=bool(asked_sums(operator))), what)
+    workspace.reserve(need_of(plan, produced, sizes, stored, moved, early=asked_sums(operator) != 0), what)
     return workspace
 
 

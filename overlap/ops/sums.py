@@ -1,0 +1,40 @@
+"""Whether an operator's sums are made while its kernel runs, where nobody says: a rule of thumb in the place of a model.
+
+The multiprocessors that are left free must be done with all sums but the last round's by the time the product is; a product that
+is shorter than their wait for each other gains nothing.
+"""
+
+from __future__ import annotations
+
+from overlap.chunkplan.cuts import Split, weights_at
+
+SHARE = 32
+"""One multiprocessor of so many is left free. On 132, 4 were better than 8 and 16 (2 x H200, bench/results/ways)."""
+FLOPS_BYTES = 1e13
+"""Operations a second of a multiprocessor, times the bytes of an operand."""
+DRAW = 75e9
+"""Bytes a second that a multiprocessor which adds reads and writes."""
+LEAST_SECONDS = 1e-4
+
+
+def offered_sums(
+    rows: int, columns: int, depth: int, *, world: int, itemsize: int, moved: int, again: bool, split: Split, units: int
+) -> int:
+    """Multiprocessors that are left to sums of a product's result; 0: sums follow the kernel.
+
+    Args:
+        rows, columns: of the whole result.
+        depth: of this rank's product.
+        itemsize: bytes of an element of the operands; ``moved``: of the result as it travels.
+        again: a sum is sent on, so that it is written twice.
+        split: chunks that each rank's part is cut into.
+        units: multiprocessors of the device.
+    """
+    weights = weights_at(split, 1, 3)
+    free = units // SHARE
+    if world < 2 or len(weights) < 2 or free < 1:
+        return 0
+    early = 1 - weights[-1] / sum(weights)
+    touched = rows * columns / world * moved * (world + (2 if again else 1)) * early
+    product = 2.0 * rows * columns * depth / (FLOPS_BYTES / itemsize * (units - free))
+    return free if product >= max(LEAST_SECONDS, touched / (DRAW * free)) else 0

@@ -1,0 +1,35 @@
+"""When operators leave multiprocessors to sums: what was measured, and that nothing depends on a device's size."""
+
+import pytest
+
+from overlap.ops.sums import offered_sums
+
+GEMM = {"itemsize": 2, "moved": 2, "units": 132}
+
+
+@pytest.mark.parametrize(
+    ("shape", "world", "again", "split", "wanted"),
+    [
+        # Faster with 4 of 132 on two H200s (bench/results/ways/*_h200x2.json).
+        ((8192, 4096, 3584), 2, True, 4, 4),
+        ((8192, 8192, 7168), 2, True, 4, 4),
+        ((16384, 16384, 4096), 2, False, 4, 4),
+        # Slower: the sums take longer than the product.
+        ((8192, 8192, 2048), 2, False, 4, 0),
+        # Nothing to add up early.
+        ((8192, 8192, 7168), 2, True, 1, 0),
+        ((8192, 8192, 7168), 1, True, 4, 0),
+        # Too short to wait for anybody.
+        ((512, 4096, 7168), 4, False, 2, 0),
+        # The last part is what is left to the whole device.
+        ((8192, 4096, 3072), 2, True, (1, 7), 4),
+        ((8192, 4096, 3072), 2, True, (7, 1), 0),
+        ((8192, 4096, 3584), 2, True, ((1,), (1, 1), (3, 1)), 4),
+    ],
+)
+def test_what_is_left_free(shape, world, again, split, wanted):
+    assert offered_sums(*shape, world=world, again=again, split=split, **GEMM) == wanted
+
+
+def test_small_devices_leave_nothing():
+    assert offered_sums(1 << 14, 1 << 14, 1 << 14, world=4, again=True, split=4, itemsize=2, moved=2, units=31) == 0
