@@ -33,6 +33,8 @@ from .repeat import Asked, repeated
 from .views import whole_view
 
 ONE_SHOT, TWO_SHOT = "all_reduce_one_shot", "all_reduce_two_shot"
+PARTS, PARTS_FROM = 4, 16 << 20
+"""In two steps so many chunks, of a rank's part of so many bytes or more: smaller ones lose to the latency of their copies."""
 
 
 def gemm_ar(
@@ -47,7 +49,7 @@ def gemm_ar(
     deterministic: bool = False,
     backend: str | None = None,
     plan: str | None = None,
-    split: SplitLike = 1,
+    split: SplitLike | None = None,
 ) -> torch.Tensor:
     """The sum over ``group`` of ``x @ w``, plus ``bias``, on every rank.
 
@@ -66,12 +68,13 @@ def gemm_ar(
             impossible or slower, which `last_plan` and the log say.
         plan: the plan template; by default ``all_reduce_one_shot`` for results smaller than the setting
             ``one_shot_below_bytes``, else ``all_reduce_two_shot``.
-        split: chunks that a transfer is cut into.
+        split: chunks that a transfer is cut into; by default 4 of a rank's part of 16 MiB or more in two steps, since sums of
+            all but the last are made and sent while the kernel runs, else 1.
 
     Raises:
         UsageError: as `gemm_rs`.
     """
-    split = split_of(split)
+    split = None if split is None else split_of(split)
     options = (out_dtype, transport_dtype, deterministic, backend, plan, split)
     asked = repeated("gemm_ar", group, (x, w, bias), None if out is None else (out,), options)
     if isinstance(asked, list):
@@ -79,7 +82,8 @@ def gemm_ar(
     check_product(x, w, bias)
     if out is None and not no_group(group) and traced(group, [x, w, bias]):
         name = group_name(group)
-        return _OPERATOR(x, w, bias, name, out_dtype, transport_dtype, deterministic, backend, plan, split_text(split))
+        parts = None if split is None else split_text(split)
+        return _OPERATOR(x, w, bias, name, out_dtype, transport_dtype, deterministic, backend, plan, parts)
     refuse_gradient("gemm_ar", [x, w, bias])
     group = None if no_group(group) else resolve_group(group)
     return run(x, w, bias, group, out, out_dtype, transport_dtype, deterministic, backend, plan, split, asked)
@@ -96,7 +100,7 @@ def run(
     deterministic: bool,
     backend: str | None,
     plan: str | None,
-    split: Split,
+    split: Split | None,
     asked: Asked | None = None,
 ) -> torch.Tensor:
     """One call on a resolved group; ``asked``: as it was looked up."""
@@ -110,8 +114,10 @@ def run(
     tma = out_by_tma(x.dtype, moved, view.batch, view.rows, view.columns)
     reasons = (dtype_reason(x.dtype, made, moved), storing_reason(backend, tma))
     sizes, lacking = (view.rows, view.columns, x.shape[-1] * world), partial(storing_reason, tma=tma)
-    taken = backend is None and plan is None and split == 1
+    taken = backend is None and plan is None and split is None
     chosen = plan or default_plan(moved_bytes)
+    if split is None:
+        split = default_split(chosen, moved_bytes, world)
     problem = Problem("gemm_ar", *sizes, x.dtype, chosen, split, lacking=lacking, open=taken)
     choice = choose_way(group, x, moved_bytes, check_backend(backend, STORING), reasons, problem)
     chosen, split = choice.of(chosen, split)
@@ -153,6 +159,11 @@ def default_plan(moved_bytes: int) -> str:
     return ONE_SHOT if moved_bytes < settings.get("one_shot_below_bytes") else TWO_SHOT
 
 
+def default_split(plan: str, moved_bytes: int, world: int) -> int:
+    """Chunks of a rank's part of the result."""
+    return PARTS if plan == TWO_SHOT and moved_bytes >= PARTS_FROM * world else 1
+
+
 def _call(
     x: torch.Tensor,
     w: torch.Tensor,
@@ -163,10 +174,10 @@ def _call(
     deterministic: bool,
     backend: str | None,
     plan: str | None,
-    split: str,
+    split: str | None,
 ) -> torch.Tensor:
-    found = group_by_name(group)
-    return run(x, w, bias, found, None, out_dtype, transport_dtype, deterministic, backend, plan, split_of(split))
+    found, parts = group_by_name(group), None if split is None else split_of(split)
+    return run(x, w, bias, found, None, out_dtype, transport_dtype, deterministic, backend, plan, parts)
 
 
 def _fake(
@@ -179,7 +190,7 @@ def _fake(
     deterministic: bool,
     backend: str | None,
     plan: str | None,
-    split: str,
+    split: str | None,
 ) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], w.shape[1]), dtype=out_dtype or x.dtype)
 

@@ -10,19 +10,20 @@ import torch
 
 from overlap.api import CompiledKernel
 from overlap.api.fallback import MOVING, STORING, check_backend
+from overlap.api.groups import resolve_group
 from overlap.api.memory import reserve_operator
 from overlap.backends.capabilities import AUTO, SERIAL
 from overlap.chunkplan.cuts import Split, SplitLike, split_of
 from overlap.errors import UsageError
 
-from .arguments import check_programs
+from .arguments import check_programs, ranks
 from .exchange_gemm import SPLIT as EXCHANGE_SPLIT
 from .gather_gemm import compiled_kernel
 from .gather_k_gemm import along_of
 from .kernels import ag_gemm_any, ag_gemm_tma, gemm_out_stored, gemm_out_tma
 from .partials import by_stores, compiled_partial, storing_reason
 from .products import rows_fit
-from .reduce_gemm import ONE_SHOT, TWO_SHOT
+from .reduce_gemm import ONE_SHOT, TWO_SHOT, default_split
 from .scatter_gemm import SPLIT
 from .tuned import settle
 
@@ -114,8 +115,13 @@ def reserve(
             tokens, width = (max_tokens, hidden) if wanted else (0, 0)
             rows = {"B": tokens, "M": 1} if "B" in along else {"B": 1, "M": tokens}
             for chosen in plans:
-                pieces = form.split if split is None else split_of(split)
-                where = along_of(pieces) if operator == "ag_gemm_k" else along
-                compiled = form.make(kernel, where, chosen, pieces, *how)
-                reserve_operator(compiled.operator, group, {**rows, form.width: width}, dtype)
+                splits = [form.split] if split is None else [split_of(split)]
+                if split is None and operator == "gemm_ar":
+                    # What larger results are cut into, and smaller ones are not.
+                    world, _ = ranks(resolve_group(group))
+                    splits += {default_split(chosen, tokens * width * dtype.itemsize, world)} - {form.split}
+                for pieces in splits:
+                    where = along_of(pieces) if operator == "ag_gemm_k" else along
+                    compiled = form.make(kernel, where, chosen, pieces, *how)
+                    reserve_operator(compiled.operator, group, {**rows, form.width: width}, dtype)
     settle(group, operator)

@@ -38,7 +38,7 @@ from .gather_gemm import ag_gemm
 from .gather_k_gemm import ag_gemm_k
 from .partials import out_by_tma, storing_reason
 from .products import rows_fit
-from .reduce_gemm import default_plan, gemm_ar
+from .reduce_gemm import default_plan, default_split, gemm_ar
 from .scatter_gemm import PLAN as SCATTER
 from .scatter_gemm import SPLIT as SCATTER_SPLIT
 from .scatter_gemm import gemm_rs
@@ -60,7 +60,7 @@ BUILT_IN = {
     "a2a_gemm": (EXCHANGE, EXCHANGE_SPLIT),
     "gemm_a2a": (EXCHANGE, 1),
 }
-"""Plan and split of a call that names none; the plan of `gemm_ar` follows its size."""
+"""Plan and split of a call that names none; those of `gemm_ar` follow its size."""
 
 
 def tune(
@@ -144,7 +144,10 @@ def problem_of(operator: str, sizes: Mapping[str, int], dtype: torch.dtype, worl
         whole[divided] = -(-whole[divided] // world) * world
     m, n, k = (whole[axis] for axis in "MNK")
     plan, split = BUILT_IN[operator]
-    plan = plan or default_plan(m * n * dtype.itemsize)
+    if operator == "gemm_ar":
+        moved = m * n * dtype.itemsize
+        plan = default_plan(moved)
+        split = default_split(plan, moved, world)
     problem = Problem(operator, m, n, k, dtype, plan, split, open=True)
     if problem.produced:
         tma = _tma_out(operator, m, n, dtype, world)

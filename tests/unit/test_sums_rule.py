@@ -2,6 +2,7 @@
 
 import pytest
 
+from overlap.ops.reduce_gemm import ONE_SHOT, TWO_SHOT, default_split
 from overlap.ops.sums import offered_sums
 
 GEMM = {"itemsize": 2, "moved": 2, "units": 132}
@@ -33,3 +34,11 @@ def test_what_is_left_free(shape, world, again, split, wanted):
 
 def test_small_devices_leave_nothing():
     assert offered_sums(1 << 14, 1 << 14, 1 << 14, world=4, again=True, split=4, itemsize=2, moved=2, units=31) == 0
+
+
+@pytest.mark.parametrize(
+    ("plan", "mebibytes", "world", "wanted"),
+    [(TWO_SHOT, 64, 4, 4), (TWO_SHOT, 63, 4, 1), (TWO_SHOT, 32, 2, 4), (ONE_SHOT, 64, 4, 1), (TWO_SHOT, 64, 8, 1)],
+)
+def test_parts_of_an_all_reduce(plan, mebibytes, world, wanted):
+    assert default_split(plan, mebibytes << 20, world) == wanted
