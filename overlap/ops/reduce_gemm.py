@@ -33,7 +33,7 @@ from .repeat import Asked, repeated
 from .views import whole_view
 
 ONE_SHOT, TWO_SHOT = "all_reduce_one_shot", "all_reduce_two_shot"
-PARTS, PARTS_FROM = 4, 16 << 20
+PARTS, PARTS_FROM = 4, 32 << 20
 """In two steps so many chunks, of a rank's part of so many bytes or more: smaller ones lose to the latency of their copies."""
 
 
@@ -68,7 +68,7 @@ def gemm_ar(
             impossible or slower, which `last_plan` and the log say.
         plan: the plan template; by default ``all_reduce_one_shot`` for results smaller than the setting
             ``one_shot_below_bytes``, else ``all_reduce_two_shot``.
-        split: chunks that a transfer is cut into; by default 4 of a rank's part of 16 MiB or more in two steps, since sums of
+        split: chunks that a transfer is cut into; by default 4 of a rank's part of 32 MiB or more in two steps, since sums of
             all but the last are made and sent while the kernel runs, else 1.
 
     Raises:

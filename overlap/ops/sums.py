@@ -1,7 +1,7 @@
 """Whether an operator's sums are made while its kernel runs, where nobody says: a rule of thumb in the place of a model.
 
-The multiprocessors that are left free must be done with all sums but the last round's by the time the product is; a product that
-is shorter than their wait for each other gains nothing.
+The multiprocessors that are left free must be done with all sums but the last round's by the time the product is, and what no
+longer follows the kernel must be more than the waves of tiles that they cost.
 """
 
 from __future__ import annotations
@@ -9,12 +9,17 @@ from __future__ import annotations
 from overlap.chunkplan.cuts import Split, weights_at
 
 SHARE = 32
-"""One multiprocessor of so many is left free. On 132, 4 were better than 8 and 16 (2 x H200, bench/results/ways)."""
+"""One multiprocessor of so many is left free. On 132, 4 were better than 8 and 16 (2 x H200, bench/results/sums)."""
 FLOPS_BYTES = 1e13
 """Operations a second of a multiprocessor, times the bytes of an operand."""
 DRAW = 75e9
 """Bytes a second that a multiprocessor which adds reads and writes."""
+MEMORY, LINK = 3e12, 350e9
+"""Bytes a second that all of them do, and that leave a rank: what follows the kernel otherwise."""
+TILE = 128 * 256
 LEAST_SECONDS = 1e-4
+LEAST_EARLY = 0.6
+"""Of a result whose sums are not sent on, so much must be added up early: by less nothing was measured to gain."""
 
 
 def offered_sums(
@@ -35,6 +40,11 @@ def offered_sums(
     if world < 2 or len(weights) < 2 or free < 1:
         return 0
     early = 1 - weights[-1] / sum(weights)
-    touched = rows * columns / world * moved * (world + (2 if again else 1)) * early
+    part = rows * columns / world * moved * early
+    touched = part * (world + (2 if again else 1))
     product = 2.0 * rows * columns * depth / (FLOPS_BYTES / itemsize * (units - free))
-    return free if product >= max(LEAST_SECONDS, touched / (DRAW * free)) else 0
+    if product < max(LEAST_SECONDS, touched / (DRAW * free)) or not (again or early >= LEAST_EARLY):
+        return 0
+    gain = touched / MEMORY + (part * (world - 1) / LINK if again else 0.0)
+    waves = [-(-max(1, rows * columns // TILE) // programs) for programs in (units, units - free)]
+    return free if gain > product * (waves[1] / waves[0] - 1) else 0

@@ -11,12 +11,15 @@ GEMM = {"itemsize": 2, "moved": 2, "units": 132}
 @pytest.mark.parametrize(
     ("shape", "world", "again", "split", "wanted"),
     [
-        # Faster with 4 of 132 on two H200s (bench/results/ways/*_h200x2.json).
+        # Faster with 4 of 132 on two H200s (bench/results/sums).
         ((8192, 4096, 3584), 2, True, 4, 4),
         ((8192, 8192, 7168), 2, True, 4, 4),
         ((16384, 16384, 4096), 2, False, 4, 4),
         # Slower: the sums take longer than the product.
         ((8192, 8192, 2048), 2, False, 4, 0),
+        ((16384, 16384, 4096), 2, False, 2, 0),
+        # 63 waves of tiles become 64, and less than that is added up.
+        ((16384, 16384, 16384), 2, False, 4, 0),
         # Nothing to add up early.
         ((8192, 8192, 7168), 2, True, 1, 0),
         ((8192, 8192, 7168), 1, True, 4, 0),
@@ -38,7 +41,7 @@ def test_small_devices_leave_nothing():
 
 @pytest.mark.parametrize(
     ("plan", "mebibytes", "world", "wanted"),
-    [(TWO_SHOT, 64, 4, 4), (TWO_SHOT, 63, 4, 1), (TWO_SHOT, 32, 2, 4), (ONE_SHOT, 64, 4, 1), (TWO_SHOT, 64, 8, 1)],
+    [(TWO_SHOT, 128, 4, 4), (TWO_SHOT, 127, 4, 1), (TWO_SHOT, 64, 2, 4), (ONE_SHOT, 128, 4, 1), (TWO_SHOT, 128, 8, 1)],
 )
 def test_parts_of_an_all_reduce(plan, mebibytes, world, wanted):
     assert default_split(plan, mebibytes << 20, world) == wanted
