@@ -5,7 +5,8 @@
     flag     behind each copy: from then on waiters know, and the channel goes on
     tiles    runs wait for what they read (`work.Work`); tiles go to the first free unit, and runs share waves
     sum      behind the rank's tiles and all that it adds, one after another: the protocol's order (`steps`); what it reads and
-             writes, at the rate of memory. Of what a run of tiles `keeps` behind that run, by the units that are free
+             writes, at the rate of memory. Of what a run of tiles `keeps` behind that run, by the units that are free as long as
+             tiles run
 
 Ports are taken whole, in the order in which copies ask for them, and of those that ask at one moment in the order of the plan.
 Sharing them fairly moves no byte sooner or later in total,
@@ -329,17 +330,19 @@ class _Run(Records):
 
     def _add(self, node: int, now: float, by: int) -> None:
         rank, chunk, elements = self.sums[node - self.sum_base]
-        start, memory = now, self.machine.memory
-        if node in self.meanwhile:
-            if self.undone[rank] or self.tiles_end[rank] > start:
-                free, units = self.work[rank].free, self.machine.units
-                memory *= min(1.0, SUM_DRAW * free / (units + free))
-        elif self.work and self.tiles_end[rank] > start:
+        start = now
+        if node not in self.meanwhile and self.work and self.tiles_end[rank] > start:
             start, by = self.tiles_end[rank], self.last_run[rank]
         if self.sum_free[rank] > start:
             start, by = self.sum_free[rank], self.sum_by[rank]
-        seconds = self.machine.kernel + elements * self.width[chunk.tensor] / memory
-        end = start + ticks(seconds)
+        seconds = elements * self.width[chunk.tensor] / self.machine.memory
+        if node in self.meanwhile:
+            # By the free units until the tiles would end if they never waited, then by all.
+            free, units = self.work[rank].free, self.machine.units
+            share = min(1.0, SUM_DRAW * free / (units + free))
+            beside = max(0.0, self.entry + self.machine.kernel + self._alone(self.work[rank]) - start)
+            seconds = min(seconds / share, beside + max(0.0, seconds - beside * share))
+        end = start + ticks(self.machine.kernel + seconds)
         record = self._record(rank, SUM, node, start, end, by)
         self.sum_free[rank], self.sum_by[rank] = end, record
         heappush(self.heap, (end, node, record))
