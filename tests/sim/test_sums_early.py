@@ -27,7 +27,7 @@ def cache(tmp_path_factory):
         yield
 
 
-def called(monkeypatch, operator, world, programs, *, shape=(150, 40, 24), seed=0, calls=3, **options):
+def called(monkeypatch, operator, world, programs, *, shape=(150, 40, 24), seed=0, calls=3, host=None, **options):
     """Results by rank and call, and whether sums were early; the first call goes the long way, later ones repeat it."""
     monkeypatch.setenv("OVERLAP_SUM_SMS", str(programs))
     generator = torch.Generator().manual_seed(4)
@@ -46,7 +46,7 @@ def called(monkeypatch, operator, world, programs, *, shape=(150, 40, 24), seed=
         group.overlap_runtime.synchronize()
         return found, next(reversed(instances(group.overlap_runtime).values())).early
 
-    results = World(world, seed=seed).run(body)
+    results = World(world, seed=seed, **(host or {})).run(body)
     return [found for found, _ in results], {early for _, early in results}
 
 
@@ -70,6 +70,14 @@ def test_the_same_bits_as_behind_the_kernel(operator, world, options, monkeypatc
         for one, other in zip(early[rank], late[rank], strict=True):
             assert torch.equal(one, other)
             assert not one.isnan().any()
+
+
+@pytest.mark.parametrize("host", [{"blocking": True}, {"sms": 1}], ids=["hosts that wait", "nothing free"])
+def test_nobody_waits_for_what_is_enqueued_or_started_later(host, monkeypatch):
+    options = {"plan": TWO_SHOT, "split": 3, "calls": 2}
+    late, _ = called(monkeypatch, gemm_ar, 2, 0, **options)
+    early, were = called(monkeypatch, gemm_ar, 2, 1, host=host, **options)
+    assert were == {True} and all(map(torch.equal, early[0] + early[1], late[0] + late[1]))
 
 
 def test_what_has_one_chunk_is_as_it_was(monkeypatch):

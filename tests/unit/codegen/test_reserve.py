@@ -131,3 +131,29 @@ def test_other_backends_pass_through():
     given = context()
     module = cst.parse_module(SOURCE)
     assert reserve.run(module, given) is module
+
+
+@pytest.mark.parametrize(
+    ("loop", "wanted"),
+    [("range", ("PROGRAMS",)), ("advanced", ("PROGRAMS",)), ("by the grid", ()), ("by a number", None)],
+)
+def test_parameters_that_stand_for_the_number_of_programs(loop, wanted):
+    """Of a kernel that makes a result: it gets fewer of them where sums are made beside it."""
+    text = persistent(loop)
+    assert reserve.counted_by(cst.parse_module(text), context(text, on="c[M]")) == wanted
+    assert reserve.counted_by(cst.parse_module(text), context(text, on="a[M]")) is None
+
+
+@pytest.mark.parametrize(
+    ("step", "wanted"),
+    [("PROGRAMS * 2", None), ("tl.num_programs(0)", ()), ("132", None), ("tl.cdiv(PROGRAMS, 1)", None)],
+)
+def test_other_steps_of_a_tile_loop(step, wanted):
+    text = persistent("range").replace("total, PROGRAMS,", f"total, {step},")
+    assert reserve.counted_by(cst.parse_module(text), context(text, on="c[M]")) == wanted
+
+
+def test_a_grid_of_one_tile_a_program_stays_as_it_is():
+    assert reserve.counted_by(cst.parse_module(SOURCE), context(on="c[M]")) is None
+    stored = context(persistent("range"), on="c[M]", realization=Realization("ldst_inline"))
+    assert reserve.counted_by(cst.parse_module(persistent("range")), stored) is None
