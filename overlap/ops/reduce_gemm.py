@@ -114,10 +114,10 @@ def run(
     tma = out_by_tma(x.dtype, moved, view.batch, view.rows, view.columns)
     reasons = (dtype_reason(x.dtype, made, moved), storing_reason(backend, tma))
     sizes, lacking = (view.rows, view.columns, x.shape[-1] * world), partial(storing_reason, tma=tma)
-    taken = backend is None and plan is None and split is None
     chosen = plan or default_plan(moved_bytes)
-    if split is None:
-        split = default_split(chosen, moved_bytes, world)
+    usual = default_split(chosen, moved_bytes, world)
+    split = usual if split is None else split
+    taken = backend is None and plan is None and split == usual
     problem = Problem("gemm_ar", *sizes, x.dtype, chosen, split, lacking=lacking, open=taken)
     choice = choose_way(group, x, moved_bytes, check_backend(backend, STORING), reasons, problem)
     chosen, split = choice.of(chosen, split)
