@@ -89,7 +89,8 @@ def communication(
     plans = PLANS[operator.kind]
     ways, refused = able_ways(need, serial=False, lacking=lacking)
     counted: Counter[str] = Counter()
-    splits = splits_of(operator.kind)
+    # Tiles that read all of what shards are cut in need a part of every rank's, as those behind an exchange.
+    splits = splits_of("all_to_all" if operator.inside else operator.kind)
     for candidate in refused:
         counted[candidate.refused] += len(plans) * len(splits)
     found = [Config(Realization(name)) for name in LIBRARY_WAYS] if serial else []

@@ -173,9 +173,9 @@ def _space(problem: Problem, world: int, device: torch.device) -> Space:
     shared = getattr(facts, "shared_memory_per_block_optin", 227 * 1024)
     limits = Limits(shared, 1024, facts.multi_processor_count)
     itemsize = problem.dtype.itemsize
-    # A shard's rows; of a gather along K or an exchange what is cut is K's.
-    cut = problem.k if problem.op in ("ag_gemm_k", "a2a_gemm") else problem.m
-    refusals = (by_limits(limits, itemsize), by_rows(-(-cut // world)))
+    # Rows of a shard are cut, or of what a rank ends with; shards of K have all of them.
+    rows = problem.m if problem.op == "ag_gemm_k" else -(-problem.m // world)
+    refusals = (by_limits(limits, itemsize), by_rows(rows))
     pruned = prune(configs, refusals)
 
     def seconds(config: Config) -> float | None:

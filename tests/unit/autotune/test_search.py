@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -138,6 +139,10 @@ def test_the_space_of_an_operator_is_what_the_capability_table_leaves():
     )
     assert len({c.realization.comm_sms for c in configs if c.realization.backend == "ldst_reserved"}) > 2
     assert {c.realization.split for c in configs} == set(splits_of("all_gather")) > {1, 8, (3, 1)}
+    inside, _ = communication(
+        replace(product, op="ag_gemm_k"), machine, Need("x", moves="input"), lacking=lambda name: ""
+    )
+    assert {c.realization.split for c in inside} == set(splits_of("all_to_all"))
     graded = next(c for c in configs if c.realization.split == ((1,), (1,), (3, 1)))
     assert by_rows(3)(graded) and not by_rows(4)(graded), "a part of less than a row"
     chosen, predicted, behind = ordered(configs, lambda c: predict(product, machine, c), most=12, each=1)
