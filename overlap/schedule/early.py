@@ -106,8 +106,9 @@ def sums_of(plan: CommPlan, rank: int, produced: Collection[str], values: Values
     for tensor in sorted(set(produced)):
         sums, result = pieces(plan, rank, tensor, values)
         for ops, kept in sums.items():
-            if kept and all(_arrives(values, piece) for piece in kept):
-                found.append(Added(max(map(round_of, kept)), tensor, kept, ops))
+            arriving = [piece for piece in kept if _arrives(values, piece)]
+            if arriving:
+                found.append(Added(max(map(round_of, arriving)), tensor, kept, ops))
         by_round: dict[int, list[Piece]] = defaultdict(list)
         for piece in result:
             if not piece.keep and _arrives(values, piece):
@@ -144,8 +145,9 @@ def can_be_early(
 ) -> bool:
     """Whether sums of a plan, on any rank, can be made while kernels run. The same on every rank.
 
-    Tiles are not stored where they go; what is sent on is a sum of what tiles made, never of sums; and every channel has its
-    operations in the order of the rounds.
+    Tiles are not stored where they go; what is sent on is a sum of what tiles made, never of sums; every channel has its
+    operations in the order of the rounds; and what waits for an operation stands, on every rank, behind all of its round that
+    wait for none.
     """
     if not produced:
         return False
@@ -162,12 +164,19 @@ def can_be_early(
     for rank, ops in enumerate(plan.ops):
         sums = {op: added.round for added in sums_of(plan, rank, produced, values) for op in added.ops}
         last: dict[int, tuple[int, bool]] = {}
+        waited: set[int] = set()
         for index, op in enumerate(ops):
             if op.src.tensor in produced:
                 place = (sums.get((rank, index), rounds[rank, index]), (rank, index) in sums)
-                if place < last.get(op.channel, place):
+                if place < last.get(op.channel, place) or not (op.depends or place[1]) and place[0] in waited:
                     return False
                 last[op.channel] = place
+                for dep in op.depends:
+                    ahead = plan.op(dep)
+                    if ahead.src.tensor not in produced or ahead.depends or rounds[dep] > place[0]:
+                        return False
+                if op.depends and not place[1]:
+                    waited.add(place[0])
     return any(early_sums(plan, rank, produced, values) for rank in range(plan.world))
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from overlap.chunkplan.plan import CommPlan
+from overlap.chunkplan.split import split_plan
 from overlap.errors import ScheduleError
 from overlap.schedule.early import can_be_early, early_sums, in_rounds, kept_chunks, rounds_of
 from overlap.schedule.events import SUM_DRAW, simulate
@@ -53,7 +54,7 @@ def plans() -> dict[str, CommPlan]:
             "ragged scatter": reduce_scatter((2 * world + 1, 1), 0, world, split=2),
             "scatter, two lanes": reduce_scatter((2 * world, 1), 0, world, split=2, channels=2),
             "two shot": two_shot((2 * world, 1), 0, world, split=2),
-            "two shot, empty chunks": two_shot((world + 1, 1), 0, world, split=3),
+            "two shot, empty chunks": split_plan(two_shot((world + 1, 1), 0, world), 3),
             "two shot, a lane a peer": a_lane_a_peer(two_shot((2 * world, 1), 0, world, split=2)),
             "exchange": exchange((2 * world, world), world, split=2),
         }
