@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from overlap.chunkplan.plan import CommPlan
+from overlap.chunkplan.build import build_plan
+from overlap.chunkplan.library import find_template
+from overlap.chunkplan.plan import CommPlan, TensorSpec
 from overlap.chunkplan.split import split_plan
 from overlap.errors import ScheduleError
 from overlap.schedule.early import can_be_early, early_sums, in_rounds, kept_chunks, rounds_of
@@ -68,6 +70,10 @@ named = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
 
 def all_steps(plan: CommPlan, **how) -> list[tuple]:
     return [launch_steps(plan, rank, produced=C, early=True, **how) for rank in range(plan.world)]
+
+
+def late_steps(plan: CommPlan) -> list[tuple]:
+    return [launch_steps(plan, rank, produced=C) for rank in range(plan.world)]
 
 
 def test_parts_of_all_ranks_before_the_next_part_of_any():
@@ -271,3 +277,22 @@ def test_the_model_adds_up_early_what_is_kept_by_a_run(plan):
     )
     kept = [chunk for work in work_of_schedules(whole, schedules, 1e-5, 4) for run in work.runs for chunk in run.keeps]
     assert {kept_chunks(whole, rank, C)[0][0] for rank in range(2)} <= set(kept)
+
+
+@pytest.mark.parametrize("split", [2, 4, (3, 1), ((1,), (1, 1), (2, 1, 1))], ids=str)
+@pytest.mark.parametrize("name", ["reduce_scatter_1d", "all_reduce_two_shot", "all_reduce_one_shot", "all_to_all_1d"])
+def test_templates(name, split):
+    """In any world, where parts are empty too; not where an operation waits for parts that are made later."""
+    path, text = find_template(name)
+    for world in (2, 3, 5):
+        for rows in (6 * world + 1, 2 * world, 3):
+            to = 1 if name == "all_to_all_1d" else None
+            shape = TensorSpec("c", (rows, 2 * world))
+            plan = build_plan(
+                text, world=world, tensor=shape, dim=0, to_dim=to, split=split, direction="push", path=path
+            )
+            plan = in_rounds(plan, C)
+            early = can_be_early(plan, C)
+            # Of few rows a part has all, and the sums of two shots may wait for parts that are cut otherwise.
+            assert early or rows <= 2 * world or name == "all_reduce_two_shot" and isinstance(split, tuple)
+            verify_steps(all_steps(plan) if early else late_steps(plan), plan, C, blocking=True)
