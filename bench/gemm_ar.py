@@ -5,6 +5,8 @@
 Every rank holds ``a`` [M, K / world] and ``b`` [K / world, N] of its own. ``gemm`` and ``triton_gemm`` compute a rank's
 partial result alone; ``nccl`` adds partial results that are there already, after a copy, since it works in place.
 ``one_shot`` and ``two_shot`` are torch's own all-reduces in symmetric memory behind cuBLAS.
+
+``OVERLAP_SUM_SMS=0`` has ours add everything up behind its kernel; `ways.py` times one way against the other.
 """
 
 from __future__ import annotations

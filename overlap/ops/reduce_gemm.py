@@ -68,8 +68,8 @@ def gemm_ar(
             impossible or slower, which `last_plan` and the log say.
         plan: the plan template; by default ``all_reduce_one_shot`` for results smaller than the setting
             ``one_shot_below_bytes``, else ``all_reduce_two_shot``.
-        split: chunks that a transfer is cut into; by default 4 of a rank's part of 32 MiB or more in two steps, since sums of
-            all but the last are made and sent while the kernel runs, else 1.
+        split: chunks that a transfer is cut into; by default 4 of a rank's part of 32 MiB or more in two steps by copy engine,
+            since sums of all but the last are made and sent while the kernel runs, else 1.
 
     Raises:
         UsageError: as `gemm_rs`.
@@ -115,7 +115,7 @@ def run(
     reasons = (dtype_reason(x.dtype, made, moved), storing_reason(backend, tma))
     sizes, lacking = (view.rows, view.columns, x.shape[-1] * world), partial(storing_reason, tma=tma)
     chosen = plan or default_plan(moved_bytes)
-    usual = default_split(chosen, moved_bytes, world)
+    usual = default_split(chosen, moved_bytes, world, backend)
     split = usual if split is None else split
     taken = backend is None and plan is None and split == usual
     problem = Problem("gemm_ar", *sizes, x.dtype, chosen, split, lacking=lacking, open=taken)
@@ -159,9 +159,10 @@ def default_plan(moved_bytes: int) -> str:
     return ONE_SHOT if moved_bytes < settings.get("one_shot_below_bytes") else TWO_SHOT
 
 
-def default_split(plan: str, moved_bytes: int, world: int) -> int:
-    """Chunks of a rank's part of the result."""
-    return PARTS if plan == TWO_SHOT and moved_bytes >= PARTS_FROM * world else 1
+def default_split(plan: str, moved_bytes: int, world: int, backend: str | None = None) -> int:
+    """Chunks of a rank's part of the result, for a call that names ``backend`` or none."""
+    copied = plan == TWO_SHOT and backend in (None, "copy_engine")
+    return PARTS if copied and moved_bytes >= PARTS_FROM * world else 1
 
 
 def _call(

@@ -119,7 +119,7 @@ def reserve(
                 if split is None and operator == "gemm_ar":
                     # What larger results are cut into, and smaller ones are not.
                     world, _ = ranks(resolve_group(group))
-                    splits += {default_split(chosen, tokens * width * dtype.itemsize, world)} - {form.split}
+                    splits += {default_split(chosen, tokens * width * dtype.itemsize, world, moved_by)} - {form.split}
                 for pieces in splits:
                     where = along_of(pieces) if operator == "ag_gemm_k" else along
                     compiled = form.make(kernel, where, chosen, pieces, *how)

@@ -45,3 +45,5 @@ def test_small_devices_leave_nothing():
 )
 def test_parts_of_an_all_reduce(plan, mebibytes, world, wanted):
     assert default_split(plan, mebibytes << 20, world) == wanted
+    assert default_split(plan, mebibytes << 20, world, "copy_engine") == wanted
+    assert default_split(plan, mebibytes << 20, world, "ldst_inline") == 1
