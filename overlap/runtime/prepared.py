@@ -15,7 +15,7 @@ from overlap.schedule.table import S_EPOCH, SLOT_WORDS, counter_base, done_base,
 from .bound_plan import BoundPlan
 from .entry import carry_kernel, credit_kernel, credits_kernel, gather_kernel, wait_kernel
 from .far_moves import lane_words
-from .instance import Instance, LaunchTable
+from .instance import LaunchTable
 from .places import Place
 from .protocol import Runtime
 from .reach import far
@@ -26,9 +26,6 @@ from .sums import addition, check_pieces, sum_table
 SUM_WARPS = 8
 SUM_PROGRAMS = 2
 """Programs of the sum kernel a multiprocessor, at most: enough to read at full speed, and room for others beside it."""
-BESIDE_PROGRAMS = 16
-"""The same of a sum beside the user's kernel, for each multiprocessor that is free: a few times what it holds, so that starting
-is little of a program's work, and there is something to spread when the kernel ends."""
 AT_A_TIME = 8
 CARRY_WARPS = 4
 CARRY_PROGRAMS = 8
@@ -112,9 +109,6 @@ def _sum(instance: BoundPlan, step: st.Sum, out: torch.Tensor) -> SumLaunch | No
     )
     # What a sum waits for may be carried by kernels, of this rank and of others: half of the multiprocessors is theirs.
     most = max(1, runtime.sm_count // 2) if instance.networked else SUM_PROGRAMS * runtime.sm_count
-    if step.lane is not None:
-        assert isinstance(instance, Instance), "only kernels have sums beside them"
-        most = min(most, BESIDE_PROGRAMS * instance.sum_sms)
     programs = max(1, min(most, table.blocks))
     arguments = {
         "data": part.data,
