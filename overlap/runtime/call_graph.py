@@ -23,8 +23,8 @@ from triton.runtime import _allocation
 from overlap.errors import RuntimeContractError
 
 from .bound_launch import KEPT, Varying
-from .driver import OwnStream, Stream, check, libcuda, recorded
-from .lanes import Lanes
+from .driver import OwnStream, Stream, check, ends_with, libcuda, recorded
+from .lanes import Lanes, own_lane
 from .launchers import watched
 from .places import Carried
 from .prepared import Enqueue
@@ -58,7 +58,7 @@ class Recorder:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._mains: dict[int, Stream] = {}
-        self._lanes = Lanes()
+        self._lanes = Lanes(own_lane)
         self._scratch: dict[tuple[int, int, int], Any] = {}
         """By number in a call, size and alignment."""
         self._made: weakref.WeakSet[CallGraph] = weakref.WeakSet()
@@ -261,7 +261,7 @@ class CallGraph:
         self._made, self._nodes = made, tuple(recording.nodes)
         self._launch = cuda.cuGraphLaunch
         self._context = ctypes.c_void_p()
-        weakref.finalize(self, _drop, cuda, graph, made).atexit = False
+        ends_with(self, (cuda.cuGraphExecDestroy, made), (cuda.cuGraphDestroy, graph))
         check(cuda.cuCtxGetCurrent(ctypes.byref(self._context)), "the current context")
         self._lock = threading.Lock()
 
@@ -293,8 +293,3 @@ class CallGraph:
             return int(refused.args[0])
         error = self._launch(self._made, stream.argument)
         return error
-
-
-def _drop(cuda: Any, graph: Any, made: Any) -> None:
-    cuda.cuGraphExecDestroy(made)
-    cuda.cuGraphDestroy(graph)

@@ -16,6 +16,7 @@ import socket
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,9 +31,9 @@ from .call_graph import CallGraph, Recorder, Recording
 from .copies import plan_copy
 from .deadline import Watch, spins_for
 from .device_code import calls_nvshmem, link_options, stand_in_options
-from .driver import Calls, Graph, OwnStream, Stream, chain, copy_call, hold_call, length
+from .driver import Calls, Graph, Stream, chain, copy_call, hold_call, length
 from .kernels import compiled, require_room, resident_blocks
-from .lanes import LANE_PRIORITY, InOrder, Lanes, capture_of, forget_calls
+from .lanes import InOrder, Lanes, capture_of, forget_calls, own_lane, pool_stream
 from .library import Boxed, call_all
 from .meeting import Meetings
 from .places import Place
@@ -62,7 +63,7 @@ class CudaRuntime:
         self._provider = provider
         self._nodes: tuple[int, ...] | None = None
         self._allocations: dict[int, tuple[int, list[torch.Tensor | None]]] = {}
-        self._lanes = Lanes()
+        self._lanes = Lanes(partial(pool_stream, self.device))
         self._streams: dict[int, Stream] = {}
         self._lane_recorder: Stream | None = None
         self._recorder: Recorder | None = None
@@ -241,7 +242,7 @@ class CudaRuntime:
             return None
         try:
             if self._lane_recorder is None:
-                self._lane_recorder = OwnStream(LANE_PRIORITY)
+                self._lane_recorder = own_lane()
             return Graph(enqueue, self._lane_recorder)
         except NO_GRAPH:
             return enqueue

@@ -81,7 +81,7 @@ class OwnStream(Stream):
         made = ctypes.c_void_p()
         check(libcuda().cuStreamCreateWithPriority(ctypes.byref(made), _NON_BLOCKING, priority), "a stream")
         super().__init__(made.value or 0)
-        weakref.finalize(self, libcuda().cuStreamDestroy_v2, made).atexit = False
+        ends_with(self, (libcuda().cuStreamDestroy_v2, made))
 
 
 class Event:
@@ -93,7 +93,7 @@ class Event:
         self._argument = made
         self.recorded_on = 0
         self._record, self._wait = libcuda().cuEventRecord, libcuda().cuStreamWaitEvent
-        weakref.finalize(self, libcuda().cuEventDestroy_v2, made).atexit = False
+        ends_with(self, (libcuda().cuEventDestroy_v2, made))
 
     def record(self, stream: Stream) -> None:
         """Stands for what ``stream`` holds so far."""
@@ -242,13 +242,29 @@ class Graph:
         graph, made = recorded(enqueue, stream, "a lane")
         cuda.cuGraphDestroy(graph)
         self._argument, self._launch = made, cuda.cuGraphLaunch
-        weakref.finalize(self, cuda.cuGraphExecDestroy, made).atexit = False
+        ends_with(self, (cuda.cuGraphExecDestroy, made))
 
     def __call__(self, stream: Stream) -> None:
         """Enqueues all of it. Of two launches the second waits for the first, on whatever streams."""
         error = self._launch(self._argument, stream.argument)
         if error:
             check(error, "launching a lane's graph")
+
+
+def ends_with(owner: object, *ends: tuple[Callable[[Any], int], Any]) -> None:
+    """Calls of the driver at the end of an object, whenever that is.
+
+    A capture that this thread has begun would end by what is destroyed meanwhile, were it not for the mode.
+    """
+    weakref.finalize(owner, _end, libcuda(), ends).atexit = False
+
+
+def _end(cuda: Any, ends: Sequence[tuple[Callable[[Any], int], Any]]) -> None:
+    mode = ctypes.c_int(_RELAXED)
+    cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    for call, argument in ends:
+        call(argument)
+    cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
 def length(enqueue: Callable[[Stream], None]) -> int:

@@ -18,9 +18,10 @@ _CAPTURED: dict[Any, tuple[int, Event]] = {}
 
 
 class Lanes:
-    """Side streams by number, each made at its first use, which nobody else has."""
+    """Side streams by number, each made at its first use by ``make``."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[], Stream]) -> None:
+        self._make = make
         self._lanes: dict[int, tuple[Stream, Event]] = {}
         self._made: Event | None = None
 
@@ -38,7 +39,7 @@ class Lanes:
         for lane in lanes:
             found = self._lanes.get(lane)
             if found is None:
-                found = self._lanes[lane] = OwnStream(LANE_PRIORITY), Event()
+                found = self._lanes[lane] = self._make(), Event()
             forked.hold(found[0])
             streams.append(found[0])
         return streams
@@ -53,6 +54,17 @@ class Lanes:
         joined = next(joined for lane, joined in self._lanes.values() if lane is stream)
         joined.record(stream)
         joined.hold(main)
+
+
+def pool_stream(device: torch.device) -> Stream:
+    """One of torch's streams of a lane's priority. They are made together and stay, unlike `own_lane`'s."""
+    made = torch.cuda.Stream(device, priority=LANE_PRIORITY)
+    return Stream(made.cuda_stream)
+
+
+def own_lane() -> Stream:
+    """A stream of a lane's priority that nobody else has."""
+    return OwnStream(LANE_PRIORITY)
 
 
 class InOrder:

@@ -17,9 +17,9 @@ EXPECTED = (
     "copy 400000000010 400000000020 8589934592 on 0x700000000000;"
     "rows 2 400000000030 +8589934600 2 400000000040 +48, 7 x 32 at 0 0 0 0, (nil) (nil) (nil) (nil) on 0x700000000000;"
     "hold 400000000050 4294967295 0 on 0x700000000000;"
-    "event 2;record 0x1234567890ab on (nil);behind 0x1234567890ab 0 on 0x700000000000;destroy 0x1234567890ab;"
+    "event 2;record 0x1234567890ab on (nil);behind 0x1234567890ab 0 on 0x700000000000;mode 2;destroy 0x1234567890ab;mode 0;"
     "mode 2;begin 0x700000000000 2;recorded 0x700000000000;make 0;upload on 0x700000000000;mode 0;drop;"
-    "launch on (nil);hold 400000000050 4294967295 0 on 0x700000000000;launched;drop made;"
+    "launch on (nil);hold 400000000050 4294967295 0 on 0x700000000000;launched;mode 2;drop made;mode 0;"
 )
 
 

@@ -26,7 +26,7 @@ import overlap.ops
 from overlap.build import device, parse_target
 from overlap.runtime.cuda import CudaRuntime
 from overlap.runtime.driver import Stream
-from overlap.runtime.lanes import Lanes
+from overlap.runtime.lanes import Lanes, own_lane
 
 torch.cuda.is_current_stream_capturing = lambda: False
 STUB = ctypes.CDLL("libcuda.so.1")
@@ -45,7 +45,7 @@ class StubRuntime(CudaRuntime):
         self.world, self.rank, self.sm_count = world, 1 % world, 132
         self.device = torch.device("cpu")
         self._nodes = (0,) * world
-        self._lanes, self._recorder, self._lane_recorder = Lanes(), None, None
+        self._lanes, self._recorder, self._lane_recorder = Lanes(own_lane), None, None
         self.main = Stream(0)
 
     captured = False
