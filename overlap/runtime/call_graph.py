@@ -30,8 +30,8 @@ from .places import Carried
 from .prepared import Enqueue
 from .scratch import scratch
 
-MOST = 256
-"""Graphs that a runtime has at a time; calls that come later go by calls of the driver."""
+MOST = 128
+"""Graphs that a runtime has at a time, of some hundred KB each; calls that come later go by calls of the driver."""
 _ADDRESS_BYTES, _MAP_BYTES = 8, 128
 _ALIGNMENT = 128
 """Of what holds a kernel's parameters; tensor maps ask for 64."""
