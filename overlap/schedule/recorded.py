@@ -158,7 +158,7 @@ class RankRecord:
             "ahead of the first tile": self.begin,
             "computing": own - self.waited,
             "waiting": self.waited,
-            "idle beside others' tiles": self.tiles_end - self.begin - own,
+            "not running while others do": self.tiles_end - self.begin - own,
             "behind the last tile": self.end - self.tiles_end,
         }
 
