@@ -3,15 +3,18 @@
     python -m tests.multigpu.each --ranks 2 --seconds 60 stores boxes 'results_op:graph'
 
 ``NAME[:EXPRESSION]``: ``tests/multigpu/test_NAME.py``, all of it or the tests that pytest's ``-k EXPRESSION`` picks; without
-names, every file. One line a file as it ends: pytest's summary of rank 0, or how far it came. What failed is told behind it,
-from the first rank that has something to tell. Exit status: 0 all passed, 1 some did not.
+names, every file. One line a file as it ends: pytest's summary of rank 0, or how many tests had ended and which one each rank was
+in. What failed is told behind it, from the first rank that has something to tell; a test that takes long shows its stacks. Exit
+status: 0 all passed, 1 some did not.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,47 +23,71 @@ from tests.support.limited import run_limited
 ROOT = Path(__file__).parent.parent.parent
 TOLD = 3000
 """Characters of a failure that are printed."""
+STUCK = 40
+"""Seconds after which a test's stacks are printed, while it goes on: more than any test waits for a deadline."""
+SUMMARY = re.compile(r"^=+ (.*(?:\d+ (?:passed|failed|errors?|deselected|skipped)|no tests ran).*?) =+$", re.MULTILINE)
+BEGUN = re.compile(
+    r"^(tests/multigpu/\S+::.*?) ?(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS|)(?: +\[ *\d+%\])?$", re.MULTILINE
+)
+TELLING = re.compile(
+    r"^(?:E  |FAILED|ERROR|Timeout|Thread|  File(?!.*/(?:_pytest|pluggy)/)|.*Error:|tests/.*: ).*$", re.MULTILINE
+)
+
+
+def summed_up(told: Sequence[str], status: int | None, seconds: float) -> str:
+    """Of what ranks printed under ``pytest -v``: rank 0's summary, or how far each came."""
+    if status is not None and (summaries := SUMMARY.findall(told[0])):
+        return summaries[-1]
+    ended = f"not done in {seconds:.0f} s" if status is None else f"exit {status}"
+    far = []
+    for rank, text in enumerate(told):
+        begun = BEGUN.findall(text)
+        passed, failed = (sum(how in hows for _, how in begun) for hows in (("PASSED",), ("FAILED", "ERROR")))
+        inside = begun[-1][0].partition("::")[2] if begun and not begun[-1][1] else "between tests"
+        far.append(f"rank {rank}: {passed} passed, {failed} failed, in {inside}")
+    return f"{ended}; " + "; ".join(far)
 
 
 def run(name: str, ranks: int, seconds: float, extra: Sequence[str], out: Path | None) -> bool:
     """One file on ``ranks`` ranks; prints its line. True where all passed."""
     file, _, expression = name.partition(":")
-    chosen = ["-k", expression] if expression else []
     pytest = [
         "-m",
         "pytest",
         f"tests/multigpu/test_{file}.py",
-        "-q",
+        "-v",
         "-o",
-        "faulthandler_timeout=130",
+        f"faulthandler_timeout={STUCK}",
         "--durations=3",
-        *chosen,
-        *extra,
     ]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "--tee", "3"]
-    status, text, took = run_limited([sys.executable, *launcher, *pytest], seconds, cwd=ROOT)
+    chosen = ["-k", expression] if expression else []
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "--redirects", "3"]
+    with tempfile.TemporaryDirectory() as logs:
+        command = [sys.executable, *launcher, "--log-dir", logs, *pytest, *chosen, *extra]
+        # A rank that is killed has written nothing of what it kept back.
+        ended = run_limited(command, seconds, cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+        told, beside = ([_of_rank(logs, rank, stream) for rank in range(ranks)] for stream in ("stdout", "stderr"))
     if out is not None:
-        (out / f"{re.sub(r'[^A-Za-z0-9]+', '-', name)}.txt").write_text(text)
-    by_rank = {rank: re.findall(rf"^\[default{rank}\]:(.*)$", text, re.MULTILINE) for rank in range(ranks)}
-    said = [line for line in by_rank[0] if re.search(r"\d+ (passed|failed|error|deselected)|no tests ran", line)]
-    dots = "".join(line.split(" ")[0] for line in by_rank[0] if re.match(r"^[.FEsx]+( |$)", line))
-    summary = (
-        said[-1]
-        if said
-        else f"not done in {seconds:.0f} s: {dots or 'no test ended'}"
-        if status is None
-        else f"exit {status}: {dots}"
-    )
-    print(f"{name:<28}{took:6.0f} s  {summary}", flush=True)
-    if status == 0:
+        whole = [
+            f"== rank {rank}\n{first}\n{second}" for rank, (first, second) in enumerate(zip(told, beside, strict=True))
+        ]
+        (out / f"{re.sub(r'[^A-Za-z0-9]+', '-', name)}.txt").write_text("\n".join([*whole, "== launcher", ended.text]))
+    print(f"{name:<28}{ended.seconds:6.0f} s  {summed_up(told, ended.status, seconds)}", flush=True)
+    if ended.status == 0:
         return True
-    for rank, lines in by_rank.items():
-        if failures := [line for line in lines if re.match(r"^(E  |FAILED|ERROR|.*Error:|tests/.*: )", line)]:
-            print(f"  rank {rank}:\n" + "\n".join(f"  {line}" for line in failures)[:TOLD], flush=True)
+    for rank in range(ranks):
+        if telling := [match.group() for text in (told[rank], beside[rank]) for match in TELLING.finditer(text)]:
+            print(f"  rank {rank}:\n" + "\n".join(f"  {line}" for line in telling)[:TOLD], flush=True)
             break
     else:
-        print("\n".join(f"  {line}" for line in text.splitlines()[-25:])[-TOLD:], flush=True)
+        print("\n".join(f"  {line}" for line in ended.text.splitlines()[-15:])[-TOLD:], flush=True)
     return False
+
+
+def _of_rank(logs: str, rank: int, stream: str) -> str:
+    """What a rank wrote in the last attempt."""
+    found = sorted(Path(logs).glob(f"*/attempt_*/{rank}/{stream}.log"))
+    return found[-1].read_text(errors="replace") if found else ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
