@@ -64,12 +64,14 @@ def entry_kernel(
     READY: tl.constexpr,
     COUNTERS: tl.constexpr,
     BLOCK: tl.constexpr,
+    FLAT: tl.constexpr = False,
     FAR: tl.constexpr = False,
 ):
     """Opens launch n on this rank.
 
     ``src``/``dst``: the shard and its place in the symmetric tensor, extents ``n*``, strides ``s*``/``d*`` in words, of
-    which the last ``DIMS`` count (0: nothing to stage); ``WIDE``: more words than 32 bits index;
+    which the last ``DIMS`` count (0: nothing to stage); ``WIDE``: more words than 32 bits index; ``FLAT``: they lie one behind
+    the other on both sides;
     ``state``: this rank's int64 state words; ``peers``: int64 addresses of every rank's state words, with ``FAR`` or the
     complement of NVSHMEM's number of a rank that no pointer reaches;
     ``instance``: the number that a fault record names this launch by; ``first_counter``, ``counters``: slot of the first
@@ -87,7 +89,16 @@ def entry_kernel(
         if not WIDE:
             total = total.to(tl.int32)
             step = step.to(tl.int32)
-        for start in range(pid * BLOCK, total, step):
+        first = pid * BLOCK
+        if FLAT:
+            # Whole blocks need no mask and no arithmetic, so that each instruction moves 16 bytes.
+            whole = total // BLOCK * BLOCK
+            for start in range(first, whole, step):
+                i = start + tl.arange(0, BLOCK)
+                tl.store(dst + i, tl.load(src + i))
+            # The rest is the next program's in turn.
+            first = tl.where(whole // BLOCK % programs == pid, whole, total)
+        for start in range(first, total, step):
             i = start + tl.arange(0, BLOCK)
             inside = i < total
             i3 = i

@@ -78,6 +78,7 @@ class Opening:
             "READY": step.ready and last,
             "COUNTERS": step.counters and last,
             "BLOCK": ENTRY_BLOCK,
+            "FLAT": copy.flat,
             "FAR": several,
             **(runtime.linked if several and step.ready and last else {}),
             "num_warps": ENTRY_WARPS,

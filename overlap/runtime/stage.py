@@ -28,6 +28,11 @@ class Staging:
     def words(self) -> int:
         return math.prod(self.sizes) if self.dims else 0
 
+    @property
+    def flat(self) -> bool:
+        """Whether both sides are one word behind the other."""
+        return self.dims == 1 and self.src_strides[-1] == self.dst_strides[-1] == 1
+
     def arguments(self) -> dict[str, int]:
         """As the entry kernel's parameters ``n0``..``n3``, ``s0``.., ``d0``.."""
         found: dict[str, int] = {}

@@ -160,18 +160,30 @@ def test_a_module_whose_original_is_gone_is_still_checked(generated, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("dims", "wide", "counters"), [(0, False, True), (1, False, False), (2, False, True), (4, True, False)]
+    ("dims", "flat", "wide", "counters"),
+    [
+        (0, False, False, True),
+        (1, False, False, False),
+        (1, True, False, True),
+        (1, True, True, False),
+        (2, False, False, True),
+        (4, False, True, False),
+    ],
 )
-def test_the_entry_kernel_obeys_the_rules(dims, wide, counters):
+def test_the_entry_kernel_obeys_the_rules(dims, flat, wide, counters):
     """It stages the shard, resets counters, publishes the epoch and raises `ready` at every peer."""
-    tensors = dict(src=meta(1000, 96), dst=meta(1000, 96), state=state(), peers=meta(4, dtype=torch.int64))
+    words = meta(1000, 24, dtype=torch.int64)
+    tensors = dict(src=words, dst=words, state=state(), peers=meta(4, dtype=torch.int64))
     sizes = dict(rank=1, world=4, programs=8, instance=0, first_counter=76, counters=3, n0=1, n1=1, n2=1000, n3=96)
     strides = {name: 96 for name in ("s0", "s1", "s2", "d0", "d1", "d2")} | {"s3": 1, "d3": 1}
-    constants = dict(DIMS=dims, WIDE=wide, WAIT_DONE=True, PUBLISH=True, READY=True, COUNTERS=counters, BLOCK=1024)
+    constants = dict(
+        DIMS=dims, WIDE=wide, WAIT_DONE=True, PUBLISH=True, READY=True, COUNTERS=counters, BLOCK=1024, FLAT=flat
+    )
     arguments = tensors | sizes | strides | constants
     made = compile_kernel(entry.entry_kernel, arguments, parse_target("sm_90"))
     assert check(made, guarded=[], flags="state") == []
     assert "sys.release" in made.assembly and "sys.acquire" in made.assembly
+    assert {"ld.global.v2.b64" in made.assembly, "st.global.v2.b64" in made.assembly} == {flat}
 
 
 def test_the_wait_kernel_obeys_the_rules():

@@ -57,7 +57,15 @@ def test_every_element_arrives_and_no_other_changes(name, at):
 
 def test_contiguous_rows_are_one_run_of_wide_words():
     copy = carried_out(torch.zeros(6, 8, dtype=torch.float16), torch.zeros(20, 8, dtype=torch.float16)[2:8])
-    assert (copy.dtype, copy.dims, copy.words) == (torch.int64, 1, 12)
+    assert (copy.dtype, copy.dims, copy.words, copy.flat) == (torch.int64, 1, 12, True)
+
+
+def test_words_that_do_not_lie_one_behind_the_other_are_not_flat():
+    halves = torch.zeros(6, 8, dtype=torch.float16)
+    assert not staging(halves[:, :4], halves.clone()[:, 4:]).flat  # rows with gaps
+    assert not staging(halves.flatten()[::2], torch.zeros(24, dtype=torch.float16)).flat
+    assert not staging(halves[:0], halves[:0]).flat
+    assert not filling(torch.zeros(24), lambda values, bits: torch.tensor(values, dtype=torch.int64))[1].flat
 
 
 def test_words_are_narrow_where_an_address_is_odd():
