@@ -69,7 +69,7 @@ _SLOTS: dict[tuple[object, ...], Any] = {}
 
 def words(p: Problem, two_steps: bool = False, block: int = 256, programs: int = 4) -> Call:
     """Our own: bf16 added in fp32, in the order of the ranks; each variant with slots of its own."""
-    from overlap.runtime import low_latency
+    from overlap.runtime.packets import low_latency
     from overlap.runtime.protocol import runtime_of
 
     variant = (two_steps, block, programs)

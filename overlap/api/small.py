@@ -1,7 +1,7 @@
 """What serial calls communicate by: low-latency words where the message is small and every peer is reached by pointer, else a
 collective of the library.
 
-    message    < low_latency_below_bytes      one launch of our own (`overlap.runtime.low_latency`)
+    message    < low_latency_below_bytes      one launch of our own (`overlap.runtime.packets.low_latency`)
                else                           torch.distributed
 
 A call that asks for ``backend="serial"`` gets the library's collective: it is what others are measured and checked against. The
@@ -19,7 +19,7 @@ import torch
 from overlap.errors import OverlapError
 from overlap.runtime import collectives
 from overlap.runtime.known_calls import Asked
-from overlap.runtime.low_latency import LowLatency, low_latency_of
+from overlap.runtime.packets.low_latency import LowLatency, low_latency_of
 from overlap.runtime.places import Carried
 from overlap.runtime.protocol import runtime_of
 

@@ -3,8 +3,8 @@
     every rank   warm calls | all meet | the call | stamp | all meet | what was written down goes to every rank
     beside it                          | a stream that is held until its flags rise |
 
-The meeting ahead aligns the devices' timers and is the moment that times count from (`overlap.runtime.clocks`); on GPUs the
-device sleeps before it, so that the host has enqueued all by then and what it takes is no part of what is seen.
+The meeting ahead aligns the devices' timers and is the moment that times count from (`overlap.runtime.tracing.clocks`); on GPUs
+the device sleeps before it, so that the host has enqueued all by then and what it takes is no part of what is seen.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from overlap.backends.ways import ways_of
 from overlap.chunkplan.plan import OpId
 from overlap.errors import PlanError, UsageError
 from overlap.pipeline.timing import timeline_in_tiles
-from overlap.runtime.clocks import Clock, Meeting, aligned
 from overlap.runtime.instance import Instance, instances
 from overlap.runtime.protocol import Runtime, runtime_of
-from overlap.runtime.recording import last_log
-from overlap.runtime.watching import Watcher
+from overlap.runtime.tracing.clocks import Clock, Meeting, aligned
+from overlap.runtime.tracing.recording import last_log
+from overlap.runtime.tracing.watching import Watcher
 from overlap.schedule.machine import Machine, machine_for
 from overlap.schedule.measured import Measured
 from overlap.schedule.model import RankSchedule

@@ -11,7 +11,7 @@ What that rests on, of the PTX memory model:
 * a vector access is a sequence of scalar ones in no given order, so each word of a line has a mark of its own;
 * a word orders nothing but itself: whatever else a peer has written, a packet says nothing about. All that a kernel may make
   of one is what the word carries. Between kernels of a stream the end of one orders what it read ahead of what the next sends,
-  which is what slots are given to new calls by (`overlap.runtime.low_latency`).
+  which is what slots are given to new calls by (`overlap.runtime.packets.low_latency`).
 
 The assembly is NVIDIA's. `receive` looks at several senders' lines at a time, so that their latencies add up to one.
 """

@@ -17,7 +17,7 @@ from overlap.schedule.table import S_EPOCH, SLOT_WORDS, state_words
 
 from .entry import wait_kernel
 from .faults import LIMIT_WORD, RECORD_WORD, RECORD_WORDS, FaultRecord
-from .packet_kernels import LOOKED_AT, wait_packets_kernel
+from .packets.kernels import LOOKED_AT, wait_packets_kernel
 
 _SAMPLE = 20_000
 

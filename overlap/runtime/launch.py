@@ -31,10 +31,10 @@ from .operator import Operator
 from .places import Carried, numbered
 from .prepared import layout_of
 from .ranges import range_arguments
-from .recording import log_arguments
 from .repeat import KernelLaunch, Repeat
 from .resolve import Bound
 from .slots import store_arguments
+from .tracing.recording import log_arguments
 from .variant import variant_of
 
 STEP_FILTER: Callable[[int, tuple[st.Step, ...]], tuple[st.Step, ...]] | None = None

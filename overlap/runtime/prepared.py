@@ -19,9 +19,9 @@ from .instance import LaunchTable
 from .places import Place
 from .protocol import Runtime
 from .reach import far
-from .recording import marked
 from .reduce import sum_kernel
 from .sums import addition, check_pieces, sum_table
+from .tracing.recording import marked
 
 SUM_WARPS = 8
 SUM_PROGRAMS = 2

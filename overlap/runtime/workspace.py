@@ -34,7 +34,7 @@ from overlap.schedule.table import state_words
 
 from .beside import asked_sums
 from .faults import FaultRecord, deadline_error
-from .low_latency import low_latency_of
+from .packets.low_latency import low_latency_of
 from .part import part_layout
 from .protocol import Runtime, runtime_of
 from .reach import far

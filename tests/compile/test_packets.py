@@ -8,7 +8,7 @@ import triton.language as tl
 
 from overlap.build import compile_kernel, facts, parse_target
 from overlap.language.packets import SENDERS
-from overlap.runtime.packet_kernels import exchange_kernel, sum_packets_kernel, two_step_kernel
+from overlap.runtime.packets.kernels import exchange_kernel, sum_packets_kernel, two_step_kernel
 
 from .support import meta
 

@@ -160,7 +160,7 @@ def killed_in_words(_: str) -> None:
     import torch.distributed as dist
 
     from overlap.errors import OverlapError
-    from overlap.runtime.low_latency import low_latency_of
+    from overlap.runtime.packets.low_latency import low_latency_of
     from overlap.runtime.protocol import runtime_of
     from overlap.runtime.workspace import check
 

@@ -12,12 +12,14 @@ import torch
 from overlap.chunkplan.region import shard_interval
 from overlap.errors import OverlapError, RuntimeContractError
 from overlap.language.packets import MARKS
-from overlap.runtime import low_latency, packet_kernels, packet_lines
 from overlap.runtime.collectives import add_in_order
 from overlap.runtime.faults import LIMIT_WORD, RECORD_WORD, RECORD_WORDS
-from overlap.runtime.low_latency import SUMMED, in_two_steps, low_latency_of
-from overlap.runtime.packet_boxes import pieces, unit_of, whole
-from overlap.runtime.packet_lines import CLEAN_EVERY
+from overlap.runtime.packets import kernels as packet_kernels
+from overlap.runtime.packets import lines as packet_lines
+from overlap.runtime.packets import low_latency
+from overlap.runtime.packets.boxes import pieces, unit_of, whole
+from overlap.runtime.packets.lines import CLEAN_EVERY
+from overlap.runtime.packets.low_latency import SUMMED, in_two_steps, low_latency_of
 from overlap.sim import World
 from overlap.sim.runtime import SimRuntime
 from tests.support.sweep import SWEEP, every
@@ -395,7 +397,7 @@ ROUNDS = range(20 if SWEEP else 2)
 def mutated(monkeypatch, *edits):
     """The kernels with lines of theirs replaced, as `LowLatency` finds them."""
     parts, text = (inspect.getsource(module) for module in (packet_lines, packet_kernels))
-    begin = text.index("from .packet_lines import")
+    begin = text.index("from .lines import")
     text = text[:begin] + parts.split("from __future__ import annotations")[1] + text[text.index(")", begin) + 1 :]
     for old, new in edits:
         assert text.count(old), old

@@ -9,7 +9,7 @@ from overlap.api import small
 from overlap.api.fallback import ASKED, Choice
 from overlap.api.report import LastPlan
 from overlap.errors import UnsupportedError
-from overlap.runtime.low_latency import LowLatency
+from overlap.runtime.packets.low_latency import LowLatency
 
 HERE = Choice("serial", "8 bytes are below serial_below_bytes=9")
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from overlap.runtime.clocks import ROUNDS, Clock, aligned
+from overlap.runtime.tracing.clocks import ROUNDS, Clock, aligned
 
 
 def rounds(offsets, seed, step=1, hop=800, rounds=ROUNDS):

@@ -1,4 +1,4 @@
-"""What of a dense tensor each rank is sent, or keeps, in a collective by packets: boxes as `packet_kernels` takes them."""
+"""What of a dense tensor each rank is sent, or keeps, in a collective by packets: boxes as `kernels` takes them."""
 
 from __future__ import annotations
 

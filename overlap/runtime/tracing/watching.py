@@ -19,7 +19,7 @@ from overlap.chunkplan.plan import OpId
 from overlap.schedule.events import landing_times
 from overlap.schedule.table import S_EPOCH, SLOT_WORDS, flag_base
 
-from .instance import Instance
+from ..instance import Instance
 from .recording import copies_of
 
 LANE = 1 << 20

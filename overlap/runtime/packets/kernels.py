@@ -6,7 +6,7 @@
 
     program    push lines of all tiles | look at own slots, tile by tile -> result | epoch + 1
 
-Arguments of all: ``src``/``out``, integers of ``UNIT``/``TO_UNIT`` bytes; boxes of them as `packet_lines` says; ``slots``: this
+Arguments of all: ``src``/``out``, integers of ``UNIT``/``TO_UNIT`` bytes; boxes of them as `lines` says; ``slots``: this
 rank's lines, ``peers``: the addresses of every rank's; ``calls``: the epoch of the last call, a word a program.
 """
 
@@ -17,7 +17,7 @@ import triton.language as tl
 
 from overlap.language.packets import LINE_BYTES, mark_of, receive, send
 
-from .packet_lines import (
+from .lines import (
     finish,
     lines_of,
     load_line,

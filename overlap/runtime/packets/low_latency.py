@@ -1,4 +1,4 @@
-"""`LowLatency`: collectives of small tensors in one launch each, by packets over symmetric memory (`packet_kernels`).
+"""`LowLatency`: collectives of small tensors in one launch each, by packets over symmetric memory (`kernels`).
 
     call e      every rank: lines into the slots of all others, side e % 2 | looks at its own until all have come
     call e + 1  the other side
@@ -29,13 +29,13 @@ from overlap.chunkplan.region import shard_interval
 from overlap.errors import DeadlineError, RuntimeContractError
 from overlap.language.packets import DATA_BYTES, SENDERS
 
-from .packet_boxes import Boxes, pieces, scaled, unit_of, whole
-from .packet_kernels import exchange_kernel, sum_packets_kernel, two_step_kernel
-from .packet_lines import MOST_PROGRAMS
-from .packet_memory import PacketMemory
-from .places import Carried, Place
-from .protocol import IN_FLIGHT, Runtime
-from .stage import as_words
+from ..places import Carried, Place
+from ..protocol import IN_FLIGHT, Runtime
+from ..stage import as_words
+from .boxes import Boxes, pieces, scaled, unit_of, whole
+from .kernels import exchange_kernel, sum_packets_kernel, two_step_kernel
+from .lines import MOST_PROGRAMS
+from .memory import PacketMemory
 
 SUMMED = {
     torch.float16: (tl.float16, tl.float32),

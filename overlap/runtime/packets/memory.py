@@ -10,8 +10,8 @@ import torch
 from overlap.language.packets import LINE_BYTES
 from overlap.schedule.table import S_FAULT, SLOT_WORDS
 
-from .packet_lines import MOST_PROGRAMS, SIDES, STEPS
-from .protocol import Runtime
+from ..protocol import Runtime
+from .lines import MOST_PROGRAMS, SIDES, STEPS
 
 
 class PacketMemory:

@@ -14,14 +14,14 @@ from overlap.chunkplan.plan import OpId
 from overlap.schedule.model import RankSchedule
 from overlap.schedule.recorded import log_words
 
-from .bound_plan import BoundPlan
-from .hosteval import on_host
-from .protocol import Runtime
-from .ranges import range_schedule
-from .resolve import Bound
+from ..bound_plan import BoundPlan
+from ..hosteval import on_host
+from ..protocol import Runtime
+from ..ranges import range_schedule
+from ..resolve import Bound
 
 if TYPE_CHECKING:
-    from .instance import Instance, LaunchTable
+    from ..instance import Instance, LaunchTable
 
 _LAST, _COPIES = "log", "marked copies"
 
