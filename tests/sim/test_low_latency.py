@@ -1,109 +1,40 @@
-"""Low-latency collectives on simulated ranks: right to the bit, free of races in every order, and what is left out is found."""
+"""Low-latency collectives on simulated ranks: right to the bit, and free of races in every order."""
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import itertools
 
 import pytest
 import torch
 
-from overlap.chunkplan.region import shard_interval
 from overlap.errors import OverlapError, RuntimeContractError
 from overlap.language.packets import MARKS
-from overlap.runtime.collectives import add_in_order
 from overlap.runtime.faults import LIMIT_WORD, RECORD_WORD, RECORD_WORDS
-from overlap.runtime.packets import kernels as packet_kernels
-from overlap.runtime.packets import lines as packet_lines
 from overlap.runtime.packets import low_latency
 from overlap.runtime.packets.boxes import pieces, unit_of, whole
 from overlap.runtime.packets.lines import CLEAN_EVERY
 from overlap.runtime.packets.low_latency import SUMMED, in_two_steps, low_latency_of
-from overlap.sim import World
-from overlap.sim.runtime import SimRuntime
+from tests.support.small_calls import (
+    exchange,
+    few_lines,
+    gather,
+    made,
+    narrow,
+    on_ranks,
+    poisoned,
+    reduce_all,
+    same,
+    scatter,
+    summed,
+    two_steps,
+)
 from tests.support.sweep import SWEEP, every
 
+__all__ = ["few_lines", "two_steps"]
 pytestmark = pytest.mark.one_triton
 
 WORLDS = (1, 2, 3, 5) if SWEEP else (1, 3)
-NAN = float("nan")
-
-
-@pytest.fixture(autouse=True)
-def few_lines(monkeypatch):
-    """Programs of few lines, so that small messages take several, and slots that are no larger than they must be."""
-    monkeypatch.setattr(low_latency, "BLOCK", 8)
-    monkeypatch.setattr(low_latency, "A_MULTIPROCESSOR", 1)
-    monkeypatch.setenv("OVERLAP_LOW_LATENCY_BELOW_BYTES", "6000")
-
-
-def made(shape, dtype, *seeds):
-    """A tensor that every rank can make."""
-    number = 0
-    for seed in seeds:
-        number = 1009 * number + seed + 1
-    generator = torch.Generator().manual_seed(number)
-    if dtype.is_floating_point:
-        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-    return torch.randint(-100, 100, shape, generator=generator).to(dtype)
-
-
-def poisoned(shape, dtype):
-    return torch.full(shape, NAN if dtype.is_floating_point else -77, dtype=dtype)
-
-
-def narrow(tensor, dim, world, rank):
-    low, high = shard_interval(tensor.shape[dim], world, rank)
-    return tensor.narrow(dim, low, high - low)
-
-
-def same(found, wanted):
-    return found.shape == wanted.shape and torch.equal(
-        found.contiguous().view(torch.uint8), wanted.contiguous().view(torch.uint8)
-    )
-
-
-def on_ranks(world, body, **options):
-    return World(world, **options).run(lambda group: body(group.overlap_runtime))
-
-
-def summed(world, shape, dtype, call):
-    return add_in_order([made(shape, dtype, rank, call) for rank in range(world)])
-
-
-def reduce_all(runtime, shape, dtype, call, out_dtype=None):
-    out = poisoned(shape, out_dtype or dtype)
-    assert low_latency_of(runtime).all_reduce(made(shape, dtype, runtime.rank, call), out)
-    runtime.synchronize()
-    assert same(out, summed(runtime.world, shape, dtype, call).to(out.dtype)), (runtime.rank, call)
-
-
-def scatter(runtime, shape, dim, dtype, call):
-    total = summed(runtime.world, shape, dtype, call).to(dtype)
-    wanted = narrow(total, dim, runtime.world, runtime.rank)
-    out = poisoned(wanted.shape, dtype)
-    assert low_latency_of(runtime).reduce_scatter(made(shape, dtype, runtime.rank, call), dim, out)
-    runtime.synchronize()
-    assert same(out, wanted), (runtime.rank, call)
-
-
-def gather(runtime, shape, dim, dtype, call):
-    wanted = made(shape, dtype, 7, call)
-    out = poisoned(shape, dtype)
-    assert low_latency_of(runtime).all_gather(narrow(wanted, dim, runtime.world, runtime.rank), dim, out)
-    runtime.synchronize()
-    assert same(out, wanted), (runtime.rank, call)
-
-
-def exchange(runtime, shape, from_dim, to_dim, dtype, call):
-    tensor = made(shape, dtype, 8, call)
-    wanted = narrow(tensor, to_dim, runtime.world, runtime.rank)
-    out = poisoned(wanted.shape, dtype)
-    held = narrow(tensor, from_dim, runtime.world, runtime.rank)
-    assert low_latency_of(runtime).all_to_all(held, from_dim, to_dim, out)
-    runtime.synchronize()
-    assert same(out, wanted), (runtime.rank, call)
 
 
 @pytest.mark.parametrize(("dtype", "world"), every(2, itertools.product(SUMMED, WORLDS), start=1))
@@ -248,12 +179,6 @@ def test_without_the_calls_that_clear_an_old_word_is_taken_for_a_new_one():
             on_ranks(2, stale(clean=False), seed=seed)
 
 
-@pytest.fixture
-def two_steps(monkeypatch):
-    """All-reduces go in two steps whatever their size."""
-    monkeypatch.setattr(low_latency, "SAVED_BYTES", 0)
-
-
 @pytest.mark.parametrize(("dtype", "world"), every(2, itertools.product(SUMMED, (3, 4) if SWEEP else (3,))))
 def test_an_all_reduce_in_two_steps_has_the_same_bits(two_steps, dtype, world):
     def body(runtime):
@@ -387,127 +312,3 @@ def test_words_are_as_wide_as_memory_allows():
         part = tensor[(4 - start) % 4 + skipped :][:32]
         assert unit_of(part, whole((32,))) == unit
     assert unit_of(tensor, whole((63,))) == 2
-
-
-# What is left out is found.
-
-ROUNDS = range(20 if SWEEP else 2)
-
-
-def mutated(monkeypatch, *edits):
-    """The kernels with lines of theirs replaced, as `LowLatency` finds them."""
-    parts, text = (inspect.getsource(module) for module in (packet_lines, packet_kernels))
-    begin = text.index("from .lines import")
-    text = text[:begin] + parts.split("from __future__ import annotations")[1] + text[text.index(")", begin) + 1 :]
-    for old, new in edits:
-        assert text.count(old), old
-        text = text.replace(old, new)
-    return text
-
-
-@pytest.fixture
-def mutate(monkeypatch, tmp_path):
-    def make(*edits):
-        from overlap.codegen.module_io import load_module
-
-        path = tmp_path / "mutated.py"
-        path.write_text(mutated(monkeypatch, *edits))
-        module = load_module(str(path))
-        for name in ("exchange_kernel", "sum_packets_kernel", "two_step_kernel"):
-            monkeypatch.setattr(low_latency, name, getattr(module, name))
-
-    return make
-
-
-def found(world=3, calls=4, body=None):
-    """How runs of several seeds end: the faults by their first word, or ``wrong``."""
-    ends = []
-
-    def default(runtime):
-        for call in range(calls):
-            reduce_all(runtime, (40,), torch.bfloat16, call)
-            exchange(runtime, (5, 1 + call), 0, 1, torch.float16, call)
-
-    for seed in ROUNDS:
-        try:
-            on_ranks(world, body or default, seed=seed)
-            ends.append("")
-        except OverlapError as error:
-            ends.append(error.message.split(":")[0])
-        except AssertionError:
-            ends.append("wrong")
-    return ends
-
-
-def test_the_kernels_as_they_are(mutate):
-    mutate()
-    assert found() == [""] * len(ROUNDS)
-
-
-def test_one_side_instead_of_two(mutate):
-    mutate(("(epoch & 1) * _STEPS", "(epoch & 0) * _STEPS"))
-    assert found() == ["race"] * len(ROUNDS)
-
-
-def test_a_mark_that_does_not_depend_on_the_call(mutate):
-    mutate(("mark = mark_of(epoch)", "mark = mark_of(epoch * 0 + 1)"))
-    assert all(found())
-
-
-def test_an_epoch_that_does_not_grow(mutate):
-    mutate(("    tl.store(calls + pid, epoch)\n", ""))
-    assert all(found())
-
-
-def test_programs_that_a_launch_has_not_are_left_behind(mutate):
-    """A later call of more programs then has two epochs."""
-    mutate(("mask=others >= programs", "mask=others < 0"))
-
-    def body(runtime):
-        for call, size in enumerate((1, 200, 1, 1, 200)):
-            scatter(runtime, (size,), 0, torch.float32, call)
-
-    assert found(body=body) == ["deadlock"] * len(ROUNDS)
-
-
-def test_sums_sent_on_the_first_steps_side(two_steps, mutate):
-    mutate(("second = side + world * wide", "second = side"))
-    assert all(found())
-
-
-def test_empty_pieces_that_say_nothing(mutate):
-    """Ranks without a piece are then heard of by nobody, who may be two calls ahead of them."""
-    mutate(("tl.maximum((elements + UNITS - 1) // UNITS, 1)", "(elements + UNITS - 1) // UNITS"))
-
-    def body(runtime):
-        words, kept = low_latency_of(runtime), []
-        for call in range(6):
-            wanted = made((1, 40), torch.uint8, 7, call)
-            kept.append((poisoned((1, 40), torch.uint8), wanted))
-            assert words.all_gather(narrow(wanted, 0, 3, runtime.rank), 0, kept[-1][0])
-        runtime.synchronize()
-        assert all(same(*pair) for pair in kept)
-
-    assert "race" in found(body=body)
-
-
-def test_lines_taken_before_they_have_come(mutate):
-    mutate(("data, left, seen = receive(place, inside, mark, state)",
-            "data, left, seen = receive(place, inside & (line < 0), mark, state)"))  # fmt: skip
-    assert all(found())
-
-
-def test_a_line_that_is_not_sent(mutate):
-    mutate(("_LINE, data, mark, inside)", "_LINE, data, mark, inside & (line != 0))"))
-    assert found() == ["deadlock"] * len(ROUNDS)
-
-
-def test_more_programs_than_are_resident(monkeypatch):
-    """Some programs then wait for peers' that wait for a multiprocessor."""
-    monkeypatch.setattr(low_latency, "A_MULTIPROCESSOR", 100)
-    monkeypatch.setattr(SimRuntime, "resident", lambda *_: 100)
-
-    def body(runtime):
-        scatter(runtime, (400,), 0, torch.float32, 0)
-
-    assert "deadlock" in found(body=body)
