@@ -9,8 +9,8 @@ anew. What a device has no memory for is left out and said. Each shape marks wha
 from __future__ import annotations
 
 import argparse
-import json
 import random
+import shlex
 import statistics
 import sys
 from collections.abc import Callable
@@ -150,18 +150,9 @@ def main() -> None:
     clocks = [record.clocks("start")]
     rows = [row for shape in options.shapes for row in compare(shape, options.rounds)]
     clocks.append(record.clocks("end"))
-    found = {
-        "hardware": record.hardware(1),
-        "versions": record.versions(),
-        "clocks": clocks,
-        "commit": options.commit or record.commit(),
-        "command": "python bench/gemm_blocks.py",
-        "date": record.now(),
-        "rows": rows,
-    }
     if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        command = shlex.join(["python", "bench/gemm_blocks.py", *sys.argv[1:]])
+        record.write_rows(options.out, rows, clocks, options.commit or record.commit(), command, 1)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ multiprocessor at most.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import statistics
@@ -22,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import record
 import torch
 import torch.distributed as dist
 from common import Session
@@ -193,12 +193,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--contenders", nargs="+", default=("words", "nccl", "one_shot", "two_shot"), choices=CONTENDERS
     )
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--commit", help="what is measured, where this is no checkout")
     options = parser.parse_args(argv)
     os.environ.setdefault(
         "OVERLAP_LOW_LATENCY_BELOW_BYTES", str(max(options.sizes) * int(os.environ.get("WORLD_SIZE", "1")) + 1)
     )
     session = Session()
-    rows = []
+    clocks, rows = [record.clocks("start")], []
     session.say(f"{session.name}, {session.world} ranks, us: graph of {CALLS} | alone, p99 | eager")
     for kind in options.kinds:
         for size in options.sizes:
@@ -211,8 +212,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             session.say(f"{kind:<15}{size:>9}  " + "  ".join(f"{name} {told(us)}" for name, us in found.items()))
             session.free()
     if options.json is not None and session.rank == 0:
-        made = {"device": session.name, "world": session.world, "torch": torch.__version__, "rows": rows}
-        options.json.write_text(json.dumps(made, indent=1))
+        clocks.append(record.clocks("end"))
+        commit, command = options.commit or record.commit(), record.command(session.world)
+        record.write_rows(options.json, rows, clocks, commit, command, session.world)
     session.close()
 
 

@@ -156,6 +156,15 @@ def write(path: Path, record: dict[str, Any]) -> None:
     os.replace(partial, path)
 
 
+def write_rows(
+    path: Path, rows: list[dict[str, Any]], clocks: list[dict[str, Any]], commit: str, command: str, world: int
+) -> None:
+    """Replaces a file whose rows are not of operators, so of any keys, under the head that every result file has."""
+    values = (hardware(world), versions(), clocks, commit, command, now(), rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(dict(zip(KEYS, values, strict=True)), indent=1) + "\n", encoding="utf-8")
+
+
 def now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 

@@ -18,7 +18,6 @@ small ones take programs less time however wide their rows are, for a copy takes
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -195,17 +194,8 @@ def main() -> None:
     clocks.append(record.clocks("end"))
     session.say(f"a copy engine is as fast from so many bytes a row: {crossing(rows)}")
     if options.out and session.rank == 0:
-        found = {
-            "hardware": record.hardware(session.world),
-            "versions": record.versions(),
-            "clocks": clocks,
-            "commit": options.commit or record.commit(),
-            "command": record.command(session.world),
-            "date": record.now(),
-            "rows": rows,
-        }
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        commit, command = options.commit or record.commit(), record.command(session.world)
+        record.write_rows(options.out, rows, clocks, commit, command, session.world)
     session.close()
 
 

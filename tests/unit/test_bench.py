@@ -125,6 +125,16 @@ def test_result_file_and_document(bench, tmp_path, capsys):
         table.main([str(tmp_path / "none.json")])
 
 
+def test_rows_of_another_kind_stand_under_the_same_head(bench, tmp_path):
+    path = tmp_path / "new" / "rows.json"
+    record = bench("record")
+    record.write_rows(path, [{"us": 1.5}], [{"when": "start"}], "c0ffee", "python bench/x.py", 2)
+    found = json.loads(path.read_text())
+    assert tuple(found) == record.KEYS
+    assert (found["rows"], found["clocks"], found["commit"]) == ([{"us": 1.5}], [{"when": "start"}], "c0ffee")
+    assert (found["hardware"]["ranks"], found["command"]) == (2, "python bench/x.py")
+
+
 def test_a_row_that_no_reader_knows_is_not_written(bench, tmp_path):
     record = bench("record")
     for wrong in ({"contender": "fastest"}, {"op": "gemm_gemm"}):
