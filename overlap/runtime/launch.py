@@ -123,6 +123,9 @@ def launch(
         runtime.launch(kernel, grid, (), arguments, stream)
 
     bound_by_name = variant.exact and runs
+    if runs and variant.guessed:
+        # Loading a module waits for the device, and so for a lane held by what this kernel is to count up.
+        runtime.warm(kernel, grid, arguments)
     enqueue = partial(_ready_kernel(instance, key, arguments, passed), **passed) if bound_by_name else by_triton
     carry_out(instance, acts(ends), InFlight(runtime, runtime.main_stream(), enqueue, carried, behind))
 

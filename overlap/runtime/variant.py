@@ -21,10 +21,11 @@ PLAIN = (bool, str, type(None))
 
 
 class Variant(NamedTuple):
-    """``exact``: launches of an equal ``key`` run the same compiled kernel; else only Triton can tell."""
+    """``exact``: launches of an equal ``key`` can do without Triton; ``guessed``: whether theirs is one kernel, only it can tell."""
 
     key: tuple[Any, ...]
     exact: bool
+    guessed: bool = False
 
 
 def variant_of(kernel: Any, arguments: Mapping[str, Any]) -> Variant:
@@ -53,7 +54,7 @@ def variant_of(kernel: Any, arguments: Mapping[str, Any]) -> Variant:
         else:
             exact = False
             seen.append(type(value))
-    return Variant(tuple(seen), exact and not getattr(kernel, "pre_run_hooks", ()))
+    return Variant(tuple(seen), exact and not getattr(kernel, "pre_run_hooks", ()), not exact)
 
 
 @lru_cache(maxsize=256)

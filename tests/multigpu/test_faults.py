@@ -77,11 +77,12 @@ def test_a_rank_that_raises_in_a_first_call_is_quoted_at_once(generated, group):
 
 def test_a_rank_that_compiles_longer_than_the_deadline_is_waited_for(generated, group, deadline, monkeypatch):
     module = generated(GROUPED, "all_gather_1d", "a[M]")
-    warm = CudaRuntime.warm
+    warm, slept = CudaRuntime.warm, []
 
     def slow(self, *args, **kwargs):
         made = warm(self, *args, **kwargs)
-        time.sleep(DEADLINE_S)
+        if not slept:
+            slept.append(time.sleep(2 * DEADLINE_S + 1))
         return made
 
     if me() == LAST:

@@ -374,3 +374,30 @@ def test_further_work_of_a_repeated_call_runs_before_peers_may_overwrite_what_it
     with pytest.raises(RaceFault, match="race"):
         for seed in range(6):
             run(seed)
+
+
+def test_a_kernel_that_only_triton_knows_is_loaded_before_a_lane_is_held(monkeypatch):
+    """Loading waits for the device, whose lane waits for what this kernel counts up: for ever, if the lane comes first."""
+    from overlap.runtime import launch
+    from overlap.runtime.variant import variant_of
+    from overlap.sim.runtime import SimRuntime
+
+    monkeypatch.setattr(launch, "variant_of", lambda *given: variant_of(*given)._replace(exact=False, guessed=True))
+    seen: dict[int, list[str]] = {0: [], 1: []}
+    warm, forks = SimRuntime.warm, SimRuntime.forks
+
+    def warmed(self, kernel, *given, **options):
+        seen[self.rank].append(f"load {kernel.__name__}")
+        return warm(self, kernel, *given, **options)
+
+    def forked(self, lanes):
+        seen[self.rank].append("fork")
+        return forks(self, lanes)
+
+    monkeypatch.setattr(SimRuntime, "warm", warmed)
+    monkeypatch.setattr(SimRuntime, "forks", forked)
+    Case(gemm_rs, calls=3).run()
+    for steps in seen.values():
+        told = [step for step in steps if step == "fork" or "matmul" in step or "gemm" in step]
+        assert told.count("fork") == 3
+        assert all(told[at - 1].startswith("load") for at, step in enumerate(told) if step == "fork"), told
