@@ -21,7 +21,7 @@ PLAIN = (bool, str, type(None))
 
 
 class Variant(NamedTuple):
-    """``exact``: launches of an equal ``key`` can do without Triton; ``guessed``: whether theirs is one kernel, only it can tell."""
+    """``exact``: launches of an equal ``key`` need no Triton; ``guessed``: whether theirs is one kernel, only Triton can tell."""
 
     key: tuple[Any, ...]
     exact: bool
