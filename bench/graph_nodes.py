@@ -1,6 +1,6 @@
 """What launching a graph costs the host, by what is in it: microseconds of a launch, and of the same work by calls of the driver.
 
-    python bench/graph_nodes.py
+    python bench/graph_nodes.py [--own-stream]
 
 One process on two GPUs or more; the second one's memory stands for peers'. Each row is three kernels on a main stream and what
 it names besides: credits (copies of eight bytes to a peer) behind them, or a lane beside the second kernel, with copies of a
@@ -10,7 +10,8 @@ megabyte (chunk) and of eight bytes (flag) and waits for a word (hold). Columns:
     other     one whose first kernel gets another address first
     calls     the work by calls of the driver
 
-with the GPU idle, and busy with something else. The last lines are what a graph takes of memory, and how long it takes to make.
+with the GPU idle, and busy with something else. The main stream is the default one, which is in order with all ordinary streams of
+its device, or one of the process's own. The last lines are what a graph takes of memory, and how long it takes to make.
 """
 
 from __future__ import annotations
@@ -38,7 +39,6 @@ BUSY_CYCLES = 40_000_000
 IN_A_ROW = 12
 GRAPHS = 40
 """Made for the last lines."""
-MAIN = Stream(0)
 
 
 @triton.jit
@@ -49,8 +49,8 @@ def fill(dst, value, BLOCK: tl.constexpr):
 class ByCalls:
     """Carries steps out on the streams that they would be recorded on."""
 
-    def __init__(self) -> None:
-        self.main = MAIN
+    def __init__(self, main: Stream) -> None:
+        self.main = main
         self._side = OwnStream(-1)
         self._forked, self._joined = Event(), Event()
 
@@ -145,15 +145,17 @@ def busy(go: Callable[[], Any], rounds: int) -> float:
     return 1e6 * statistics.median(times)
 
 
-def measured(graph: Any, carried: list[Carried], calls: Callable[[], None], rounds: int) -> list[tuple[float, float]]:
-    """Idle and busy, of launches that carry the same, of those that carry one and the other, and of calls."""
+def measured(
+    graph: Any, main: Stream, carried: list[Carried], calls: Callable[[], None], rounds: int
+) -> list[tuple[float, float]]:
+    """Idle and busy, of launches on ``main`` that carry the same, of those that carry one and the other, and of calls."""
 
     def alternate() -> None:
         carried.reverse()
-        graph(MAIN, carried[0])
+        graph(main, carried[0])
 
     found = []
-    for go in (partial(graph, MAIN, carried[0]), alternate, calls):
+    for go in (partial(graph, main, carried[0]), alternate, calls):
         for _ in range(4):
             go()
         found.append((idle(go, rounds), busy(go, rounds)))
@@ -163,19 +165,24 @@ def measured(graph: Any, carried: list[Carried], calls: Callable[[], None], roun
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--own-stream", action="store_true", help="the main stream is not the default one")
+    options = parser.parse_args()
+    rounds = options.rounds
     if torch.cuda.device_count() < 2:
         sys.exit("copies between GPUs need two of them")
     torch.cuda.set_device(0)
+    stream = OwnStream(0) if options.own_stream else Stream(0)
     work, recorder = Work(), Recorder()
     same, other = Carried([work.here]), Carried([work.here[4096:]])
     print(f"{'':36}{'same':>14}{'other':>14}{'calls':>14}   us, idle / busy; {torch.cuda.get_device_name()}")
     for name, steps in work.rows().items():
-        found = measured(recorder.record(steps, MAIN), [same, other], partial(steps, ByCalls()), rounds)
+        found = measured(
+            recorder.record(steps, stream), stream, [same, other], partial(steps, ByCalls(stream)), rounds
+        )
         print(f"{name:36}" + "".join(f"{a:7.1f}{b:7.1f}" for a, b in found), flush=True)
     torch.cuda.synchronize()
     free, begin = torch.cuda.mem_get_info()[0], time.perf_counter()
-    kept = [recorder.record(list(work.rows().values())[-1], MAIN) for _ in range(GRAPHS)]
+    kept = [recorder.record(list(work.rows().values())[-1], stream) for _ in range(GRAPHS)]
     took = (time.perf_counter() - begin) / len(kept)
     torch.cuda.synchronize()
     print(

@@ -2,6 +2,7 @@
 
     python -m torch.distributed.run --nproc-per-node 4 bench/host_cost.py --out FILE
     python -m torch.distributed.run --nproc-per-node 4 bench/host_cost.py --shapes 8192,8192,8192 --profile
+    python -m torch.distributed.run --nproc-per-node 4 bench/host_cost.py --ops gemm_rs --parts
     python bench/host_cost.py --null --world 4 --profile
 
 Every call has the same shapes, as in a loop over layers or steps; operands of --layers take turns, and results of each stay
@@ -34,6 +35,7 @@ import record
 import torch
 from common import DTYPES, Session
 from driver import shape
+from driver_parts import DriverParts
 from null_runtime import NullGroup
 
 OPS = ("ag_gemm", "gemm_rs", "gemm_ar", "a2a_gemm", "gemm_a2a")
@@ -149,6 +151,7 @@ def null(options: argparse.Namespace) -> None:
 def measure(options: argparse.Namespace) -> None:
     """Measures on GPUs, prints what it finds and writes the result file."""
     session = Session()
+    parts = DriverParts() if options.parts else None
     clocks, rows = [record.clocks("start")], []
 
     def settle() -> None:
@@ -180,6 +183,8 @@ def measure(options: argparse.Namespace) -> None:
                     found_in = list(profiled(call, options.calls, functions=True))
                     settle()
                     session.say("\n".join(found_in[:PROFILED]))
+                if parts is not None and contender == "ours":
+                    session.say("\n".join(parts.of(call, options.rounds * options.calls, settle)))
                 for state, seconds in worst.items():
                     sizes = {"M": m, "N": n, "K": k, "world": session.world, "dtype": options.dtype}
                     how = {"gpu": state, "backend": backend, **{each: each == setting for each in SETTINGS}}
@@ -211,6 +216,9 @@ def main() -> None:
     parser.add_argument("--world", type=int, default=4, help="ranks, with --null; else torchrun says")
     parser.add_argument(
         "--profile", action="store_true", help="where the time goes, by module; of ours on GPUs by function"
+    )
+    parser.add_argument(
+        "--parts", action="store_true", help="where the time of ours goes, by function of the driver, GPUs idle"
     )
     options = parser.parse_args()
     if min(options.calls, options.rounds, options.layers, options.world) < 1:
