@@ -10,7 +10,7 @@ megabyte (chunk) and of eight bytes (flag) and waits for a word (hold). Columns:
     other     one whose first kernel gets another address first
     calls     the work by calls of the driver
 
-with the GPU idle, and busy with something else. The main stream is the default one, which is in order with all ordinary streams of
+with the GPU idle, and busy with something else. The main stream is the default one, in order with all ordinary streams of
 its device, or one of the process's own. The last lines are what a graph takes of memory, and how long it takes to make.
 """
 
@@ -176,9 +176,7 @@ def main() -> None:
     same, other = Carried([work.here]), Carried([work.here[4096:]])
     print(f"{'':36}{'same':>14}{'other':>14}{'calls':>14}   us, idle / busy; {torch.cuda.get_device_name()}")
     for name, steps in work.rows().items():
-        found = measured(
-            recorder.record(steps, stream), stream, [same, other], partial(steps, ByCalls(stream)), rounds
-        )
+        found = measured(recorder.record(steps, stream), stream, [same, other], partial(steps, ByCalls(stream)), rounds)
         print(f"{name:36}" + "".join(f"{a:7.1f}{b:7.1f}" for a, b in found), flush=True)
     torch.cuda.synchronize()
     free, begin = torch.cuda.mem_get_info()[0], time.perf_counter()
