@@ -5,6 +5,9 @@
     rank 2   (dead)                       -> ranks 0 and 1: "rank 2 did not come to ..."
 
 A store needs no GPU and no collective of the backend, so a rank that is compiling, or gone, blocks no stream.
+
+A group that is destroyed and made anew may find the store of the one before it, and there what that one left. So each is another
+life, which ranks count alike: every one of them comes to the first meeting.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ class Meetings:
         self._rank = rank
         self._world = world
         self._next = 0
+        self._life = 0
+        """Which group this is of those that have met over the store; 0 before the first meeting."""
         self._broken = ""
 
     def meet(self, what: str, value: Any, *, seconds: float) -> list[Any]:
@@ -57,6 +62,8 @@ class Meetings:
         failed = isinstance(value, BaseException)
         told = (what, "failed", _one_line(value)) if failed else (what, "value", value)
         try:
+            if not self._life:
+                self._life = self._store.add(f"overlap/lives/{self._rank}", 1)
             self._store.set(self._key(number, self._rank), pickle.dumps(told))
             if failed:
                 return []
@@ -86,7 +93,7 @@ class Meetings:
         return {p: pickle.loads(self._store.get(key)) for p, key in keys.items() if self._store.check([key])}
 
     def _key(self, number: int, rank: int) -> str:
-        return f"overlap/{number}/{rank}"
+        return f"overlap/{self._life}/{number}/{rank}"
 
     def _gather(self, number: int, what: str, seconds: float) -> None:
         """Waits until every rank has come or one of those who came has failed.

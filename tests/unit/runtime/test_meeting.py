@@ -42,7 +42,26 @@ def test_everyone_gets_every_value_in_rank_order(world):
 def test_old_keys_are_deleted():
     store = HashStore()
     together(3, lambda m, rank: [m.meet("again", None, seconds=10) for _ in range(10)], store)
-    assert store.num_keys() <= 3 + 3
+    lives = 3
+    assert store.num_keys() <= 3 + 3 + lives
+
+
+def test_a_group_that_is_made_anew_does_not_find_what_the_last_one_left():
+    """Rank 0 is late to each meeting of the second life, so that all that rank 1 could find of it is from the first."""
+    store = HashStore()
+
+    def body(life):
+        def meet(meetings, rank):
+            found = []
+            for n in range(3):
+                time.sleep(0.05 * (1 - rank))
+                found.append(meetings.meet(f"number {n}", (life, n, rank), seconds=5))
+            return found
+
+        return meet
+
+    for life in range(2):
+        assert together(2, body(life), store) == [[[(life, n, rank) for rank in range(2)] for n in range(3)]] * 2
 
 
 def test_two_groups_on_one_store_do_not_meet_each_other():
