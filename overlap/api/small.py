@@ -53,6 +53,18 @@ class ByWords:
         self._call(*carried.tensors)
 
 
+class ByLibrary:
+    """One that went by the library's collective."""
+
+    stale = False
+
+    def __init__(self, call: Callable[..., object]) -> None:
+        self._call = call
+
+    def __call__(self, carried: Carried) -> None:
+        self._call(*carried.tensors)
+
+
 def keep(
     asked: Asked | None,
     group: Any,
@@ -62,15 +74,20 @@ def keep(
     said: LastPlan,
     forced: bool,
 ) -> None:
-    """Keeps a serial call for those like it, where it went by low-latency words.
+    """Keeps a serial call for those like it.
+
+    Not where it went by the library because a graph is being captured: the next one might go by low-latency words.
 
     Args:
         call: makes it, given its operands and results; holds no tensor.
     """
-    words = _WORDS.get(group) if asked is not None and went_by == WORDS else None
-    if asked is not None and words is not None:
-        ready = ByWords(words, call)
-        asked.keep_ready(lambda: ready, results, said, forced=forced)
+    if asked is None:
+        return
+    words = _WORDS.get(group) if went_by == WORDS else None
+    if words is None and _captured(results[0]):
+        return
+    ready = ByLibrary(call) if words is None else ByWords(words, call)
+    asked.keep_ready(lambda: ready, results, said, forced=forced)
 
 
 _WORDS: weakref.WeakKeyDictionary[Any, LowLatency | None] = weakref.WeakKeyDictionary()
@@ -138,10 +155,15 @@ def words_of(group: Any, choice: Choice, tensor: torch.Tensor) -> LowLatency | N
     if group is None or choice.why_serial == ASKED or tensor.device.type != "cuda" or torch.version.hip:
         return None
     if group not in _WORDS:
-        if torch.cuda.is_current_stream_capturing():
+        if _captured(tensor):
             return None
         _WORDS[group] = _able(group, tensor)
     return _WORDS[group]
+
+
+def _captured(tensor: torch.Tensor) -> bool:
+    """Whether a graph is captured on the stream that computes with ``tensor``."""
+    return tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _able(group: Any, tensor: torch.Tensor) -> LowLatency | None:

@@ -60,7 +60,8 @@ def start(count: int, ranks: int | None, words: Sequence[str]) -> int:
         )
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(wanted)]
     environment = {**NO_MULTICAST, "OMP_NUM_THREADS": "1", **os.environ}
-    return subprocess.run([*command, "-m", "overlap", *words], env=environment, check=False).returncode
+    # Behind `--`, or torchrun takes our options for beginnings of its own.
+    return subprocess.run([*command, "-m", "--", "overlap", *words], env=environment, check=False).returncode
 
 
 def join(backend: str) -> None:

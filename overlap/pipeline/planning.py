@@ -205,7 +205,7 @@ def plan_launch(
     )
     reads, writes = tensor_reads(program, ons), tensor_writes(program, ons)
     ordered = carriers.ordered(plan)
-    machine = machine_for(world, plan.mesh, realization.machine)
+    machine = machine_for(world, plan.mesh, realization.machine, stretched=True)
     machine = machine_of(machine, plan, carriers, produced, realization.comm_sms)
     schedules = schedule_all(
         plan,

@@ -169,11 +169,15 @@ def load_machine(name: str) -> Machine:
     raise PlanError(f"unknown machine `{name}`", help=f"{nearest(name, list_machines())}, or the path of a .yaml file")
 
 
-def machine_for(world: int, mesh: Mesh | None = None, name: str | None = None) -> Machine:
+def machine_for(world: int, mesh: Mesh | None = None, name: str | None = None, *, stretched: bool = False) -> Machine:
     """The machine that ``world`` ranks are taken to be on: the one named, by ``name`` or the setting ``machine``.
 
     Unless one is named it is a node of 8 x H100, and of more ranks, or of a mesh of several axes, as many of them as it
     takes. Its nodes are those of the mesh (`Machine.on_mesh`).
+
+    Args:
+        stretched: of a single node with fewer ranks, one as large as it takes with the same links: what is looked at is not
+            how long something takes there, but whether worlds of every size are right.
 
     Raises:
         PlanError: as `load_machine` and `Machine.check_world`.
@@ -181,6 +185,8 @@ def machine_for(world: int, mesh: Mesh | None = None, name: str | None = None) -
     several = world > 8 or (mesh is not None and len(mesh.sizes) > 1)
     named = settings.get("machine", keyword=name) or ("h100-nvlink-ib400" if several else "h100-nvlink")
     machine = load_machine(named).on_mesh(mesh)
+    if stretched and machine.between is None and world > machine.node:
+        machine = replace(machine, node=world)
     machine.check_world(world)
     return machine
 

@@ -9,7 +9,7 @@ import pytest
 from overlap.chunkplan.links import Link
 from overlap.errors import PlanError
 from overlap.schedule.collective import collective_bytes, library_seconds
-from overlap.schedule.machine import list_machines, load_machine, machine_folders, parse_machine
+from overlap.schedule.machine import list_machines, load_machine, machine_folders, machine_for, parse_machine
 
 SMALL = """machine: box
 node: 2
@@ -137,3 +137,21 @@ def test_collectives_of_a_library():
     spread = library_seconds("all_gather", [0, 8], 1e9, far)
     assert spread == pytest.approx(60e-6 + 1e9 / 2 / 40e9)
     assert library_seconds("all_to_all", range(16), 1e9, far) == pytest.approx(60e-6 + 1e9 * 8 / 16 / 40e9)
+
+
+@pytest.mark.parametrize("how", ["setting", "keyword"])
+def test_a_machine_of_two_ranks_still_compiles_kernels_for_any_world(tmp_path, monkeypatch, how):
+    """What `overlap calibrate` writes on two GPUs; worlds of other sizes are checked all the same."""
+    from overlap.annotate.source import SourceUnit
+    from overlap.pipeline import Request, compile_source
+
+    path = tmp_path / "here.yaml"
+    path.write_text(SMALL)
+    if how == "setting":
+        monkeypatch.setenv("OVERLAP_MACHINE", str(path))
+    source = SourceUnit.from_file("templates/kernels/grouped_gemm.py")
+    keys = {"machine": str(path)} if how == "keyword" else {}
+    compilation = compile_source(Request(source, plan="all_gather_1d", on="a[M]", settings=keys))
+    assert "all_gather_1d" in compilation.module.text
+    with pytest.raises(PlanError, match="machine box is one node of 2 ranks, not 3"):
+        machine_for(3, None, str(path))
