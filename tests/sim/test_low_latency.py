@@ -192,16 +192,36 @@ def test_an_all_reduce_in_two_steps_has_the_same_bits(two_steps, dtype, world):
 def test_an_all_reduce_in_two_steps_in_place_and_at_any_address(two_steps):
     def body(runtime):
         words = low_latency_of(runtime)
-        tensor = made((77,), torch.bfloat16, runtime.rank, 0)
+        tensor = made((277,), torch.bfloat16, runtime.rank, 0)
         assert words.all_reduce(tensor, tensor)
-        summand, out = (poisoned((90,), torch.bfloat16)[skipped : skipped + 77] for skipped in (1, 3))
-        summand.copy_(made((77,), torch.bfloat16, runtime.rank, 1))
-        assert words.all_reduce(summand, out)
+        apart = [poisoned((290,), torch.bfloat16) for _ in range(2)]
+        # In one memory a program would store the result over what another one has not sent yet.
+        both = [poisoned((400,), torch.bfloat16)] * 2
+        found = [tensor]
+        for call, places, skipped in ((1, apart, (1, 3)), (2, both, (1, 67))):
+            summand, out = (place[start : start + 277] for place, start in zip(places, skipped, strict=True))
+            summand.copy_(made((277,), torch.bfloat16, runtime.rank, call))
+            assert words.all_reduce(summand, out)
+            found.append(out)
         runtime.synchronize()
-        for call, found in enumerate((tensor, out)):
-            assert same(found, summed(3, (77,), torch.bfloat16, call).to(torch.bfloat16))
+        for call, out in enumerate(found):
+            assert same(out, summed(3, (277,), torch.bfloat16, call).to(torch.bfloat16))
 
     on_ranks(3, body)
+
+
+@pytest.mark.parametrize("size", [1, 140])
+def test_calls_in_two_steps_clear_no_line_that_they_look_at(two_steps, size):
+    """The first two calls after 2^31 clear the lines of a side each, those that the second step came by among them."""
+
+    def body(runtime):
+        reduce_all(runtime, (280,), torch.bfloat16, 0)
+        start_at(runtime, CLEAN_EVERY - 2)
+        for call in range(1, 5):
+            reduce_all(runtime, (size,), torch.bfloat16, call)
+
+    for seed in range(2):
+        on_ranks(3, body, seed=seed)
 
 
 @pytest.mark.parametrize("seed", range(20 if SWEEP else 2))

@@ -54,6 +54,9 @@ SAVED_BYTES = 384 << 10
 A_MULTIPROCESSOR = 4
 """Programs of a launch for each multiprocessor, at most: as many as are resident at a time are enough, and soon started."""
 
+IN_PLACE, OTHERWISE = 1, 2
+"""How a result shares memory with its summand: it is the summand, or it is not."""
+
 
 class _Ready(NamedTuple):
     """A launch whose tensors each call brings; ``received``: bytes that a rank gets by it."""
@@ -92,14 +95,19 @@ class LowLatency:
         """The sum of all ranks' ``summand`` into ``out``, of its shape.
 
         Every rank sends all of it to every other; of larger ones a part to each, and then the sum of its own part to all. That
-        takes a copy where ``out`` shares memory with ``summand``.
+        takes a copy where ``out`` shares memory with ``summand``, and so does the other way unless ``out`` is ``summand``.
         """
         two_steps = summand.dtype == out.dtype
-        two_steps = two_steps and in_two_steps(summand.numel() * summand.element_size(), self._runtime.world)
-        key = ("all_reduce", two_steps, *_layout(summand), *_layout(out), summand.data_ptr() == out.data_ptr())
+        size = summand.numel() * summand.element_size()
+        two_steps = two_steps and in_two_steps(size, self._runtime.world)
+        shared = _shared(summand, size, out)
+        key: Any = ("all_reduce", two_steps, *_layout(summand), *_layout(out), shared)
         if self._again(key, summand, out):
             return True
         facts, boxes = ("all_reduce", tuple(summand.shape)), whole(tuple(summand.shape))
+        if shared and (two_steps or shared != IN_PLACE):
+            # A program would store results over what another one has not sent yet.
+            key, summand = None, summand.clone(memory_format=torch.contiguous_format)
         if two_steps:
             return self._sum_in_two_steps(key, facts, summand, out)
         return self._sum(key, facts, summand, boxes, out)
@@ -203,9 +211,8 @@ class LowLatency:
     def _sum_in_two_steps(self, key: Any, facts: tuple[Any, ...], src: torch.Tensor, out: torch.Tensor) -> bool:
         if src.dtype not in SUMMED:
             return False
-        shared = src.untyped_storage().data_ptr() == out.untyped_storage().data_ptr()
-        dense = src.is_contiguous() and out.is_contiguous() and not shared
-        src = src.clone(memory_format=torch.contiguous_format) if shared else src.contiguous()
+        dense = src.is_contiguous() and out.is_contiguous()
+        src = src.contiguous()
         place = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype, device=out.device)
         size = src.numel() * src.element_size()
         unit, to_unit = (unit_of(tensor, whole(tuple(tensor.shape))) for tensor in (src, place))
@@ -294,7 +301,7 @@ class LowLatency:
             enqueue = memory.launches.get(key)
             if enqueue is None or facts not in self._met:
                 enqueue = self._first(facts, memory, key, kernel, src, out, options, numbers, -(-lines // BLOCK) * work)
-            if dense:
+            if dense and known_as is not None:
                 _make_room(self._ready)
                 self._ready[known_as] = _Ready(enqueue, memory, received)
             memory.captured |= capturing
@@ -391,6 +398,14 @@ def _make_room(kept: dict[Any, Any]) -> None:
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     """What a launch depends on of a tensor."""
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % 16
+
+
+def _shared(summand: torch.Tensor, size: int, out: torch.Tensor) -> int:
+    """How a dense summand of ``size`` bytes and a dense result share memory: 0, not at all; `IN_PLACE`; or otherwise."""
+    first, other = summand.data_ptr(), out.data_ptr()
+    if first == other:
+        return IN_PLACE if summand.dtype == out.dtype else OTHERWISE
+    return OTHERWISE if first < other + out.nbytes and other < first + size else 0
 
 
 def senders_for(world: int) -> int:
