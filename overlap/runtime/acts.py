@@ -21,7 +21,7 @@ from .instance import Instance, LaunchTable
 from .library import Boxed
 from .opening import Opening
 from .places import Carried, Place
-from .prepared import Enqueue, credits_step, lane_step, layout_of, sum_step
+from .prepared import Enqueue, credits_step, lane_step, layout_of, reached, sum_step
 from .protocol import IN_FLIGHT, Runtime
 
 MAIN, FORKS = -1, -2
@@ -124,24 +124,45 @@ def carry_out(instance: BoundPlan, acts: Iterable[Act], now: InFlight) -> None:
 def make_acts(
     instance: BoundPlan, table: LaunchTable | None, opening: Opening, steps: Sequence[st.Step], ends: Ends
 ) -> list[Act]:
-    """The steps as functions of a call. Neighbours on one lane are one function, as are forks."""
+    """The steps as functions of a call. Neighbours on one lane are one function, as are forks.
+
+    Credits right behind a sum of the main stream are given by its last program, to peers that pointers reach.
+    """
     acts: list[Act] = []
-    for lane, group in groupby(steps, key=_lane):
+    groups = [(lane, tuple(group)) for lane, group in groupby(steps, key=_lane)]
+    given: tuple[int, ...] = ()
+    for number, (lane, group) in enumerate(groups):
         if lane is None:
-            acts += [act for step in group for act in _act(instance, table, opening, step, ends)]
+            following, behind = groups[number + 1] if number + 1 < len(groups) else (None, ())
+            near = reached(instance, _peers(behind)) if following == MAIN else ()
+            for step in group:
+                if isinstance(step, st.Sum):
+                    credited = near if step is group[-1] and step.lane is None else ()
+                    added = _sum(instance, step, ends, credited)
+                    given = credited if added is not None else ()
+                    acts += [added] if added is not None else []
+                else:
+                    acts += _act(instance, table, opening, step, ends)
             continue
         if lane == FORKS:
             acts.append(_fork([step.lane for step in group if isinstance(step, st.Fork)]))
             continue
         if lane == MAIN:
-            peers = [step.peer for step in group if isinstance(step, st.Credit)]
-            acts.append(_credits_on_main(credits_step(instance, peers)))
+            left = [peer for peer in _peers(group) if peer not in given]
+            if left:
+                acts.append(_credits_on_main(credits_step(instance, left)))
+            given = ()
             continue
         made = [lane_step(instance, table, step) for step in group]  # type: ignore[arg-type]
         enqueues = [enqueue for enqueue in made if enqueue is not None]
         if enqueues:
             acts.append(OnLane(lane, instance.runtime.chained(enqueues)))
     return acts
+
+
+def _peers(steps: Sequence[st.Step]) -> list[int]:
+    """Whom credits go to."""
+    return [step.peer for step in steps if isinstance(step, st.Credit)]
 
 
 class OnLane:
@@ -189,7 +210,6 @@ def _lane(step: st.Step) -> int | None:
 
 
 def _act(instance: BoundPlan, table: LaunchTable | None, opening: Opening, step: st.Step, ends: Ends) -> Iterable[Act]:
-    runtime = instance.runtime
     match step:
         case st.Entry():
             for enqueue in opening.launches(ends.given, ends.given_at):
@@ -197,13 +217,6 @@ def _act(instance: BoundPlan, table: LaunchTable | None, opening: Opening, step:
         case st.Kernel():
             if table is not None and (table.tiles or step.moves):
                 yield _kernel
-        case st.Sum():
-            summed = sum_for(instance, step, ends.results)
-            if summed is not None:
-                out = ends.results.get(step.tensor)
-                place = ends.results_at.get(step.tensor)
-                enqueue = summed.bound(runtime, out, place)
-                yield _launched(enqueue, step.lane)
         case st.Branch(lane, behind):
             yield _branch(lane, behind)
         case st.Library(tensor):
@@ -212,10 +225,23 @@ def _act(instance: BoundPlan, table: LaunchTable | None, opening: Opening, step:
             yield _join(lane)
 
 
-def sum_for(instance: BoundPlan, step: st.Sum, results: Mapping[str, torch.Tensor]) -> Any:
-    """A sum made ready for results of these layouts."""
+def _sum(instance: BoundPlan, step: st.Sum, ends: Ends, credited: tuple[int, ...]) -> Act | None:
+    """A sum, whose last program gives credits to peers ``credited``. None: there is nothing to add, so nobody gives any."""
+    results = ends.results
     out = results[step.tensor] if any(p.out for p in step.pieces) else instance.parts[step.tensor].data
-    return sum_step(instance, step, out)
+    summed = sum_step(instance, step, out, credited)
+    if summed is None:
+        return None
+    enqueue = summed.bound(instance.runtime, out, ends.results_at.get(step.tensor))
+    lane = step.lane
+    if not credited:
+        return _launched(enqueue, lane)
+
+    def act(now: InFlight) -> None:
+        now.read_buffers()
+        now.launch(enqueue)
+
+    return act
 
 
 def _launched(enqueue: Enqueue, lane: int | None = None) -> Act:

@@ -163,18 +163,6 @@ def raise_word(state, peer, slot, value):
         ol.raise_flag(peer.to(tl.pointer_type(tl.int64)) + slot, value)
 
 
-@triton.jit(do_not_specialize=["count"])
-def credits_kernel(words, count, state):
-    """Tells ranks this rank's epoch; ``words``: int64 addresses of ``count`` state words of theirs, which pointers reach."""
-    epoch = ol.now(state)
-    for begin in range(0, count, _LANES):
-        lanes = begin + tl.arange(0, _LANES)
-        addresses = tl.load(words + lanes, mask=lanes < count, other=0)
-        values = tl.zeros((_LANES,), tl.int64) + epoch
-        to = addresses.to(tl.pointer_type(tl.int64))
-        tl.atomic_xchg(to, values, mask=lanes < count, sem="release", scope="sys")
-
-
 @triton.jit
 def credit_kernel(state, words):
     """Tells a rank this rank's epoch; ``words``: its entry in the table of peers, and which of its state words."""

@@ -13,7 +13,8 @@ from overlap.schedule.model import Counter
 from overlap.schedule.table import S_EPOCH, SLOT_WORDS, counter_base, done_base, flag_base
 
 from .bound_plan import BoundPlan
-from .entry import carry_kernel, credit_kernel, credits_kernel, gather_kernel, wait_kernel
+from .credits import credits_kernel
+from .entry import carry_kernel, credit_kernel, gather_kernel, wait_kernel
 from .far_moves import lane_words
 from .instance import LaunchTable
 from .places import Place
@@ -70,7 +71,7 @@ class SumLaunch(NamedTuple):
     arguments: dict[str, Any]
     results: bool
 
-    def bound(self, runtime: Runtime, out: torch.Tensor, place: Place) -> Enqueue:
+    def bound(self, runtime: Runtime, out: torch.Tensor, place: Place | None) -> Enqueue:
         """The launch, called with a stream and what a call carries; ``out``: a result of the layout, which is not kept."""
         later = {"out": place} if self.results else {}
         return runtime.warm(
@@ -78,15 +79,18 @@ class SumLaunch(NamedTuple):
         )
 
 
-def sum_step(instance: BoundPlan, step: st.Sum, out: torch.Tensor) -> SumLaunch | None:
+def sum_step(instance: BoundPlan, step: st.Sum, out: torch.Tensor, credited: tuple[int, ...] = ()) -> SumLaunch | None:
     """A sum made ready, once for results of the layout of ``out``. None: nothing to add.
+
+    Args:
+        credited: peers that pointers reach, whose credits its last program gives.
 
     Raises:
         UnsupportedError: a reduction or dtype that is not carried out.
     """
-    key = (step, *layout_of(out))
+    key = (step, *layout_of(out), credited)
     if key not in instance.prepared:
-        instance.prepared[key] = _sum(instance, step, out)
+        instance.prepared[key] = _sum(instance, step, out, credited)
     made: SumLaunch | None = instance.prepared[key]
     return made
 
@@ -96,7 +100,7 @@ def layout_of(out: torch.Tensor) -> tuple[Any, ...]:
     return out.dtype, out.stride(), out.data_ptr() % 16
 
 
-def _sum(instance: BoundPlan, step: st.Sum, out: torch.Tensor) -> SumLaunch | None:
+def _sum(instance: BoundPlan, step: st.Sum, out: torch.Tensor, credited: tuple[int, ...]) -> SumLaunch | None:
     runtime, part = instance.runtime, instance.parts[step.tensor]
     pieces = [piece for piece in step.pieces if not piece.chunk.box.empty]
     if not pieces:
@@ -118,12 +122,15 @@ def _sum(instance: BoundPlan, step: st.Sum, out: torch.Tensor) -> SumLaunch | No
         "state": instance.state,
         "pieces": table.pieces,
         "programs": programs,
+        "peers": _done_words(instance, credited) if credited else instance.state,
+        "credits": len(credited),
         "DIMS": table.dims,
         "WIDE": table.words > 2**30,
         "VEC": table.vec,
         "SUMMANDS": max(1, min(AT_A_TIME, table.widest - 1)),
         "ACCUMULATOR": accumulator,
         "BLOCK": table.block,
+        "CREDITS": bool(credited),
         "num_warps": SUM_WARPS,
     }
     return SumLaunch((programs, 1, 1), arguments, any(piece.out for piece in step.pieces))
@@ -194,14 +201,24 @@ def credits_step(instance: BoundPlan, peers: Sequence[int]) -> list[Enqueue]:
     On a lane a kernel could starve behind the grid, so credits there are copies.
     """
     runtime = instance.runtime
-    near = tuple(peer for peer in peers if not far(runtime, peer))
+    near = reached(instance, peers)
     made: Enqueue | None = instance.prepared.get(("credits", near))
     if near and made is None:
-        words = instance.workspace.table([_done(instance, peer).data_ptr() for peer in near], bits=64)
+        words = _done_words(instance, near)
         arguments = {"words": words, "count": len(near), "state": instance.state, "num_warps": 1}
         made = instance.prepared[("credits", near)] = runtime.warm(credits_kernel, (1, 1, 1), arguments)
     others = [lane_step(instance, None, st.Credit(peer, None)) for peer in peers if peer not in near]
     return [enqueue for enqueue in (made, *others) if enqueue is not None]
+
+
+def reached(instance: BoundPlan, peers: Sequence[int]) -> tuple[int, ...]:
+    """Those of ``peers`` whose memory pointers reach."""
+    return tuple(peer for peer in peers if not far(instance.runtime, peer))
+
+
+def _done_words(instance: BoundPlan, peers: Sequence[int]) -> torch.Tensor:
+    """The addresses of the words by which peers know that this rank is done with what they sent."""
+    return instance.workspace.table([_done(instance, peer).data_ptr() for peer in peers], bits=64)
 
 
 def _done(instance: BoundPlan, peer: int) -> torch.Tensor:

@@ -3,6 +3,8 @@
     table   per piece   words, extents[4], summands, first summand, first block | result: offset, strides[4] | kept: the same
             per summand offset, strides[4], flag
 
+            credits, behind all pieces: the last program to end tells peers that this rank has read all that they sent
+
 Offsets and strides are in elements: of summands and kept sums in this rank's symmetric memory of the tensor, of the result
 in the result. A word is ``VEC`` neighbouring elements, moved by one access of up to 16 bytes. Flags are int64 words of the
 state, -1 where there is nothing to wait for.
@@ -15,7 +17,9 @@ import triton.language as tl
 
 import overlap.language as ol
 
-UNSPECIALISED = ["pieces", "programs"]
+from .credits import give_credits, last_to_end
+
+UNSPECIALISED = ["pieces", "programs", "credits"]
 
 DIMS = 4
 P_WORDS, P_EXTENTS, P_SUMMANDS, P_FIRST, P_BLOCK, P_OUT, P_KEPT = 0, 1, 5, 6, 7, 8, 13
@@ -56,16 +60,20 @@ def sum_kernel(
     state,
     pieces,
     programs,
+    peers,
+    credits,
     DIMS: tl.constexpr,
     WIDE: tl.constexpr,
     VEC: tl.constexpr,
     SUMMANDS: tl.constexpr,
     ACCUMULATOR: tl.constexpr,
     BLOCK: tl.constexpr,
+    CREDITS: tl.constexpr = False,
 ):
     """Adds pieces of one tensor.
 
     ``data``: this rank's symmetric memory of it; ``out``: its result; ``table``: int64 words, see above; ``state``: state words;
+    ``peers``, ``credits``: who is told when all is read, as `give_credits` takes it, with ``CREDITS``;
     ``DIMS``: loops that a piece takes at most; ``WIDE``: more words than 32 bits index; ``SUMMANDS``: loaded at a time.
     """
     pid = tl.program_id(0)
@@ -140,3 +148,8 @@ def sum_kernel(
                         tl.store(data + keep, total.to(data.dtype.element_ty), mask=inside)
                     if result >= 0:
                         tl.store(out + to, total.to(out.dtype.element_ty), mask=inside)
+    if CREDITS:
+        if last_to_end(state, programs):
+            # Every thread is behind what the one that counted has seen.
+            tl.debug_barrier()
+            give_credits(peers, credits, epoch)

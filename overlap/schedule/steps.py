@@ -4,11 +4,11 @@
              lane 0               | [Await] Copy Raise ... | Credit*      /
     push     main    Entry | Fork | Kernel .............................. | Join | Credit*
              lane 0               | [Await] Copy Raise ...                /
-    produce  main    Entry | Fork | Kernel .......... | Sum (result) .... | Join | Credit*
-             lane 0               | Hold Copy Raise | Hold Copy Raise ... /
-    two-shot main    Entry | Fork | Kernel .......... | Sum (own shard) | Fork | Sum (the rest) | Join | Join | Credit*
-             lane 0               | Hold Copy Raise | Hold Copy Raise ...        ............. /      /
-             lane 1                                                     | Copy Raise ...             /
+    produce  main    Entry | Fork | Kernel .......... | Sum (result) | Credit* | Join
+             lane 0               | Hold Copy Raise | Hold Copy Raise ........ /
+    two-shot main    Entry | Fork | Kernel .......... | Sum (own shard) | Fork | Sum (the rest) | Credit* | Join | Join
+             lane 0               | Hold Copy Raise | Hold Copy Raise ...        ....................... /      /
+             lane 1                                                     | Copy Raise ........................../
 
     reserved main    Entry | Kernel (moves and tiles) ................... | Credit*
 
@@ -43,7 +43,9 @@ What each step orders, for launch n on rank r:
   carried out otherwise.
 * ``Credit`` tells a peer that r has read all it will read in this launch. With pulls alone r's kernel reads memory that
   only r writes, so credits follow the last copy (on the lane if there is one lane, else behind the joins). With any
-  push a peer writes what r's kernel, lanes and sums read, so credits follow kernel, sums and joins.
+  push a peer writes what r's kernel, lanes and sums read, so credits follow kernel, sums and joins. What lanes send of a
+  tensor that tiles make, a part or a sum, only r writes: such lanes are joined behind the credits, and the last program of
+  the sum that they follow can give them.
 
 Whatever feeds the kernel is enqueued before it and whatever it feeds behind it, though both lanes are forked before
 it: the host may wait for each kernel (``CUDA_LAUNCH_BLOCKING=1``). Copies that wait for a move, of any rank, are
@@ -126,6 +128,7 @@ def launch_steps(
     _check_fed(plan, moved, produced)
     feeding = [i for i, op in enumerate(own) if op.src.tensor not in produced and (rank, i) not in moved]
     lanes = sorted({own[i].channel for i in feeding})
+    sending: list[int] = []
     behind: dict[int, set[OpId]] = {lane: set() for lane in lanes}
     made = Producing(plan, rank, produced, stores, early=early) if produced else None
     kernel = Kernel(made.stored if made is not None else (), moves_of(plan, rank, moved=moved) if moved else ())
@@ -144,14 +147,14 @@ def launch_steps(
     steps += [*copies, kernel, *late]
     if made is not None:
         steps += made.steps()
-        lanes = sorted({*lanes, *made.behind} - made.joined)
+        sending = sorted(made.behind.keys() - made.joined)
     on_lane = len(lanes) == 1 and not pushes and not kernel.moves
     if on_lane:
         steps += [Credit(peer, lanes[0]) for peer in peers]
     steps += [Join(lane) for lane in lanes]
     if not on_lane:
         steps += [Credit(peer, None) for peer in peers]
-    return tuple(steps)
+    return (*steps, *(Join(lane) for lane in sending))
 
 
 def with_library(steps: Sequence[Step], tensors: Collection[str], produced: Collection[str]) -> tuple[Step, ...]:

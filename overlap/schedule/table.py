@@ -46,6 +46,8 @@ LOW_BYTES, HIGH_BYTES = 16, 1 << 30
 # The state tensor of an instance: int64 words, each slot alone in a 32-byte sector.
 SLOT_WORDS = 4
 S_EPOCH, S_COUNTER, S_SPIN_LIMIT, S_FAULT = range(4)
+SUMS_WORD = S_COUNTER * SLOT_WORDS + 1
+"""The word that programs of a sum count themselves out in; beside that of the entry kernel, which is over by then."""
 S_READY = 4
 
 

@@ -70,7 +70,7 @@ def verify_steps(
         check_copies(own, plan, rank)
         check_holds(own, rank, made)
         check_sums(own, rank, made)
-        _check_credits(own, plan, rank)
+        _check_credits(own, plan, rank, produced)
     check_progress(steps, plan, produced, blocking)
 
 
@@ -265,8 +265,10 @@ def _check_moves(kernel: Kernel, plan: CommPlan, rank: int, copied: Collection[O
             )
 
 
-def _check_credits(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
+def _check_credits(steps: Sequence[Step], plan: CommPlan, rank: int, produced: Collection[str]) -> None:
     _, pushes = directions(plan)
+    # What lanes send of what tiles make only the rank itself writes.
+    reading = {op.channel for op in plan.ops[rank] if op.src.tensor not in produced}
     given: list[int] = []
     open_lanes: set[int] = set()
     kernel_done = False
@@ -288,7 +290,7 @@ def _check_credits(steps: Sequence[Step], plan: CommPlan, rank: int) -> None:
             copies_left.remove(step.op)
         elif isinstance(step, Credit):
             busy = open_lanes - {_lane(step)} if _lane(step) != MAIN else open_lanes
-            working = ({op.channel for op in plan.ops[rank]} | adding) & busy
+            working = (reading | adding) & busy
             if working or copies_left or moves_left:
                 raise ScheduleError(f"rank {rank}: the credit to rank {step.peer} does not follow the last copy")
             if pushes and (_lane(step) != MAIN or not kernel_done or sums_left):

@@ -11,6 +11,7 @@ from overlap.schedule.table import (
     S_READY,
     S_SPIN_LIMIT,
     SLOT_WORDS,
+    SUMS_WORD,
     counter_base,
     done_base,
     flag_base,
@@ -33,6 +34,8 @@ class StateWords:
 
     def __call__(self, word: int) -> str:
         slot, world = word // SLOT_WORDS, self._runtime.world
+        if word == SUMS_WORD:
+            return "the counter of a sum's programs"
         if slot in _FIXED:
             return _FIXED[slot]
         if slot < done_base(world):

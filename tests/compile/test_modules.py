@@ -11,6 +11,7 @@ from overlap.cli.main import main
 from overlap.errors import CodegenError, UnsupportedError, UsageError
 from overlap.pipeline import Request, compile_source
 from overlap.runtime import entry
+from overlap.runtime.credits import credits_kernel
 
 from .support import meta, state
 
@@ -202,7 +203,7 @@ def test_the_kernel_that_waits_for_several_obeys_the_rules():
 
 def test_the_kernel_of_credits_obeys_the_rules():
     arguments = dict(words=meta(4, dtype=torch.int64), count=3, state=state())
-    made = compile_kernel(entry.credits_kernel, arguments, parse_target("sm_90"), {"num_warps": 1})
+    made = compile_kernel(credits_kernel, arguments, parse_target("sm_90"), {"num_warps": 1})
     assert check(made, guarded=[], flags="state") == []
     assert made.assembly.count("sys.release.exch.b64") == 1
 

@@ -12,11 +12,27 @@ from overlap.runtime.reduce import sum_kernel
 from .support import meta, state
 
 
-def built(*, dims=2, vec=8, dtype=torch.bfloat16, out=torch.bfloat16, summands=3, wide=False, target="sm_90"):
+def built(
+    *, dims=2, vec=8, dtype=torch.bfloat16, out=torch.bfloat16, summands=3, wide=False, credits=False, target="sm_90"
+):
     tensors = dict(
-        data=meta(4096, dtype=dtype), out=meta(4096, dtype=out), table=meta(64, dtype=torch.int64), state=state()
+        data=meta(4096, dtype=dtype),
+        out=meta(4096, dtype=out),
+        table=meta(64, dtype=torch.int64),
+        state=state(),
+        peers=meta(4, dtype=torch.int64),
     )
-    sizes = dict(pieces=2, programs=264, DIMS=dims, WIDE=wide, VEC=vec, SUMMANDS=summands, BLOCK=4096 // vec)
+    sizes = dict(
+        pieces=2,
+        programs=264,
+        credits=3,
+        CREDITS=credits,
+        DIMS=dims,
+        WIDE=wide,
+        VEC=vec,
+        SUMMANDS=summands,
+        BLOCK=4096 // vec,
+    )
     return compile_kernel(
         sum_kernel, tensors | sizes | dict(ACCUMULATOR=tl.float32), parse_target(target), {"num_warps": 8}
     )
@@ -59,3 +75,15 @@ def test_it_obeys_the_rules(vec):
     made = built(vec=vec)
     assert check(made, guarded=["data"], flags="state") == []
     assert "sys.acquire" in made.assembly
+
+
+def test_credits_stand_behind_what_every_program_has_read():
+    """Counted out behind a barrier, with release and acquire; given behind another, at system scope, in one instruction."""
+    made = built(credits=True)
+    assert check(made, guarded=["data"], flags="state") == []
+    text = made.assembly
+    count, give = (text.index(f"atom.global.{what}") for what in ("gpu.acq_rel.add", "sys.release.exch.b64"))
+    last_load = max(found.start() for found in re.finditer(r"ld\.global\.v4", text))
+    assert last_load < count < give and text.count("sys.release.exch.b64") == 1
+    assert "bar.sync" in text[last_load:count] and "bar.sync" in text[count:give]
+    assert "sys.release" not in built().assembly and "acq_rel" not in built().assembly

@@ -7,11 +7,14 @@ import dataclasses
 import math
 
 import pytest
+import triton
 import triton.language as tl
 from test_mutations import SHAPE, changed, check, without
 from test_mutations import faults as faults_of
 
+from overlap.runtime import reduce
 from overlap.schedule import steps as st
+from overlap.schedule.table import SUMS_WORD
 from overlap.sim import ModuleCheck
 
 pytestmark = pytest.mark.one_triton
@@ -155,6 +158,72 @@ def test_credits_given_before_the_sum(made):
 def test_credits_never_given(made):
     report = check(made(), mutate_steps=without(st.Credit))
     assert report.faults[0].kind == "deadlock" and "done credit of rank" in str(report)
+
+
+_ENDED: tl.constexpr = tl.constexpr(SUMS_WORD)
+
+
+@triton.jit
+def first_to_end(state, programs):
+    tl.debug_barrier()
+    ended = tl.atomic_add(state + _ENDED, 1, sem="acq_rel", scope="gpu")
+    tl.atomic_xchg(state + _ENDED, 0, mask=ended == programs - 1, sem="relaxed", scope="gpu")
+    return ended == 0
+
+
+@triton.jit
+def not_reset(state, programs):
+    tl.debug_barrier()
+    return tl.atomic_add(state + _ENDED, 1, sem="acq_rel", scope="gpu") == programs - 1
+
+
+@triton.jit
+def relaxed(state, programs):
+    tl.debug_barrier()
+    ended = tl.atomic_add(state + _ENDED, 1, sem="relaxed", scope="gpu")
+    tl.atomic_xchg(state + _ENDED, 0, mask=ended == programs - 1, sem="relaxed", scope="gpu")
+    return ended == programs - 1
+
+
+@triton.jit
+def without_barrier(state, programs):
+    ended = tl.atomic_add(state + _ENDED, 1, sem="acq_rel", scope="gpu")
+    tl.atomic_xchg(state + _ENDED, 0, mask=ended == programs - 1, sem="relaxed", scope="gpu")
+    return ended == programs - 1
+
+
+@pytest.fixture
+def several_programs(monkeypatch):
+    """Sums take more programs than one."""
+    from overlap.runtime import prepared, sums
+
+    counts = []
+    monkeypatch.setattr(sums, "BLOCK_ELEMENTS", 32)
+    whole = prepared.SumLaunch
+
+    def watched(grid, arguments, results):
+        counts.append(grid[0])
+        return whole(grid, arguments, results)
+
+    monkeypatch.setattr(prepared, "SumLaunch", watched)
+    yield
+    assert max(counts) > 2
+
+
+@pytest.mark.parametrize(("on", "plan"), [*PLANS.items(), ("c[]", "all_reduce_one_shot")])
+def test_sums_of_several_programs_pass(made, several_programs, on, plan):
+    report = check(made(on, plan=plan), launches=3)
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize(
+    ("counts_out", "kind"),
+    [(first_to_end, "race"), (relaxed, "race"), (without_barrier, "race"), (not_reset, "deadlock")],
+)
+def test_credits_of_a_sum_given_too_early_or_never(made, several_programs, monkeypatch, counts_out, kind):
+    """By a program that is not the last, with nothing between it and what others read, or from a count that goes on."""
+    monkeypatch.setattr(reduce, "last_to_end", counts_out)
+    assert faults(made(), launches=3) == [kind] * len(SEEDS)
 
 
 def test_a_sum_before_the_kernel(made):

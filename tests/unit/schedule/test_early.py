@@ -131,9 +131,9 @@ def test_two_shot():
         Fork(1),
         Copy(1, (0, 3)),
         Raise(1, (0, 3)),
+        Credit(1, None),
         Join(0),
         Join(1),
-        Credit(1, None),
     ]
     sums = [(s.lane, [p.chunk for p in s.pieces]) for s in steps if isinstance(s, Sum)]
     theirs = [chunk_of((8, 1), 0, lo, lo + 2, "c") for lo in (4, 6)]

@@ -80,9 +80,9 @@ def test_reduce_scatter():
         Copy(0, (1, 1)),
         Raise(0, (1, 1)),
         Sum("c", (piece,)),
-        Join(0),
         Credit(2, None),
         Credit(0, None),
+        Join(0),
     )
 
 
@@ -112,10 +112,10 @@ def test_two_shot():
         Copy(1, (1, 3)),
         Raise(1, (1, 3)),
         Sum("c", rest),
-        Join(0),
-        Join(1),
         Credit(2, None),
         Credit(0, None),
+        Join(0),
+        Join(1),
     )
 
 
@@ -149,8 +149,8 @@ def test_what_feeds_the_kernel_goes_before_it():
         Raise(1, (1, 1)),
         Sum("c", (Piece(rows(3, 6), ((0, 1), None), out=True),)),
         Join(0),
-        Join(1),
         Credit(0, None),
+        Join(1),
     )
     first = launch_steps(merged(reduce_scatter((6, 2), 0, 2)), 1, produced=("c",), kernel_first=True)
     assert first[:4] == (Entry(True, True, True), Fork(0), Fork(1), Kernel()) and sorted(first, key=str) == sorted(
@@ -166,7 +166,7 @@ def test_world_1_sums_what_it_has():
 def test_a_rank_that_ends_with_nothing_sums_nothing():
     assert not any(isinstance(s, Sum) for s in launch_steps(reduce_scatter((2, 2), 0, 3), 2, produced=("c",)))
     empty = launch_steps(reduce_scatter((0, 2), 0, 3), 1, produced=("c",))
-    assert [type(step) for step in empty] == [Entry, Fork, Kernel, Hold, Copy, Raise, Copy, Raise, Join, Credit, Credit]
+    assert [type(step) for step in empty] == [Entry, Fork, Kernel, Hold, Copy, Raise, Copy, Raise, Credit, Credit, Join]
 
 
 @named
@@ -264,6 +264,10 @@ def credit_ahead_of_the_last_sum(steps):
     return (*steps[:last], *credits, *without(Credit, steps[last:]))
 
 
+def credits_ahead_of_every_join(steps):
+    return (*without(Join, steps), *(step for step in steps if isinstance(step, Join)))
+
+
 SCATTER, TWO_SHOT = EXHAUSTIVE["scatter"], EXHAUSTIVE["two shot"]
 BREAKS = {
     "no hold": (SCATTER, lambda s: without(Hold, s), {"stale"}),
@@ -312,6 +316,11 @@ def test_what_is_dropped_goes_wrong_in_some_interleaving(case):
         (SCATTER, lambda s: sums(s, summands=(None, (0, 0))), "otherwise than the plan says"),
         (SCATTER, lambda s: sums(s, accumulate="fp16"), "otherwise than the plan says"),
         (SCATTER, credit_ahead_of_the_last_sum, "does not follow the last copy|the kernel and the sums"),
+        (
+            EXHAUSTIVE["gather and scatter"],
+            credits_ahead_of_every_join,
+            "the credit to rank 0 does not follow the last copy",
+        ),
         (
             TWO_SHOT,
             lambda s: (s[0], Fork(1), Await(1, (0, 0), 1), *without(Fork, s[1:], lane=1)),
