@@ -32,7 +32,6 @@ def repeated(
     options: tuple[Any, ...],
     told: Told,
     *,
-    apart: bool = True,
     grads: bool = False,
 ) -> list[torch.Tensor] | Asked | None:
     """Makes a call once more where one like it is known, and gives its results.
@@ -45,7 +44,6 @@ def repeated(
         outs: where the first results go.
         options: all other arguments.
         told: as `Known` takes it.
-        apart: results of the caller's may not share memory with operands.
         grads: tensors may require gradients, which a kernel knows nothing of.
 
     Raises:
@@ -57,7 +55,7 @@ def repeated(
     if group is None:
         return None
     head = (operator, options, trial())
-    return repeated_call(head, group, tensors, outs or (), told, calling_line, apart=apart, grads=grads)
+    return repeated_call(head, group, tensors, outs or (), told, calling_line, grads=grads)
 
 
 def resolved_unwatched(group: Any) -> Any:

@@ -53,8 +53,18 @@ def check_product(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *
             raise UsageError(f"the {name} is on {other.device}, x on {x.device}")
         if other is not None and other.dtype != x.dtype:
             raise UsageError(f"the {name} is {other.dtype}, x is {x.dtype}", help="convert one of them")
+    check_negated(("x", x), ("the weight", w), ("the bias", bias))
     if bias is not None and tuple(bias.shape) != (w.shape[1],):
         raise UsageError(f"the bias has shape {tuple(bias.shape)}, the weight {tuple(w.shape)}", help="bias is [N]")
+
+
+def check_negated(*operands: tuple[str, torch.Tensor | None]) -> None:
+    """Raises UsageError for a tensor whose memory holds the negatives of its elements, which no kernel would know."""
+    if torch.compiler.is_compiling():
+        return  # which cannot tell
+    for name, tensor in operands:
+        if tensor is not None and tensor.is_neg():
+            raise UsageError(f"{name} is a negated view of its memory", help="pass its resolve_neg()")
 
 
 def check_programs(backend: str, comm_sms: int) -> None:
@@ -116,14 +126,16 @@ def result(
             f"out is {tuple(out.shape)} {out.dtype} on {out.device} with strides {out.stride()}",
             help=f"it must be {tuple(shape)} {dtype} on {device}, contiguous",
         )
-    if any(_overlap(out, t) for t in operands if t is not None):
+    if overlapping(out, operands):
         raise UsageError("out shares memory with an operand", help="pass memory of its own, or leave out= away")
     return out
 
 
-def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    (a_low, a_high), (b_low, b_high) = _extent(a), _extent(b)
-    return max(a_low, b_low) < min(a_high, b_high)
+def overlapping(out: torch.Tensor, others: Sequence[torch.Tensor | None]) -> bool:
+    """Whether a result shares memory with one of ``others``."""
+    low, high = _extent(out)
+    extents = (_extent(other) for other in others if other is not None)
+    return any(max(low, begin) < min(high, end) for begin, end in extents)
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:

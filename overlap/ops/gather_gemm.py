@@ -29,7 +29,7 @@ from overlap.runtime.instance import Instance
 from overlap.runtime.protocol import runtime_of
 from overlap.runtime.repeat import KernelLaunch
 
-from .arguments import check_programs, named
+from .arguments import check_negated, check_programs, named, overlapping
 from .autocast import without_autocast
 from .autograd import AgGemm, ag_gemm_backward, keep_for_ag_gemm, recorded
 from .blocks import blocks_of
@@ -101,7 +101,7 @@ def ag_gemm(
     outs = None if out is None else [out] if isinstance(out, torch.Tensor) else list(out)
     split = split_of(split)
     options = (len(weights), gather_dim, gather_size, backend, plan, split, comm_sms, return_gathered)
-    asked = repeated("ag_gemm", group, (x, *weights, *biases), outs, options, apart=False)
+    asked = repeated("ag_gemm", group, (x, *weights, *biases), outs, options)
     if isinstance(asked, list):
         ys = asked[0] if isinstance(w, torch.Tensor) else asked[: len(weights)]
         return (ys, asked[-1]) if return_gathered else ys
@@ -152,7 +152,9 @@ def check_arguments(x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Se
         raise UsageError("no weight was given", help="w is [D, N], or a list of such")
     if len(biases) != len(weights):
         raise UsageError(f"{len(biases)} biases for {len(weights)} weights", help="one, or None, for each weight")
+    check_negated(("x", x))
     for i, (w, b) in enumerate(zip(weights, biases, strict=True)):
+        check_negated((f"weight {i}", w), (f"bias {i}", b))
         if w.dim() != 2 or x.dim() < 1 or w.shape[0] != x.shape[-1]:
             raise UsageError(
                 f"weight {i} has shape {tuple(w.shape)}, x has {tuple(x.shape)}",
@@ -189,7 +191,7 @@ def run(
     """
     if asked is None:
         options = (len(weights), gather_dim, gather_size, backend, plan, split, comm_sms, return_gathered)
-        found = repeated("ag_gemm", group, (x, *weights, *biases), outs, options, apart=False)
+        found = repeated("ag_gemm", group, (x, *weights, *biases), outs, options)
         if isinstance(found, list):
             return found
         asked = found
@@ -197,7 +199,7 @@ def run(
     view = gather_view(x, gather_dim, gather_size, world, rank)
     dim = gather_dim % x.dim()
     shapes = [(*view.whole[:-1], w.shape[1]) for w in weights]
-    ys = _results(x, shapes, outs)
+    ys = _results(shapes, outs, [x, *weights, *biases])
     if 0 in (view.batch, view.rows, view.depth):
         return _nothing_to_move(x, view, ys, biases, return_gathered)
     columns = world * sum(w.shape[1] for w in weights)
@@ -317,8 +319,12 @@ def _choose(x: torch.Tensor, view: GatherView, group: Any, asked: str | None, pr
 
 
 def _results(
-    x: torch.Tensor, shapes: Sequence[tuple[int, ...]], outs: Sequence[torch.Tensor] | None
+    shapes: Sequence[tuple[int, ...]],
+    outs: Sequence[torch.Tensor] | None,
+    operands: Sequence[torch.Tensor | None],
 ) -> list[torch.Tensor]:
+    x = operands[0]
+    assert x is not None
     if outs is None:
         return [torch.empty(shape, dtype=x.dtype, device=x.device) for shape in shapes]
     if len(outs) != len(shapes):
@@ -328,6 +334,11 @@ def _results(
             raise UsageError(
                 f"out {i} is {tuple(y.shape)} {y.dtype} on {y.device} with strides {y.stride()}",
                 help=f"it must be {shape} {x.dtype} on {x.device}, contiguous",
+            )
+        if overlapping(y, (*operands, *outs[:i])):
+            raise UsageError(
+                f"out {i} shares memory with an operand or another result",
+                help="pass memory of its own, or leave out= away",
             )
     return list(outs)
 

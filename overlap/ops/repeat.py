@@ -20,11 +20,9 @@ def repeated(
     tensors: Sequence[torch.Tensor | None],
     outs: Sequence[torch.Tensor] | None,
     options: tuple[Any, ...],
-    *,
-    apart: bool = True,
 ) -> list[torch.Tensor] | Asked | None:
     """`overlap.api.repeat.repeated`, remembered as the operator's last call."""
-    return repeat.repeated(operator, group, tensors, outs, options, _remember, apart=apart)
+    return repeat.repeated(operator, group, tensors, outs, options, _remember)
 
 
 def _remember(said: LastPlan, forced: bool) -> None:

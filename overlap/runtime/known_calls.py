@@ -46,7 +46,7 @@ class Known:
 
     Args:
         launch: gives what it enqueues, or None where that is gone.
-        operands: of the call, whose extents its results may not share; none where they may.
+        operands: of the call, whose extents its results may not share.
         results: of the call, whose layouts new ones have.
         said: what it did; ``forced``: nothing else was possible.
         told: who is told so each time.
@@ -135,7 +135,6 @@ class Asked:
         operands: its tensors, in the order that the operator always gives them in.
         outs: where the first results go.
         told, line: as `Known` takes them.
-        apart: results may not share memory with operands.
     """
 
     def __init__(
@@ -145,7 +144,6 @@ class Asked:
         operands: Sequence[torch.Tensor],
         outs: Sequence[torch.Tensor],
         told: Told,
-        apart: bool,
         line: Line,
     ) -> None:
         self.outs = outs
@@ -153,7 +151,6 @@ class Asked:
         self._group = group
         self._key = key
         self._operands = operands
-        self._apart = apart
         self._line = line
         self._repeat: Repeat | None = None
 
@@ -189,8 +186,7 @@ class Asked:
             before = calls.pop(next(iter(calls)))
         if before is not None:
             before.drop()
-        operands = self._operands if self._apart else ()
-        calls[self._key] = Known(ready, operands, results, said, forced, self._told, self._line)
+        calls[self._key] = Known(ready, self._operands, results, said, forced, self._told, self._line)
 
 
 def repeated_call(
@@ -201,7 +197,6 @@ def repeated_call(
     told: Told,
     line: Line,
     *,
-    apart: bool = True,
     grads: bool = False,
 ) -> list[torch.Tensor] | Asked | None:
     """Makes a call once more where one like it is known, and gives its results.
@@ -214,7 +209,6 @@ def repeated_call(
         tensors: operands; None where one is absent.
         given: where the first results go.
         told, line: as `Known` takes them.
-        apart: results of the caller's may not share memory with operands.
         grads: tensors may require gradients, which a kernel knows nothing of.
 
     Raises:
@@ -229,7 +223,7 @@ def repeated_call(
             if tensor is None:
                 key.append(None)
                 continue
-            if type(tensor) not in PLAIN or grad and tensor.requires_grad:
+            if type(tensor) not in PLAIN or grad and tensor.requires_grad or tensor.is_neg():
                 return None
             address = tensor.data_ptr()
             key += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, address % 16)
@@ -243,7 +237,7 @@ def repeated_call(
     if given:
         del present[-len(given) :]
     found = None if known is None else known.again(present, given, addresses)
-    return Asked(group, known_as, present, given, told, apart, line) if found is None else found
+    return Asked(group, known_as, present, given, told, line) if found is None else found
 
 
 def unwatched(group: Any) -> bool:

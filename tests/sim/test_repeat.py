@@ -262,6 +262,40 @@ def test_results_in_an_operands_memory_are_refused_each_time(repeated):
     assert len(repeated) == 2
 
 
+def test_a_negated_view_is_not_taken_for_its_memory(repeated):
+    case = Case(ag_gemm, calls=1)
+
+    def body(group):
+        for _ in range(2):
+            case.call(group, 0)
+        x = case.xs[0][group.overlap_runtime.rank]
+        with pytest.raises(UsageError, match="negated"):
+            ag_gemm(torch._neg_view(x), case.ws[0][group.overlap_runtime.rank], group=group)
+        group.overlap_runtime.synchronize()
+
+    World(2).run(body)
+    assert len(repeated) == 2
+
+
+def test_a_gathers_result_in_its_weights_memory_is_refused_each_time(repeated):
+    case = Case(ag_gemm, calls=1)
+
+    def body(group):
+        r = group.overlap_runtime.rank
+        x, w = case.xs[0][r], case.ws[0][r]
+        y = torch.empty(2 * case.rows, case.columns)
+        both = torch.empty(w.numel() + y.numel() - 4)
+        weight, inside = both[: w.numel()].view(w.shape), both[w.numel() - 4 :].view(y.shape)
+        for _ in range(2):
+            ag_gemm(x, w, out=y, group=group)
+            with pytest.raises(UsageError, match="shares memory"):
+                ag_gemm(x, weight, out=inside, group=group)
+        group.overlap_runtime.synchronize()
+
+    World(2).run(body)
+    assert len(repeated) == 2
+
+
 def test_operands_in_one_memory_go_the_long_way(repeated):
     """Which of two tensors a view lies in could be meant otherwise in the next call."""
     case = Case(ag_gemm, calls=1)

@@ -10,7 +10,7 @@ from overlap.ops.gather_gemm import compiled_kernel
 from overlap.ops.kernels import ag_gemm_any, ag_gemm_tma
 from overlap.ops.views import gather_view
 
-X, W = torch.randn(6, 8), torch.randn(8, 5)
+X, W, BOTH = torch.randn(6, 8), torch.randn(8, 5), torch.randn(160)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,13 @@ X, W = torch.randn(6, 8), torch.randn(8, 5)
         ((X, W, dict(out=torch.empty(24, 4))), UsageError, r"out 0 is \(24, 4\).*\(24, 5\)"),
         ((X, W, dict(out=torch.empty(5, 24).t())), UsageError, "contiguous"),
         ((X, [W, W], dict(out=torch.empty(24, 5))), UsageError, "1 tensors in out for 2 weights"),
+        ((X, BOTH[:40].view(8, 5), dict(out=BOTH[39:159].view(24, 5))), UsageError, "out 0 shares memory"),
+        ((BOTH[:48].view(6, 8), W, dict(out=BOTH[40:160].view(24, 5))), UsageError, "out 0 shares memory"),
+        ((X, [W, W], dict(out=[BOTH[:120].view(24, 5)] * 2)), UsageError, "out 1 shares memory"),
+        ((X, W, dict(bias=BOTH[:5], out=BOTH[:120].view(24, 5))), UsageError, "out 0 shares memory"),
+        ((torch._neg_view(X), W), UsageError, "x is a negated view.*resolve_neg"),
+        ((X, [W, torch._neg_view(W)]), UsageError, "weight 1 is a negated view"),
+        ((X, W, dict(bias=torch._neg_view(W[0]))), UsageError, "bias 0 is a negated view"),
     ],
 )
 def test_refused_with_what_to_write(fake_group, arguments, error, said):

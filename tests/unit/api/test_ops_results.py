@@ -30,6 +30,7 @@ SHARED = torch.randn(6, 12)
         ((X, W), dict(bias=W[0].half()), "the bias is torch.float16"),
         ((X, W), dict(backend="copy_engin"), "did you mean 'copy_engine'"),
         ((X, W), dict(backend="copy_engine"), "copy_engine is impossible here.*cpu"),
+        ((X, torch._neg_view(W)), {}, "the weight is a negated view.*resolve_neg"),
         ((X, W), dict(out=torch.empty(1, 1)), r"out is \(1, 1\)"),
         ((X, W), dict(out_dtype=torch.int8), "the result is torch.int8.*they take float16"),
         ((X, W), dict(transport_dtype=torch.float8_e4m3fn), "transport_dtype is torch.float8_e4m3fn.*bfloat16"),
