@@ -162,21 +162,21 @@ def warm_product(product: Product, view: GatherView, runtime: Runtime) -> None:
     w, b, c = product.weight, product.bias, product.result
     aligned = (w.data_ptr() % 16, c.data_ptr() % 16, None if b is None else (b.dtype, b.data_ptr() % 16))
     key = (view, w.shape, w.stride(), w.dtype, aligned)
-    if product.columns and _first(key, runtime):
+    if product.columns and key not in _warm(runtime):
         stand_in = torch.empty(1, 1, 8, dtype=w.dtype, device=w.device)  # as aligned as the gathered tensor
         kernel, grid, arguments = product_arguments(product, stand_in, view, runtime)
         runtime.warm(kernel, (*grid, 1, 1), arguments)
+        _warm(runtime).add(key)
 
 
 def warm_copy(whole: torch.Tensor, runtime: Runtime) -> None:
     """Compiles what `copy_launch` gives."""
-    if _first((whole.dtype, whole.numel()), runtime):
+    key = whole.dtype, whole.numel()
+    if key not in _warm(runtime):
         grid, arguments = _copy_arguments(whole, whole)
         runtime.warm(copy_flat, grid, arguments)
+        _warm(runtime).add(key)
 
 
-def _first(key: Any, runtime: Runtime) -> bool:
-    known = _WARM.setdefault(runtime, set())
-    new = key not in known
-    known.add(key)
-    return new
+def _warm(runtime: Runtime) -> set[Any]:
+    return _WARM.setdefault(runtime, set())

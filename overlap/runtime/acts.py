@@ -8,6 +8,7 @@ They are made once for what a launch depends on; a call brings its stream, its t
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -104,12 +105,15 @@ class Ends:
 def carry_out(instance: BoundPlan, acts: Iterable[Act], now: InFlight) -> None:
     """Enqueues one launch on this rank, behind the last one on its device.
 
-    What raises in the middle poisons the workspace, and the caller's stream waits for what was enqueued on others.
+    What raises in the middle poisons the workspace, and the caller's stream waits for what was enqueued on others. Nothing is
+    collected meanwhile: memory that ends may wait for the device, and the device for what has not been enqueued yet.
     """
     runtime = instance.runtime
     with runtime.in_order(IN_FLIGHT) as capturing:
         if capturing:
             instance.memory.captured = now.captured = True
+        collects = gc.isenabled()
+        gc.disable()
         try:
             for act in acts:
                 act(now)
@@ -119,6 +123,9 @@ def carry_out(instance: BoundPlan, acts: Iterable[Act], now: InFlight) -> None:
             for lane in sorted(now.open_lanes):
                 now.streams.join(now.lanes[lane])
             raise
+        finally:
+            if collects:
+                gc.enable()
 
 
 def make_acts(
