@@ -13,7 +13,18 @@ from overlap.runtime.faults import FaultRecord
 from overlap.runtime.packets import low_latency
 from overlap.runtime.packets.low_latency import low_latency_of
 from overlap.sim.runtime import SimRuntime
-from tests.support.small_calls import few_lines, made, narrow, on_ranks, poisoned, reduce_all, same, summed, two_steps
+from tests.support.small_calls import (
+    few_lines,
+    made,
+    narrow,
+    on_ranks,
+    poisoned,
+    reduce_all,
+    same,
+    scatter,
+    summed,
+    two_steps,
+)
 
 __all__ = ["few_lines", "two_steps"]
 pytestmark = pytest.mark.one_triton
@@ -41,11 +52,11 @@ def test_calls_of_other_addresses_are_other_calls():
         for begin, into in itertools.product((0, 1), (0, 1)):
             call += 1
             summand, out = poisoned((60,), torch.bfloat16)[begin:], poisoned((60,), torch.bfloat16)[into:]
-            summand[:45] = made((45,), torch.bfloat16, runtime.rank, call)
-            assert words.all_reduce(summand[:45], out[:45])
+            summand[:44] = made((44,), torch.bfloat16, runtime.rank, call)
+            assert words.all_reduce(summand[:44], out[:44])
             runtime.synchronize()
-            assert same(out[:45], summed(2, (45,), torch.bfloat16, call).to(torch.bfloat16))
-            assert out[45:].isnan().all()
+            assert same(out[:44], summed(2, (44,), torch.bfloat16, call).to(torch.bfloat16))
+            assert out[44:].isnan().all()
 
     on_ranks(2, body)
 
@@ -93,7 +104,8 @@ def test_all_ranks_move_to_larger_memory_whatever_their_layouts(monkeypatch):
 
 def test_no_more_programs_are_launched_than_are_resident(monkeypatch):
     monkeypatch.setattr(low_latency, "A_MULTIPROCESSOR", 100)
-    on_ranks(3, lambda runtime: reduce_all(runtime, (400,), torch.float32, 0))
+    for seed in range(2):
+        on_ranks(3, lambda runtime: scatter(runtime, (400,), 0, torch.float32, 0), seed=seed)
 
 
 def test_a_call_like_an_earlier_one_says_that_a_wait_was_in_vain():
