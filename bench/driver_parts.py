@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from overlap.runtime import bound_launch, driver
+from overlap.runtime.cuda import bound_launch, driver
 
 FUNCTIONS = (
     "cuEventRecord",

@@ -28,12 +28,12 @@ import torch
 import triton
 import triton.language as tl
 
-from overlap.runtime.bound_launch import bound_launch
-from overlap.runtime.call_graph import Recorder
-from overlap.runtime.copies import CopyPiece
-from overlap.runtime.driver import Calls, Event, OwnStream, Stream, copy_call, hold_call
-from overlap.runtime.kernels import compiled
-from overlap.runtime.places import Carried, numbered
+from overlap.runtime.cuda.bound_launch import bound_launch
+from overlap.runtime.cuda.call_graph import Recorder
+from overlap.runtime.cuda.compiled import compiled
+from overlap.runtime.cuda.driver import Calls, Event, OwnStream, Stream, copy_call, hold_call
+from overlap.runtime.memory.copies import CopyPiece
+from overlap.runtime.repeat.places import Carried, numbered
 
 BUSY_CYCLES = 40_000_000
 IN_A_ROW = 12

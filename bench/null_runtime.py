@@ -1,7 +1,7 @@
 """A runtime that enqueues nothing, on tensors of the CPU: what is left of a call is the host's own work.
 
-It stands where `overlap.runtime.cuda` stands, below the protocol. Not in it, and so not in numbers measured with it: calls of
-the driver, addresses put into argument lists, events, and the question whether a graph is captured.
+It stands where `overlap.runtime.cuda.runtime` stands, below the protocol. Not in it, and so not in numbers measured with it:
+calls of the driver, addresses put into argument lists, events, and the question whether a graph is captured.
 """
 
 from __future__ import annotations

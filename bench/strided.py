@@ -33,10 +33,10 @@ from common import Session
 import overlap.language as ol
 from overlap.autotune.calibrate.clock import Clock
 from overlap.language.moves import move_chunks
-from overlap.runtime.copies import plan_copy
-from overlap.runtime.cuda import CudaRuntime, runtime_for_group
-from overlap.runtime.moves import LEAST_WIDTH, PART, piece_words
-from overlap.runtime.scratch import scratch
+from overlap.runtime.cuda.runtime import CudaRuntime, runtime_for_group
+from overlap.runtime.cuda.scratch import scratch
+from overlap.runtime.memory.copies import plan_copy
+from overlap.runtime.tables.moves import LEAST_WIDTH, PART, piece_words
 from overlap.schedule import moves as layout
 from overlap.schedule.table import S_EPOCH, SLOT_WORDS
 from overlap.schedule.ways import MARGIN

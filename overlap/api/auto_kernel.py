@@ -19,11 +19,11 @@ from overlap.backends.capabilities import Need
 from overlap.backends.ways import ways_of
 from overlap.chunkplan.collectives.text import KINDS
 from overlap.errors import OverlapError
-from overlap.runtime.kernel_call import KernelCall
+from overlap.runtime.calls.kernel_call import KernelCall
+from overlap.runtime.calls.shapes import piece
+from overlap.runtime.memory.part import Given
 from overlap.runtime.operator import Operator
-from overlap.runtime.part import Given
 from overlap.runtime.protocol import runtime_of
-from overlap.runtime.shapes import piece
 from overlap.runtime.workspace import plan_for
 from overlap.schedule.carried import Way
 from overlap.schedule.machine import Machine

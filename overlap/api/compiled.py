@@ -22,12 +22,12 @@ from overlap.backends.base import Realization
 from overlap.backends.capabilities import AUTO, SERIAL
 from overlap.errors import UsageError
 from overlap.pipeline import Request, compile_kernel
+from overlap.runtime.calls.kernel_call import KernelCall, parameters
+from overlap.runtime.calls.resolve import parameters_of
 from overlap.runtime.instance import Instance
-from overlap.runtime.kernel_call import KernelCall, parameters
 from overlap.runtime.operator import Operator
 from overlap.runtime.protocol import runtime_of
-from overlap.runtime.repeat import Repeat
-from overlap.runtime.resolve import parameters_of
+from overlap.runtime.repeat.repeat import Repeat
 
 from .cache import helper_sources, load, module_file
 from .fallback import Choice, choose
@@ -182,7 +182,7 @@ class CompiledKernel:
 
         Args:
             backend: overrides the kernel's own choice for this launch.
-            behind: enqueues more work that reads the gathered buffer (`overlap.runtime.launch`); fused launches only.
+            behind: enqueues more work that reads the gathered buffer (`overlap.runtime.launch.launch`); fused launches only.
             transport: dtype of communicated results on their way; by default their own. Each rank's part is rounded to
                 it once, what is added is added in fp32, and the sum is rounded once.
             repeat: asks that the launch be made ready for other tensors; fused launches only.

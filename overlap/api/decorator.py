@@ -20,7 +20,7 @@ from overlap.annotate.source import SourceUnit
 from overlap.backends.base import Realization
 from overlap.chunkplan.cuts import split_of, split_text
 from overlap.errors import SourceError, UsageError
-from overlap.runtime.resolve import parameters_of, python_function
+from overlap.runtime.calls.resolve import parameters_of, python_function
 
 from .compiled import CompiledKernel
 from .fallback import KNOWN, check_backend

@@ -19,9 +19,9 @@ import torch.distributed as dist
 from overlap.chunkplan.order import collective_groups, happens_before
 from overlap.chunkplan.plan import P2P, CommOp, CommPlan, OpId
 from overlap.chunkplan.region import Box
-from overlap.runtime.layout import separated
-from overlap.runtime.library import call_library
-from overlap.runtime.transfer import boxes_of
+from overlap.runtime.group.library import call_library
+from overlap.runtime.memory.layout import separated
+from overlap.runtime.transfer.transfer import boxes_of
 
 
 def carry_out_direct(

@@ -10,7 +10,7 @@ from typing import Any
 
 from overlap.annotate.source import SourceUnit
 from overlap.errors import UnsupportedError
-from overlap.runtime.resolve import python_function
+from overlap.runtime.calls.resolve import python_function
 
 
 @dataclass(frozen=True)

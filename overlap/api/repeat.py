@@ -1,8 +1,8 @@
 """Calls that are like an earlier one but for where their tensors lie: of the prebuilt operators, and launches of kernels.
 
-What a call depends on is its key (`overlap.runtime.known_calls`): of its tensors all but where they lie, its other arguments, all
-settings, and what a tuner tries. The first call under a key goes the long way and leaves a launch made ready
-(`overlap.runtime.repeat`); later ones enqueue that.
+What a call depends on is its key (`overlap.runtime.repeat.known_calls`): of its tensors all but where they lie, its other
+arguments, all settings, and what a tuner tries. The first call under a key goes the long way and leaves a launch made ready
+(`overlap.runtime.repeat.repeat`); later ones enqueue that.
 
 Nobody is passed over: what tracers, modes, subclasses or autograd watch goes the long way, which tells them.
 """
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from overlap.runtime.kernel_call import calling_line
-from overlap.runtime.known_calls import PLAIN, Asked, Known, Told, repeated_call, unwatched
+from overlap.runtime.calls.kernel_call import calling_line
+from overlap.runtime.repeat.known_calls import PLAIN, Asked, Known, Told, repeated_call, unwatched
 
 from .groups import resolve_group
 from .tuned import trial

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from overlap.runtime.operator import Operator
-from overlap.runtime.plain_body import VALUES
-from overlap.runtime.repeat_call import hooked
+from overlap.runtime.repeat.call import hooked
+from overlap.runtime.repeat.plain_body import VALUES
 
 from .repeat import PLAIN, Asked, repeated, resolved_unwatched
 

@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 
 from overlap.chunkplan.region import Box
-from overlap.runtime.kernel_call import KernelCall
-from overlap.runtime.layout import dense_strides
+from overlap.runtime.calls.kernel_call import KernelCall
+from overlap.runtime.calls.shapes import piece
+from overlap.runtime.memory.layout import dense_strides
+from overlap.runtime.memory.part import Given
 from overlap.runtime.operator import Comm
-from overlap.runtime.part import Given
-from overlap.runtime.shapes import piece
 
 from . import small
 from .fallback import Choice

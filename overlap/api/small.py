@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from overlap.errors import OverlapError
-from overlap.runtime import collectives
-from overlap.runtime.known_calls import Asked
+from overlap.runtime.group import collectives
 from overlap.runtime.packets.low_latency import LowLatency, low_latency_of
-from overlap.runtime.places import Carried
 from overlap.runtime.protocol import runtime_of
+from overlap.runtime.repeat.known_calls import Asked
+from overlap.runtime.repeat.places import Carried
 
 from . import serial
 from .fallback import ASKED, Choice, impossible
@@ -33,7 +33,7 @@ WORDS = "low-latency words"
 
 
 class ByWords:
-    """A serial call that went by low-latency words, once more with other tensors (`overlap.runtime.known_calls.Ready`).
+    """A serial call that went by low-latency words, once more with other tensors (`overlap.runtime.repeat.known_calls.Ready`).
 
     Args:
         call: makes it, given its operands and results.

@@ -19,7 +19,7 @@ from overlap.chunkplan.plan import CommPlan
 from overlap.chunkplan.verify import verify_plan
 from overlap.errors import OverlapError, RuntimeContractError, UnsupportedError, UsageError
 from overlap.runtime.protocol import runtime_of
-from overlap.runtime.transfer import FIRST, carry_out, known_transfer, transfer_for
+from overlap.runtime.transfer.transfer import FIRST, carry_out, known_transfer, transfer_for
 
 from .direct import carry_out_direct
 from .groups import no_group, resolve_group

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from overlap.chunkplan.memory import reduced_tensors
 from overlap.chunkplan.plan import Chunk, Collective, CommPlan
 from overlap.chunkplan.region import Box, bounding
-from overlap.runtime.transfer_memory import boxes_of
+from overlap.runtime.transfer.memory import boxes_of
 
 _KEPT = 256
 _FORMS: OrderedDict[tuple[int, int], Form] = OrderedDict()

@@ -22,7 +22,7 @@ from overlap.chunkplan.mesh import Mesh, mesh_of_ranks, parse_mesh
 from overlap.chunkplan.plan import CommPlan, TensorSpec
 from overlap.chunkplan.reader import read_template
 from overlap.errors import PlanError, RuntimeContractError, UsageError
-from overlap.runtime.transfer import boxes_of
+from overlap.runtime.transfer.transfer import boxes_of
 
 COLLECTIVES = get_args(Kind)
 GIVE_SHAPE = "pass shape= with the global shape of the tensor; shards follow torch.chunk along dim"

@@ -25,8 +25,8 @@ from overlap.backends.ways import LIBRARY_WAYS, way_named, way_of, ways_of
 from overlap.chunkplan.collectives.text import KINDS
 from overlap.chunkplan.library import find_template
 from overlap.errors import OverlapError, UsageError
-from overlap.runtime.cuda import known_runtime
-from overlap.runtime.kernel_call import KernelCall, parameters
+from overlap.runtime.calls.kernel_call import KernelCall, parameters
+from overlap.runtime.cuda.runtime import known_runtime
 from overlap.runtime.operator import Operator
 from overlap.runtime.protocol import runtime_of
 from overlap.runtime.workspace import plan_for

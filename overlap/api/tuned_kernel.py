@@ -14,9 +14,9 @@ from overlap.autotune.key import Key, text_hash
 from overlap.backends import backend as find_backend
 from overlap.backends.capabilities import Need
 from overlap.chunkplan.cuts import split_text
-from overlap.runtime.kernel_call import KernelCall, parameters
+from overlap.runtime.calls.kernel_call import KernelCall, parameters
+from overlap.runtime.memory.part import Given
 from overlap.runtime.operator import Operator
-from overlap.runtime.part import Given
 from overlap.runtime.protocol import runtime_of
 
 from .auto import DTYPES, machine_world

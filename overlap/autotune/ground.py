@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from overlap.runtime.cuda import known_runtime, runtime_for_group
-from overlap.runtime.meeting import Meetings
+from overlap.runtime.cuda.runtime import known_runtime, runtime_for_group
+from overlap.runtime.group.meeting import Meetings
 from overlap.runtime.workspace import check, release, workspaces
 
 from .config import Config

@@ -37,7 +37,7 @@ class Ground(Protocol):
 
 
 Meet = Callable[[str, Any], list[Any]]
-"""Every rank's value, in rank order (`overlap.runtime.meeting.Meetings.meet` with its time)."""
+"""Every rank's value, in rank order (`overlap.runtime.group.meeting.Meetings.meet` with its time)."""
 
 
 class RankMeasurer:

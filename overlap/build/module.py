@@ -19,7 +19,7 @@ from overlap.codegen.module_io import Header, find_operator, find_source, load_m
 from overlap.codegen.original import load_original
 from overlap.errors import OverlapError, SourceSpan, UnsupportedError, UsageError
 from overlap.language.words import WORDS
-from overlap.runtime.device_code import joined, link_options
+from overlap.runtime.nvshmem.device_code import joined, link_options
 
 from .artifact import Artifact, Facts, compile_kernel, facts
 from .device import planned_device

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from overlap.chunkplan.plan import Collective, CommPlan
-from overlap.runtime.transfer_memory import transfer_resources
+from overlap.runtime.transfer.memory import transfer_resources
 from overlap.schedule.resources import Limits, Resources, verify_resources
 from overlap.schedule.work import itemsize_of
 

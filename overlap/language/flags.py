@@ -26,7 +26,7 @@ def poll(flag, wanted, state):
 
     With a spin limit in ``state`` (0: none) it gives up after that many polls and returns what it saw, so that the
     grid drains. The first poll of a launch to give up writes the record that ``state`` points to (layout:
-    `overlap.runtime.faults`) and lowers the limit to one, so that no later poll waits as long again.
+    `overlap.runtime.faults.faults`) and lowers the limit to one, so that no later poll waits as long again.
     """
     seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
     limit = tl.atomic_add(state + _SPIN_LIMIT, 0, sem="relaxed", scope="gpu")

@@ -3,7 +3,7 @@
     ld/st   pointers + shift(...)                          the same element, so many elements away
     TMA     anywhere.store([*spot(...), row, column], ..)  one descriptor for all places
 
-``slots`` is the table that `overlap.runtime.slots` makes; `overlap.schedule.table` says where the ways of a run begin in it.
+``slots`` is the table of `overlap.runtime.tables.slots`; `overlap.schedule.table` says where the ways of a run begin in it.
 
 The descriptor that reaches every place has two dimensions in front of the result's own, which are not of the result: steps of
 `HIGH_BYTES` and of `LOW_BYTES` from the lowest place, so that two coordinates are an address. A place costs no descriptor, and

@@ -27,7 +27,7 @@ from overlap.errors import UsageError
 from overlap.interop import define, group_name, tracing
 from overlap.runtime.instance import Instance
 from overlap.runtime.protocol import runtime_of
-from overlap.runtime.repeat import KernelLaunch
+from overlap.runtime.repeat.repeat import KernelLaunch
 
 from .arguments import check_negated, check_programs, named, overlapping
 from .autocast import without_autocast

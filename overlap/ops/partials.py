@@ -19,7 +19,7 @@ from overlap.chunkplan.cuts import Split
 from overlap.chunkplan.library import find_template
 from overlap.chunkplan.named import named_backends
 from overlap.runtime.protocol import Runtime, runtime_of
-from overlap.runtime.repeat import Repeat
+from overlap.runtime.repeat.repeat import Repeat
 
 from .blocks import Blocks, blocks_of, choose_blocks
 from .kernels import ag_gemm_any, gemm_out_stored, gemm_out_tma

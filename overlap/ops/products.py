@@ -11,7 +11,7 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from overlap.runtime.protocol import Runtime
-from overlap.runtime.repeat import KernelLaunch
+from overlap.runtime.repeat.repeat import KernelLaunch
 
 from .blocks import Blocks, choose_blocks
 from .kernels import ag_gemm_any, ag_gemm_tma, copy_flat

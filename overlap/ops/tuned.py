@@ -16,7 +16,7 @@ from overlap.api.tuned import device_name, look_up, refusal, sizes_of, versions
 from overlap.autotune.config import Config
 from overlap.autotune.key import Key, text_hash
 from overlap.backends.capabilities import Need
-from overlap.runtime.cuda import known_runtime
+from overlap.runtime.cuda.runtime import known_runtime
 
 from . import kernels
 

@@ -25,7 +25,7 @@ from overlap.backends.base import Realization
 from overlap.backends.capabilities import SERIAL
 from overlap.chunkplan.region import shard_interval
 from overlap.errors import UsageError
-from overlap.runtime.cuda import known_runtime
+from overlap.runtime.cuda.runtime import known_runtime
 from overlap.schedule.machine import machine_for
 from overlap.schedule.operators import operator_of
 

@@ -1,6 +1,6 @@
 """`BoundPlan`: a plan on one group: its launch steps, its flags, and views of a workspace's memory.
 
-parts    the communicated tensors: layouts, views (plan_tensor.py)
+parts    the communicated tensors: layouts, views (memory/plan_tensor.py)
 state    int64 words: epoch, counter, spin limit, fault, ready[world], done[world], flags, counters (schedule/table.py)
 """
 
@@ -17,9 +17,9 @@ from overlap.chunkplan.plan import P2P, CommPlan, OpId
 from overlap.schedule.steps import Entry, Step
 from overlap.schedule.sync import assign_slots
 
-from .plan_tensor import PlanTensor
+from .group.reach import far
+from .memory.plan_tensor import PlanTensor
 from .protocol import Runtime
-from .reach import far
 from .workspace import Memory, Need, Workspace
 
 

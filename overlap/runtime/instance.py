@@ -30,16 +30,16 @@ from overlap.schedule.strided import narrow_by
 from overlap.schedule.table import to_words
 from overlap.schedule.verify_steps import verify_steps
 
-from .beside import asked_sums
 from .bound_plan import BoundPlan
-from .hosteval import on_host
-from .meeting import first_difference
+from .calls.resolve import Bound
+from .group.meeting import first_difference
+from .group.reach import check_reach, through_network
+from .launch.beside import asked_sums
+from .memory.part import Given, Part
 from .operator import Operator
-from .part import Given, Part
 from .protocol import Runtime
-from .reach import check_reach, through_network
-from .resolve import Bound
-from .slots import Slots, slots_of
+from .tables.hosteval import on_host
+from .tables.slots import Slots, slots_of
 from .workspace import Memory, counters_of, need_of, plan_for, plans_for, workspace_of
 
 

@@ -1,7 +1,7 @@
 """`Operator`: a generated module's description of itself, and the call it serves.
 
 The generated host function hands its arguments here; the user's own body runs with stand-ins for
-the sharded tensor, its one launch is intercepted, and `launch.py` carries out the protocol around it.
+the sharded tensor, its one launch is intercepted, and `launch/launch.py` carries out the protocol around it.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ class Operator:
             RuntimeContractError: shapes, sizes or plans that do not fit together.
             HostEntryError: the host body reads sharded data or does not launch exactly once.
         """
-        from .repeat_call import call
+        from .repeat.call import call
 
         return call(self, arguments, group=group, sizes=sizes, out=out)
 
@@ -290,7 +290,7 @@ class Operator:
             device: where the stand-ins live.
             arguments: further parameters of the host function.
         """
-        from .capture import capture
+        from .calls.capture import capture
 
         return capture(self, sizes, dtype, world=world, device=device, **arguments)
 

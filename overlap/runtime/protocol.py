@@ -1,7 +1,7 @@
 """What a runtime must do for a generated module: one protocol, two implementations.
 
 `overlap.sim` implements it with simulated ranks, streams and copy engines on the CPU,
-`overlap.runtime.cuda` on GPUs. `runtime/launch.py` drives either through these methods alone, and
+`overlap.runtime.cuda.runtime` on GPUs. `runtime/launch/launch.py` drives either through these methods alone, and
 one contract suite (tests) runs on both. Tensors are `torch.Tensor`s in both worlds.
 
     rank 0   main  | entry | ------------- GEMM (waits on flags) ------------ | join |
@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
-from .places import Place
+from .repeat.places import Place
 
 IN_FLIGHT = "overlap"
 """One launch is in flight on a device at a time (`Runtime.in_order`): two that spin side by side could each hold what the other
@@ -39,7 +39,7 @@ class Runtime(Protocol):
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """The node of every rank; pointers reach the ranks of one's own (`overlap.runtime.reach`)."""
+        """The node of every rank; pointers reach the ranks of one's own (`overlap.runtime.group.reach`)."""
 
     @property
     def pes(self) -> tuple[int, ...]:
@@ -79,7 +79,7 @@ class Runtime(Protocol):
     def collectives(self, plan: Any, source: Any, target: Any) -> None:
         """Enqueues all collectives of a `CommPlan` over one tensor on the main stream, by a communication library.
 
-        ``source`` and ``target`` are what this rank gives and gets, each one box of the tensor (`overlap.runtime.library.Boxed`).
+        ``source`` and ``target`` are what this rank gives and gets, each one box (`overlap.runtime.group.library.Boxed`).
         """
 
     def fork(self, lane: int) -> Any:
@@ -188,6 +188,6 @@ def runtime_of(group: Any) -> Runtime:
     carried = getattr(group, "overlap_runtime", None)
     if carried is not None:
         return carried
-    from .cuda import runtime_for_group
+    from .cuda.runtime import runtime_for_group
 
     return runtime_for_group(group)

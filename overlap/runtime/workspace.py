@@ -1,7 +1,7 @@
 """`Workspace`: the symmetric memory of one operator on one group, shared by all shapes it is called with.
 
     Workspace (operator, group, dtypes)
-        memory   data: `capacity` elements of each communicated tensor (layout.py)
+        memory   data: `capacity` elements of each communicated tensor (memory/layout.py)
                  state: epoch, counter, limit, fault, ready[world], done[world], flags, counters
         kept     older, smaller memory that a captured graph still uses
     Instance (shape) = plan + tables + views of the memory
@@ -32,13 +32,13 @@ from overlap.schedule.pieces import Values, partial_sources
 from overlap.schedule.sync import assign_slots
 from overlap.schedule.table import state_words
 
-from .beside import asked_sums
-from .faults import FaultRecord, deadline_error
+from .faults.faults import FaultRecord, deadline_error
+from .group.reach import far
+from .launch.beside import asked_sums
+from .memory.part import part_layout
+from .memory.symmetric import check_symmetric, release_symmetric
 from .packets.low_latency import low_latency_of
-from .part import part_layout
 from .protocol import Runtime, runtime_of
-from .reach import far
-from .symmetric import check_symmetric, release_symmetric
 
 if TYPE_CHECKING:
     from .bound_plan import BoundPlan

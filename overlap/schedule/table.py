@@ -37,7 +37,7 @@ MAX_RAISES = 128
 """Counters that the tiles of one run may count into: a tile's atomics are the lanes of one vector."""
 SENTINEL = 2**31 - 1
 
-# The table of the places where tiles are stored (`overlap.runtime.slots`): int64 words, a header, then the ways of every run.
+# The table of places where tiles are stored (`overlap.runtime.tables.slots`): int64 words, a header, then every run's ways.
 W_LOWEST, W_HIGHEST, W_STATES = range(3)
 """What the descriptor that reaches all places begins at and how far it goes; then the address of every rank's state tensor."""
 LOW_BYTES, HIGH_BYTES = 16, 1 << 30

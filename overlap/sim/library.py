@@ -17,7 +17,7 @@ import torch
 
 from overlap.chunkplan.order import collective_groups
 from overlap.chunkplan.plan import CommPlan
-from overlap.runtime.library import Boxed
+from overlap.runtime.group.library import Boxed
 
 from .clocks import Clock
 from .engine import NOWHERE, Stream, fill_operation

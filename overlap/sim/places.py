@@ -18,8 +18,8 @@ import torch
 
 from overlap.chunkplan.memory import reduced_tensors
 from overlap.chunkplan.plan import P2P, Chunk, CommPlan, OpId
-from overlap.runtime.prepared import lane_step
-from overlap.runtime.transfer import Transfer
+from overlap.runtime.launch.prepared import lane_step
+from overlap.runtime.transfer.transfer import Transfer
 from overlap.schedule.steps import Copy
 
 from .clocks import Agent

@@ -19,7 +19,7 @@ from overlap import settings
 from overlap.chunkplan.plan import Chunk, CommPlan
 from overlap.chunkplan.verify import verify_plan
 from overlap.errors import MismatchFault, SimFault
-from overlap.runtime.transfer import Transfer, carried, carry_out, transfer_for
+from overlap.runtime.transfer.transfer import Transfer, carried, carry_out, transfer_for
 from overlap.schedule.transfer import transfer_steps
 from overlap.schedule.verify_transfer import verify_transfer
 

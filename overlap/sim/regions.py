@@ -1,6 +1,6 @@
 """Names of elements in the symmetric memory of communicated tensors: "c[260, 3] in the slot of rank 2's part of ...".
 
-An address is looked up in the layouts (`overlap.runtime.layout`) of the operators that ran last on that rank, so that a
+An address is looked up in the layouts (`overlap.runtime.memory.layout`) of the operators that ran last on that rank, so that a
 fault says which copy of an element it means: what the kernel made, what a peer sent, or a sum to be sent on.
 """
 

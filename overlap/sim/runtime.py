@@ -13,11 +13,11 @@ import torch
 
 from overlap.chunkplan.plan import CommPlan
 from overlap.errors import RuntimeContractError
-from overlap.runtime.library import Boxed
-from overlap.runtime.places import NOTHING, Carried, Place, over_base, without_base
+from overlap.runtime.calls.resolve import parameters_of, python_function
+from overlap.runtime.group.library import Boxed
+from overlap.runtime.group.reach import far, refuse
 from overlap.runtime.protocol import NONE_LATER
-from overlap.runtime.reach import far, refuse
-from overlap.runtime.resolve import parameters_of, python_function
+from overlap.runtime.repeat.places import NOTHING, Carried, Place, over_base, without_base
 
 from .clocks import Agent
 from .engine import (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from overlap.errors import LostSignalFault
-from overlap.runtime.symmetric import Symmetric
+from overlap.runtime.memory.symmetric import Symmetric
 
 from .addresses import where_in_kernel
 from .fibres import Fibre

@@ -20,7 +20,7 @@ from overlap import settings
 from overlap.codegen.module_io import find_operator, find_source, load_module, read_header
 from overlap.codegen.original import load_original
 from overlap.errors import MismatchFault, OverlapError, SimFault, SourceError, UnwrittenFault, UsageError
-from overlap.runtime import launch as launch_layer
+from overlap.runtime.launch import launch as launch_layer
 from overlap.schedule.steps import Step
 
 from .engine import NOWHERE

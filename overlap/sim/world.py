@@ -14,7 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from overlap import settings
 from overlap.errors import AlignmentError, DeadlockFault, KernelCrashFault, OverlapError
-from overlap.runtime.reach import nodes_of
+from overlap.runtime.group.reach import nodes_of
 
 from .access import KernelMemory
 from .clocks import Agent

@@ -17,8 +17,8 @@ from overlap.build.artifact import Artifact
 from overlap.codegen.module_io import load_module
 from overlap.errors import CodegenError, RuntimeContractError
 from overlap.pipeline import Request, compile_source
-from overlap.runtime.device_code import link_options, stand_in_options
-from overlap.runtime.entry import carry_kernel, credit_kernel, far_move_kernel
+from overlap.runtime.kernels.entry import carry_kernel, credit_kernel, far_move_kernel
+from overlap.runtime.nvshmem.device_code import link_options, stand_in_options
 
 from .support import HERE, state
 

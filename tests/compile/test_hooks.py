@@ -7,9 +7,9 @@ from triton.compiler import CompiledKernel
 from overlap.build import compile_kernel, parse_target
 from overlap.build.device import planned_device
 from overlap.errors import UnsupportedError
-from overlap.runtime.bound_launch import bound_launch
-from overlap.runtime.entry import wait_kernel
-from overlap.runtime.kernels import compiled
+from overlap.runtime.cuda.bound_launch import bound_launch
+from overlap.runtime.cuda.compiled import compiled
+from overlap.runtime.kernels.entry import wait_kernel
 
 from .support import state
 

@@ -10,8 +10,8 @@ from overlap.build import build_module, check, compile_kernel, parse_target
 from overlap.cli.main import main
 from overlap.errors import CodegenError, UnsupportedError, UsageError
 from overlap.pipeline import Request, compile_source
-from overlap.runtime import entry
-from overlap.runtime.credits import credits_kernel
+from overlap.runtime.kernels import entry
+from overlap.runtime.kernels.credits import credits_kernel
 
 from .support import meta, state
 

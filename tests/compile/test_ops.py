@@ -11,7 +11,7 @@ from overlap.build.target import parse_target
 from overlap.ops.gather_gemm import compiled_kernel
 from overlap.ops.products import Product, product_arguments
 from overlap.ops.views import GatherView
-from overlap.runtime.resolve import resolve
+from overlap.runtime.calls.resolve import resolve
 from overlap.schedule.moves import STAGES
 
 HOPPER = parse_target("sm_90")

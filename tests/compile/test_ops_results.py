@@ -13,8 +13,8 @@ from overlap.ops.gather_gemm import compiled_kernel
 from overlap.ops.partials import compiled_partial, partial_arguments
 from overlap.ops.products import Product, product_arguments
 from overlap.ops.views import GatherView
-from overlap.runtime.resolve import resolve
-from overlap.runtime.slots import Slots, store_arguments
+from overlap.runtime.calls.resolve import resolve
+from overlap.runtime.tables.slots import Slots, store_arguments
 
 HOPPER = parse_target("sm_90")
 RUNTIME = SimpleNamespace(sm_count=132)

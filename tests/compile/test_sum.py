@@ -7,7 +7,7 @@ import torch
 import triton.language as tl
 
 from overlap.build import check, compile_kernel, parse_target
-from overlap.runtime.reduce import sum_kernel
+from overlap.runtime.kernels.reduce import sum_kernel
 
 from .support import meta, state
 

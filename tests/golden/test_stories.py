@@ -13,7 +13,7 @@ from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 from overlap.chunkplan.build import load_plan
 from overlap.chunkplan.verify import verify_plan
 from overlap.errors import PlanError, ScheduleError
-from overlap.runtime.transfer_memory import transfer_resources
+from overlap.runtime.transfer.memory import transfer_resources
 from overlap.schedule.model import AxisTiles, TensorRead, TensorWrite
 from overlap.schedule.resources import Limits, verify_resources
 from overlap.schedule.runs import schedule_all

@@ -220,7 +220,7 @@ def right(plans: str) -> None:
     """Counts wrong results, eager and captured, of a list of plans."""
     import torch
 
-    from overlap.runtime.cuda import runtime_for_group
+    from overlap.runtime.cuda.runtime import runtime_for_group
     from overlap.runtime.workspace import release
 
     scenario = Scenario(*plans.split(","))

@@ -92,7 +92,7 @@ def meet(what: str, value: object) -> list:
     """Every rank's value, through the default group's store."""
     import torch.distributed as dist
 
-    from overlap.runtime.meeting import Meetings
+    from overlap.runtime.group.meeting import Meetings
 
     if not _MEETINGS:
         store = dist.PrefixStore("tests", dist.distributed_c10d._get_default_store())

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from overlap.errors import RuntimeContractError
-from overlap.runtime.cuda import runtime_for_group
+from overlap.runtime.cuda.runtime import runtime_for_group
 from tests.support.contract import *  # noqa: F403
 
 from .conftest import WORLD, meet

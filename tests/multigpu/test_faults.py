@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from overlap.errors import DeadlineError, OverlapError, RuntimeContractError
-from overlap.runtime.cuda import CudaRuntime
+from overlap.runtime.cuda.runtime import CudaRuntime
 from overlap.runtime.workspace import check, release
 from tests.support.ranks import Product, template
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from overlap.runtime.cuda import runtime_for_group
+from overlap.runtime.cuda.runtime import runtime_for_group
 from overlap.runtime.workspace import check, release, reserve, workspaces
 from tests.support.ranks import TEMPLATES, WAYS, Product, delay, takes, template
 

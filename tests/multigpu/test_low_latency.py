@@ -24,7 +24,7 @@ from overlap.ops import (
     reduce_gemm,
     scatter_gemm,
 )
-from overlap.runtime.collectives import add_in_order
+from overlap.runtime.group.collectives import add_in_order
 from overlap.runtime.packets import low_latency
 from overlap.runtime.workspace import check, release
 from tests.support.ranks import delay

@@ -17,7 +17,7 @@ from overlap.codegen.module_io import load_module
 from overlap.errors import RuntimeContractError, UnsupportedError
 from overlap.language.nvshmem import fence, get_nbi, my_pe, put_nbi, put_signal, quiet
 from overlap.pipeline import Request, compile_source
-from overlap.runtime.cuda import runtime_for_group
+from overlap.runtime.cuda.runtime import runtime_for_group
 from overlap.runtime.workspace import check
 from tests.support.ranks import Product, delay, template
 from tests.support.realizations import no_nvshmem

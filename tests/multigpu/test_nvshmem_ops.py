@@ -8,7 +8,7 @@ import torch
 
 from overlap.chunkplan.region import shard_interval
 from overlap.ops import a2a_gemm, ag_gemm, ag_gemm_k, gemm_a2a, gemm_ar, gemm_rs, last_plan
-from overlap.runtime.cuda import runtime_for_group
+from overlap.runtime.cuda.runtime import runtime_for_group
 from overlap.runtime.workspace import check
 from tests.support.ranks import delay
 from tests.support.realizations import no_nvshmem

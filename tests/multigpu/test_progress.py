@@ -8,8 +8,8 @@ import triton
 
 import overlap.language as ol
 from overlap.errors import UnsupportedError
-from overlap.runtime.cuda import runtime_for_group
-from overlap.runtime.kernels import compiled, multiprocessor, require_room
+from overlap.runtime.cuda.compiled import compiled, multiprocessor, require_room
+from overlap.runtime.cuda.runtime import runtime_for_group
 from overlap.schedule.table import SLOT_WORDS, flag_base, state_words
 
 pytestmark = pytest.mark.ranks(2)

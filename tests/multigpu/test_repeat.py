@@ -15,9 +15,9 @@ from overlap.api.repeat import Known
 from overlap.codegen.module_io import load_module
 from overlap.errors import DeadlineError, RuntimeContractError, UsageError
 from overlap.ops import a2a_gemm, ag_gemm, ag_gemm_k, gemm_a2a, gemm_ar, gemm_rs
-from overlap.runtime.bound_launch import _ByAddress, _ByTriton
-from overlap.runtime.call_graph import CallGraph
-from overlap.runtime.driver import Graph
+from overlap.runtime.cuda.bound_launch import _ByAddress, _ByTriton
+from overlap.runtime.cuda.call_graph import CallGraph
+from overlap.runtime.cuda.driver import Graph
 from overlap.runtime.workspace import check, release
 from tests.support.ranks import WAYS, Product, delay, template
 

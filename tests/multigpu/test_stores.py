@@ -20,7 +20,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 import overlap
 import overlap.language as ol
 from overlap.ops import gemm_a2a, gemm_ar, gemm_rs, last_plan
-from overlap.runtime.slots import Slots
+from overlap.runtime.tables.slots import Slots
 from overlap.runtime.workspace import check
 from overlap.schedule.table import HIGH_BYTES, LOW_BYTES
 from tests.support.ranks import Product, delay, template
@@ -64,8 +64,8 @@ def told_apart():
     """What was asked for, before anything is compiled."""
     from overlap.codegen import emit, kernel_module
     from overlap.language import stores
-    from overlap.runtime import launch
-    from overlap.runtime.variant import Variant
+    from overlap.runtime.launch import launch
+    from overlap.runtime.launch.variant import Variant
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ASKED & {"fenced", "system"}:
@@ -190,7 +190,7 @@ def test_a_graph_replayed_with_new_data(generated, group, name):
 @pytest.mark.parametrize("plan", WAYS)
 def test_ranks_of_different_speed(generated, group, plan, monkeypatch):
     """One rank's kernel begins late, so that what waits for its flags is there already and reads as soon as they are raised."""
-    from overlap.runtime import acts
+    from overlap.runtime.launch import acts
 
     rank, kernel, turn = dist.get_rank(group), acts._kernel, [0]
 

@@ -6,8 +6,8 @@ The simulator lets a poll sleep until its word changes, so limits here are negat
 import pytest
 import torch
 
-from overlap.runtime.entry import entry_kernel, wait_kernel
-from overlap.runtime.faults import INSTANCE_WORD, LIMIT_WORD, RECORD_WORD, RECORD_WORDS
+from overlap.runtime.faults.faults import INSTANCE_WORD, LIMIT_WORD, RECORD_WORD, RECORD_WORDS
+from overlap.runtime.kernels.entry import entry_kernel, wait_kernel
 from overlap.schedule.table import S_EPOCH, S_READY, SLOT_WORDS, flag_base, state_words
 from overlap.sim import World
 

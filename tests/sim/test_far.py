@@ -24,8 +24,9 @@ from overlap.codegen.module_io import load_module
 from overlap.errors import UnsupportedError, UsageError
 from overlap.ops import a2a_gemm, ag_gemm_k, gemm_a2a, gemm_ar, last_plan
 from overlap.pipeline import Request, compile_source
-from overlap.runtime import far_moves, prepared
-from overlap.runtime import moves as tables
+from overlap.runtime.launch import prepared
+from overlap.runtime.nvshmem import far_moves
+from overlap.runtime.tables import moves as tables
 from overlap.schedule import steps as st
 from overlap.sim import World, check_module, check_plan
 from overlap.sim.runtime import SimRuntime

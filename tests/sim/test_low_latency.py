@@ -10,7 +10,7 @@ import torch
 
 from overlap.errors import OverlapError, RuntimeContractError
 from overlap.language.packets import MARKS
-from overlap.runtime.faults import LIMIT_WORD, RECORD_WORD, RECORD_WORDS
+from overlap.runtime.faults.faults import LIMIT_WORD, RECORD_WORD, RECORD_WORDS
 from overlap.runtime.packets import low_latency
 from overlap.runtime.packets.boxes import pieces, unit_of, whole
 from overlap.runtime.packets.lines import CLEAN_EVERY

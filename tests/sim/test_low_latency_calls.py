@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from overlap.errors import DeadlineError
-from overlap.runtime.faults import FaultRecord
+from overlap.runtime.faults.faults import FaultRecord
 from overlap.runtime.packets import low_latency
 from overlap.runtime.packets.low_latency import low_latency_of
 from overlap.sim.runtime import SimRuntime

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 import overlap.language as ol
-from overlap.runtime.part import Part
+from overlap.runtime.memory.part import Part
 from overlap.schedule import steps as st
 from overlap.sim import check_module
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from test_mutations import SHAPE, changed, check, without
 from test_mutations import faults as faults_of
 
-from overlap.runtime import reduce
+from overlap.runtime.kernels import reduce
 from overlap.schedule import steps as st
 from overlap.schedule.table import SUMS_WORD
 from overlap.sim import ModuleCheck
@@ -195,7 +195,8 @@ def without_barrier(state, programs):
 @pytest.fixture
 def several_programs(monkeypatch):
     """Sums take more programs than one."""
-    from overlap.runtime import prepared, sums
+    from overlap.runtime.launch import prepared
+    from overlap.runtime.tables import sums
 
     counts = []
     monkeypatch.setattr(sums, "BLOCK_ELEMENTS", 32)
@@ -244,7 +245,7 @@ def test_a_sum_dropped(made):
 
 def test_a_sum_that_waits_for_no_flags(made, monkeypatch):
     """In the first launch it adds NaN, which slots hold until something lands; races show in every launch."""
-    from overlap.runtime import prepared
+    from overlap.runtime.launch import prepared
 
     whole = prepared.addition
 
@@ -300,7 +301,7 @@ def test_a_flag_raised_before_its_copy(made):
 
 def test_a_push_into_another_ranks_slot(made, monkeypatch):
     """All partials land in the first slot."""
-    from overlap.runtime import plan_tensor
+    from overlap.runtime.memory import plan_tensor
 
     whole = plan_tensor.destination_region
 
@@ -337,7 +338,7 @@ def test_names_of_slots_and_partials_in_reports(made):
 @pytest.mark.parametrize("accumulator", ["fp32", "bf16"])
 def test_partials_are_added_in_fp32_and_rounded_once(made, monkeypatch, accumulator):
     """Within half a unit in the last place of the exact sum of what was sent; sums in bf16 are not."""
-    from overlap.runtime import sums
+    from overlap.runtime.tables import sums
 
     if accumulator == "bf16":
         monkeypatch.setitem(sums.ACCUMULATORS, "fp32", tl.bfloat16)

@@ -12,7 +12,7 @@ from test_pushing import compiler
 
 from overlap.errors import UnsupportedError
 from overlap.runtime import instance as instances
-from overlap.runtime import slots as slot_tables
+from overlap.runtime.tables import slots as slot_tables
 from overlap.schedule import steps as st
 from overlap.sim import check_module
 

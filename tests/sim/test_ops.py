@@ -11,7 +11,7 @@ from overlap.chunkplan.region import shard_interval
 from overlap.errors import RaceFault, UsageError
 from overlap.ops import ag_gemm, last_plan, measure
 from overlap.ops.reserve import reserve
-from overlap.runtime import launch as launch_layer
+from overlap.runtime.launch import launch as launch_layer
 from overlap.sim import World
 
 EPSILON = {torch.float16: 2**-10, torch.bfloat16: 2**-7, torch.float32: 2**-22}

@@ -16,8 +16,8 @@ from overlap.chunkplan.dump import dump_plan
 from overlap.chunkplan.plan import CommPlan
 from overlap.chunkplan.verify import verify_plan
 from overlap.errors import PlanError
-from overlap.runtime.transfer import transfer_for
-from overlap.runtime.transfer_memory import transfer_resources
+from overlap.runtime.transfer.memory import transfer_resources
+from overlap.runtime.transfer.transfer import transfer_for
 from overlap.sim import World, check_plan
 from tests.support.random_plans import cases
 

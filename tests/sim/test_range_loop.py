@@ -202,7 +202,7 @@ def test_a_straddling_block_that_waits_for_the_earlier_chunk_only(generated, mon
     """130 elements on 3 ranks in blocks of 32: blocks 1 and 2 hold elements of two ranks."""
     import dataclasses
 
-    from overlap.runtime import ranges
+    from overlap.runtime.tables import ranges
 
     whole = ranges.to_words
 

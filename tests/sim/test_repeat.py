@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-import overlap.runtime.repeat as repeat_layer
+import overlap.runtime.repeat.repeat as repeat_layer
 from overlap.api.repeat import Known
 from overlap.errors import RaceFault, RuntimeContractError, UsageError
 from overlap.ops import a2a_gemm, ag_gemm, ag_gemm_k, gemm_a2a, gemm_ar, gemm_rs
@@ -145,7 +145,7 @@ def test_the_first_call_of_a_group_is_known_although_it_makes_the_runtime(monkey
     import torch.distributed as dist
 
     from overlap.api import repeat
-    from overlap.runtime import known_calls
+    from overlap.runtime.repeat import known_calls
 
     made: dict[Any, Any] = {}
     monkeypatch.setattr(known_calls, "known_runtime", made.get)
@@ -165,9 +165,9 @@ def test_the_first_call_of_a_group_is_known_although_it_makes_the_runtime(monkey
 
 
 def test_the_oldest_calls_go_with_what_was_made_ready_for_them(repeated, monkeypatch):
-    from overlap.runtime import known_calls
     from overlap.runtime.instance import instances
-    from overlap.runtime.repeat import ReadyLaunch
+    from overlap.runtime.repeat import known_calls
+    from overlap.runtime.repeat.repeat import ReadyLaunch
 
     monkeypatch.setattr(known_calls, "KEPT", 2)
     case = Case(gemm_rs, calls=4)
@@ -412,8 +412,8 @@ def test_further_work_of_a_repeated_call_runs_before_peers_may_overwrite_what_it
 
 def test_a_kernel_that_only_triton_knows_is_loaded_before_a_lane_is_held(monkeypatch):
     """Loading waits for the device, whose lane waits for what this kernel counts up: for ever, if the lane comes first."""
-    from overlap.runtime import launch
-    from overlap.runtime.variant import variant_of
+    from overlap.runtime.launch import launch
+    from overlap.runtime.launch.variant import variant_of
     from overlap.sim.runtime import SimRuntime
 
     monkeypatch.setattr(launch, "variant_of", lambda *given: variant_of(*given)._replace(exact=False, guessed=True))

@@ -7,7 +7,7 @@ import torch
 
 from overlap.codegen.module_io import load_module
 from overlap.errors import RuntimeContractError
-from overlap.runtime.known_calls import Known
+from overlap.runtime.repeat.known_calls import Known
 from overlap.sim import World
 from overlap.sim.inputs import make_inputs
 from overlap.sim.oracle import wanted_results

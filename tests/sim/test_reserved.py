@@ -22,7 +22,7 @@ from overlap.annotate.source import SourceUnit
 from overlap.chunkplan.mesh import parse_mesh
 from overlap.errors import UnsupportedError, UsageError
 from overlap.pipeline import Request, compile_source
-from overlap.runtime import moves as tables
+from overlap.runtime.tables import moves as tables
 from overlap.schedule import moves as schedule
 from overlap.schedule import steps as st
 from overlap.sim import check_module

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from overlap.runtime.entry import entry_kernel
-from overlap.runtime.stage import as_words, staging
+from overlap.runtime.kernels.entry import entry_kernel
+from overlap.runtime.kernels.stage import as_words, staging
 from overlap.schedule.table import state_words
 from overlap.sim import World
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from overlap import settings
-from overlap.runtime.moves import LEAST_WIDTH
+from overlap.runtime.tables.moves import LEAST_WIDTH
 from overlap.schedule.moves import BOXES, P_KIND, PIECE_WORDS
 from overlap.schedule.table import S_EPOCH, SLOT_WORDS
 

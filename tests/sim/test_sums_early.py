@@ -9,8 +9,8 @@ from overlap.api.tuned import forced
 from overlap.autotune.config import Config
 from overlap.errors import RaceFault, RuntimeContractError
 from overlap.ops import gemm_a2a, gemm_ar, gemm_rs, reserve
-from overlap.runtime import launch
 from overlap.runtime.instance import instances
+from overlap.runtime.launch import launch
 from overlap.schedule import steps as st
 from overlap.sim import World
 

@@ -21,7 +21,7 @@ from overlap.chunkplan.plan import P2P, Chunk, CommPlan, TensorSpec
 from overlap.chunkplan.reduction import Reduction
 from overlap.chunkplan.region import Box
 from overlap.errors import PlanError
-from overlap.runtime.transfer import carried
+from overlap.runtime.transfer.transfer import carried
 from overlap.schedule import steps as st
 from overlap.schedule.transfer import transfer_steps
 from overlap.sim import check_plan

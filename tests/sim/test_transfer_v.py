@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import overlap
-import overlap.runtime.transfer
+import overlap.runtime.transfer.transfer
 from overlap.chunkplan.counts import CountArray
 from overlap.errors import PlanError, RuntimeContractError
 from overlap.runtime import workspace as workspace_layer
@@ -125,7 +125,7 @@ def test_counts_that_differ_between_ranks():
 
 def test_plans_that_were_called_long_ago_are_forgotten(monkeypatch):
     """By every rank the same ones, so that all meet over the new one."""
-    monkeypatch.setattr(overlap.runtime.transfer, "KEPT", 2)
+    monkeypatch.setattr(overlap.runtime.transfer.transfer, "KEPT", 2)
     world, order = 2, (0, 2, 3, 0, 2, 2, 4, 0)
     given = {call: data(call, world) for call in order}
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from overlap.chunkplan.region import shard_interval
-from overlap.runtime.collectives import add_in_order
+from overlap.runtime.group.collectives import add_in_order
 from overlap.runtime.packets import low_latency
 from overlap.runtime.packets.low_latency import low_latency_of
 from overlap.sim import World

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from overlap.chunkplan.region import shard_interval
-from overlap.runtime.collectives import gather_single, reduce_scatter_single
+from overlap.runtime.group.collectives import gather_single, reduce_scatter_single
 
 GATHERS = (
     "all_gather_1d",

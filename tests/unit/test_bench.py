@@ -449,7 +449,7 @@ def test_the_hosts_part_of_a_call_is_measured_without_a_gpu(bench, monkeypatch, 
         r"  gemm_rs +96 +24 +48  3 ranks +[0-9.]+ us in the best of 2 rounds, [0-9.]+ in the median", first
     )
     assert any(line.endswith("  api/repeat.py") for line in modules), modules
-    assert not any("scatter_view" in line or line.endswith("runtime/kernel_call.py") for line in modules), (
+    assert not any("scatter_view" in line or line.endswith("runtime/calls/kernel_call.py") for line in modules), (
         "the long way"
     )
 

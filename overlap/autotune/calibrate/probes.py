@@ -12,9 +12,9 @@ import torch.distributed as dist
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.library import find_template
 from overlap.chunkplan.plan import TensorSpec
-from overlap.runtime.cuda import CudaRuntime
-from overlap.runtime.scratch import scratch
-from overlap.runtime.transfer import Transfer, carry_out, transfer_for
+from overlap.runtime.cuda.runtime import CudaRuntime
+from overlap.runtime.cuda.scratch import scratch
+from overlap.runtime.transfer.transfer import Transfer, carry_out, transfer_for
 from overlap.schedule.machine import PROGRAMS
 
 from .clock import Clock

@@ -9,7 +9,7 @@ import torch
 import triton
 
 from overlap.errors import UsageError
-from overlap.runtime.cuda import runtime_for_group
+from overlap.runtime.cuda.runtime import runtime_for_group
 from overlap.schedule.machine import PROGRAMS
 
 from .probes import COPIES, DTYPES, GATHERS, Probes, program_counts

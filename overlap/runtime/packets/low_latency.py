@@ -29,9 +29,9 @@ from overlap.chunkplan.region import shard_interval
 from overlap.errors import DeadlineError, RuntimeContractError
 from overlap.language.packets import DATA_BYTES, SENDERS
 
-from ..places import Carried, Place
+from ..kernels.stage import as_words
 from ..protocol import IN_FLIGHT, Runtime
-from ..stage import as_words
+from ..repeat.places import Carried, Place
 from .boxes import Boxes, pieces, scaled, unit_of, whole
 from .kernels import exchange_kernel, sum_packets_kernel, two_step_kernel
 from .lines import MOST_PROGRAMS

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
+from ..memory.symmetric import Symmetric
 from ..protocol import Runtime
-from ..symmetric import Symmetric
 from .timer_kernels import meet_kernel, stamp_kernel
 
 ROUNDS = 32

@@ -15,10 +15,10 @@ from overlap.schedule.model import RankSchedule
 from overlap.schedule.recorded import log_words
 
 from ..bound_plan import BoundPlan
-from ..hosteval import on_host
+from ..calls.resolve import Bound
 from ..protocol import Runtime
-from ..ranges import range_schedule
-from ..resolve import Bound
+from ..tables.hosteval import on_host
+from ..tables.ranges import range_schedule
 
 if TYPE_CHECKING:
     from ..instance import Instance, LaunchTable

@@ -1,4 +1,4 @@
-"""What `overlap.runtime.driver` calls, as the stub of the driver understood it; and that what it refuses raises.
+"""What `overlap.runtime.cuda.driver` calls, as the stub of the driver understood it; and that what it refuses raises.
 
 LD_LIBRARY_PATH=<folder of the stub> python calls.py
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import ctypes
 
 from overlap.errors import RuntimeContractError
-from overlap.runtime.copies import CopyPiece
-from overlap.runtime.driver import Calls, Event, Graph, Stream, chain, copy_call, hold_call, length, libcuda
+from overlap.runtime.cuda.driver import Calls, Event, Graph, Stream, chain, copy_call, hold_call, length, libcuda
+from overlap.runtime.memory.copies import CopyPiece
 
 HIGH = 1 << 46
 """Addresses have more than 32 bits."""

@@ -24,12 +24,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from overlap.build import parse_target
 from overlap.build.device import planned_device
 from overlap.errors import RuntimeContractError
-from overlap.runtime import call_graph
-from overlap.runtime.bound_launch import _ByAddress, _ByTriton, bound_launch
-from overlap.runtime.call_graph import Recorder
-from overlap.runtime.driver import Stream
-from overlap.runtime.kernels import compiled
-from overlap.runtime.places import Carried, numbered, place_of
+from overlap.runtime.cuda import call_graph
+from overlap.runtime.cuda.bound_launch import _ByAddress, _ByTriton, bound_launch
+from overlap.runtime.cuda.call_graph import Recorder
+from overlap.runtime.cuda.compiled import compiled
+from overlap.runtime.cuda.driver import Stream
+from overlap.runtime.repeat.places import Carried, numbered, place_of
 
 STUB = ctypes.CDLL("libcuda.so.1")
 SIZES = [128, 4, 4, 8, 8, 8, 8, 4, 8, 4, 8, 8]

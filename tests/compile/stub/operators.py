@@ -24,9 +24,9 @@ from triton.runtime.driver import driver
 
 import overlap.ops
 from overlap.build import device, parse_target
-from overlap.runtime.cuda import CudaRuntime
-from overlap.runtime.driver import Stream
-from overlap.runtime.lanes import Lanes, own_lane
+from overlap.runtime.cuda.driver import Stream
+from overlap.runtime.cuda.lanes import Lanes, own_lane
+from overlap.runtime.cuda.runtime import CudaRuntime
 
 torch.cuda.is_current_stream_capturing = lambda: False
 STUB = ctypes.CDLL("libcuda.so.1")

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from overlap.chunkplan.region import shard_interval
 from overlap.ops import a2a_gemm, ag_gemm_k, gemm_a2a, gemm_ar, gemm_rs, last_plan
-from overlap.runtime.collectives import all_reduce, all_to_all, reduce_scatter
+from overlap.runtime.group.collectives import all_reduce, all_to_all, reduce_scatter
 
 DTYPES = (torch.float64, torch.bfloat16)
 EPSILON = {torch.float64: 2**-50, torch.float32: 2**-22, torch.bfloat16: 2**-7}

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from overlap.api import small
 from overlap.api.repeat import Known
 from overlap.ops import ag_gemm, gemm_ar, gemm_rs, last_plan
-from overlap.runtime import known_calls
+from overlap.runtime.repeat import known_calls
 
 OPERATORS = {"ag_gemm": ag_gemm, "gemm_rs": gemm_rs, "gemm_ar": gemm_ar}
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from overlap.runtime.acts import InFlight, carry_out
-from overlap.runtime.places import NOTHING
+from overlap.runtime.launch.acts import InFlight, carry_out
+from overlap.runtime.repeat.places import NOTHING
 
 
 class Cycle:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from overlap.backends.base import Realization
+from overlap.runtime.group.meeting import first_difference
 from overlap.runtime.instance import _machine_in_words
-from overlap.runtime.meeting import first_difference
 
 
 def words(machine: str | None = None, world: int = 4) -> str:

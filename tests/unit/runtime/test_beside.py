@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from overlap.runtime.beside import beside_sums
-from overlap.runtime.resolve import Bound
+from overlap.runtime.calls.resolve import Bound
+from overlap.runtime.launch.beside import beside_sums
 
 
 def instance(programs, *, early=True, free=4, units=132):

@@ -5,8 +5,8 @@ import ctypes
 import pytest
 import torch
 
-from overlap.runtime.copies import plan_copy
-from overlap.runtime.stage import collapse
+from overlap.runtime.kernels.stage import collapse
+from overlap.runtime.memory.copies import plan_copy
 
 
 def carry_out(dst: torch.Tensor, src: torch.Tensor) -> int:

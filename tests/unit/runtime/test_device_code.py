@@ -9,9 +9,9 @@ import pytest
 
 from overlap.errors import RuntimeContractError
 from overlap.language.nvshmem import SYMBOLS
-from overlap.runtime.cuda import CudaRuntime
-from overlap.runtime.device_code import STAND_IN, calls_nvshmem, joined, stand_in_options
-from overlap.runtime.kernels import compiled
+from overlap.runtime.cuda.compiled import compiled
+from overlap.runtime.cuda.runtime import CudaRuntime
+from overlap.runtime.nvshmem.device_code import STAND_IN, calls_nvshmem, joined, stand_in_options
 
 NVSHMEM = {"extern_libs": (("nvshmem", "code.bc"),)}
 Status = Enum("Status", ["UNINITIALIZED", "INITIALIZED"])
@@ -91,7 +91,7 @@ def test_a_group_without_its_memory_links_a_stand_in(library, monkeypatch, tmp_p
 
 
 def test_no_place_for_the_stand_in(monkeypatch, tmp_path):
-    from overlap.runtime import device_code
+    from overlap.runtime.nvshmem import device_code
 
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path / "file"))

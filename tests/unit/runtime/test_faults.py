@@ -9,10 +9,10 @@ from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.library import find_template
 from overlap.chunkplan.plan import TensorSpec
 from overlap.errors import DeadlineError, RuntimeContractError
-from overlap.runtime.faults import FaultRecord, deadline_error, waited_for
+from overlap.runtime.faults.faults import FaultRecord, deadline_error, waited_for
+from overlap.runtime.memory.part import part_layout
 from overlap.runtime.operator import Comm
-from overlap.runtime.part import part_layout
-from overlap.runtime.sums import addition
+from overlap.runtime.tables.sums import addition
 from overlap.schedule.pieces import pieces
 from overlap.schedule.sync import assign_slots
 from overlap.schedule.table import SLOT_WORDS, done_base, flag_base, state_words

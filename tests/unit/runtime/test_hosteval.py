@@ -4,7 +4,7 @@ import triton
 import triton.language as L
 import triton.language as tl
 
-from overlap.runtime.hosteval import on_host
+from overlap.runtime.tables.hosteval import on_host
 
 GROUP: tl.constexpr = tl.constexpr(4)
 

@@ -12,16 +12,10 @@ from overlap.chunkplan.order import happens_before
 from overlap.chunkplan.plan import P2P, Chunk, CommPlan, TensorSpec
 from overlap.chunkplan.region import Box
 from overlap.errors import UnsupportedError
-from overlap.runtime.layout import (
-    ALIGNMENT,
-    dense_strides,
-    destination_region,
-    input_layout,
-    source_region,
-)
+from overlap.runtime.calls.shapes import piece
+from overlap.runtime.memory.layout import ALIGNMENT, dense_strides, destination_region, input_layout, source_region
+from overlap.runtime.memory.part import part_layout
 from overlap.runtime.operator import Comm
-from overlap.runtime.part import part_layout
-from overlap.runtime.shapes import piece
 from overlap.schedule.pieces import pieces
 
 SHAPES = [(8, 6), (7, 5), (1, 3), (0, 4), (130, 33)]

@@ -7,7 +7,7 @@ import pytest
 from torch.distributed import HashStore, PrefixStore
 
 from overlap.errors import DeadlineError, OverlapError, RuntimeContractError
-from overlap.runtime.meeting import Meetings, first_difference
+from overlap.runtime.group.meeting import Meetings, first_difference
 
 
 def together(world, body, store=None):

@@ -9,9 +9,9 @@ import torch
 from overlap.backends.base import Realization
 from overlap.backends.registry import backend
 from overlap.errors import SourceSpan, UnsupportedError
-from overlap.runtime import moves
-from overlap.runtime.copies import CopyPiece, plan_copy
-from overlap.runtime.moves import piece_words, programs_for, reserved
+from overlap.runtime.memory.copies import CopyPiece, plan_copy
+from overlap.runtime.tables import moves
+from overlap.runtime.tables.moves import piece_words, programs_for, reserved
 from overlap.schedule.moves import BOXES
 
 

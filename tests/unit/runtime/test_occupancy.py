@@ -2,7 +2,7 @@
 
 import pytest
 
-from overlap.runtime.occupancy import Block, Multiprocessor, room_beside
+from overlap.runtime.cuda.occupancy import Block, Multiprocessor, room_beside
 
 H100 = Multiprocessor(threads=2048, registers=65536, shared=233472, reserved=1024, blocks=32)
 WARP = Block(threads=32, registers=64, shared=0)

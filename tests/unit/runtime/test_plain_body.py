@@ -1,4 +1,4 @@
-"""Which host functions are plain (`overlap.runtime.plain_body`), so that a call like an earlier one needs only the launch."""
+"""Which host functions are plain (`overlap.runtime.repeat.plain_body`), so that a call like an earlier one is only its launch."""
 
 import linecache
 
@@ -8,7 +8,7 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from overlap.codegen.module_io import load_module
-from overlap.runtime.plain_body import plain_globals
+from overlap.runtime.repeat.plain_body import plain_globals
 
 pytestmark = pytest.mark.one_triton
 

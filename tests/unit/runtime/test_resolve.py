@@ -7,7 +7,7 @@ import triton.language as tl
 
 from overlap.backends.base import Realization
 from overlap.errors import UsageError
-from overlap.runtime.resolve import evaluate_grid, resolve
+from overlap.runtime.calls.resolve import evaluate_grid, resolve
 
 OURS = ("ol_table", "ol_state")
 PLAIN = Realization()

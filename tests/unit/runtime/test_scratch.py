@@ -4,7 +4,7 @@ import pytest
 import triton
 from triton.runtime import _allocation
 
-from overlap.runtime.scratch import scratch
+from overlap.runtime.cuda.scratch import scratch
 
 
 @pytest.fixture

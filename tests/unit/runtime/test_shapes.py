@@ -7,8 +7,8 @@ import torch
 
 from overlap.chunkplan.region import Box
 from overlap.errors import RuntimeContractError, UsageError
+from overlap.runtime.calls.shapes import check_sizes, global_shape, launch_shape, piece
 from overlap.runtime.operator import Comm
-from overlap.runtime.shapes import check_sizes, global_shape, launch_shape, piece
 
 OPERATOR = SimpleNamespace(inputs={"a": ("M", "K")}, outputs={"c": ("M", "N")}, extents={"M": "m", "N": "n", "K": "k"})
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from overlap.runtime.stage import DIMS, as_words, filling, staging
+from overlap.runtime.kernels.stage import DIMS, as_words, filling, staging
 
 
 def carried_out(src, dst):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from overlap.errors import HostEntryError, SourceSpan
-from overlap.runtime.standin import StandIn, stand_in, unwrap
+from overlap.runtime.calls.standin import StandIn, stand_in, unwrap
 
 WHERE = SourceSpan("user.py", 7, 5, "    x = a + 1")
 

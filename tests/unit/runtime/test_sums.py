@@ -9,9 +9,9 @@ import torch
 from overlap.chunkplan.plan import Chunk
 from overlap.chunkplan.region import Box
 from overlap.errors import RuntimeContractError, UnsupportedError
-from overlap.runtime.layout import RankLayout, Region, dense_strides
-from overlap.runtime.reduce import DIMS, PIECE_WORDS, SUMMAND_WORDS
-from overlap.runtime.sums import Addition, Operand, addition, check_pieces, sum_table
+from overlap.runtime.kernels.reduce import DIMS, PIECE_WORDS, SUMMAND_WORDS
+from overlap.runtime.memory.layout import RankLayout, Region, dense_strides
+from overlap.runtime.tables.sums import Addition, Operand, addition, check_pieces, sum_table
 from overlap.schedule.pieces import Piece
 from overlap.schedule.table import SLOT_WORDS, flag_base
 

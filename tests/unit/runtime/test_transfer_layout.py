@@ -11,8 +11,8 @@ from overlap.chunkplan.library import find_template
 from overlap.chunkplan.mesh import Mesh
 from overlap.chunkplan.plan import P2P, Chunk, TensorSpec
 from overlap.chunkplan.region import Box
-from overlap.runtime.layout import destination_region, separated, source_region
-from overlap.runtime.transfer_memory import boxes_of, tensor_layout
+from overlap.runtime.memory.layout import destination_region, separated, source_region
+from overlap.runtime.transfer.memory import boxes_of, tensor_layout
 from overlap.schedule.pieces import Values
 from overlap.schedule.transfer import transfer_sums
 

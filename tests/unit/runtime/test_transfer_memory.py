@@ -11,8 +11,8 @@ from overlap.chunkplan.build import build_plan, load_plan
 from overlap.chunkplan.library import find_template
 from overlap.chunkplan.plan import CommPlan, TensorSpec
 from overlap.errors import ScheduleError
-from overlap.runtime.layout import ALIGNMENT
-from overlap.runtime.transfer_memory import transfer_resources
+from overlap.runtime.memory.layout import ALIGNMENT
+from overlap.runtime.transfer.memory import transfer_resources
 from overlap.schedule.resources import Limits, verify_resources
 
 
@@ -72,5 +72,5 @@ ranks:
 
 def test_it_needs_no_torch():
     """So that `overlap check` can say it where only the compiler is installed."""
-    code = "import sys; import overlap.runtime.transfer_memory; sys.exit('torch' in sys.modules)"
+    code = "import sys; import overlap.runtime.transfer.memory; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

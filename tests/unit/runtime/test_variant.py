@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from overlap.runtime.variant import variant_of
+from overlap.runtime.launch.variant import variant_of
 
 
 @triton.jit

@@ -1,0 +1,295 @@
+"""`CallGraph`: all that a repeated call enqueues, in one CUDA graph whose kernels are given the addresses of each call.
+
+    recorded, once   entry | fork  lanes  kernel  join | sum      on streams that nobody else uses; the kernels' nodes are kept
+    each call        addresses that are new -> nodes of the kernels that take them | one launch of the graph
+
+What a node is given holds for launches that come later; launches in flight keep what they were given, and two launches of
+one graph run one behind the other (CUDA driver API, ``cuGraphExecKernelNodeSetParams``, ``cuGraphLaunch``). Work of lanes
+reads no tensor of a call, so kernels of the main stream and sums beside it are all there is to tell.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+from triton.runtime import _allocation
+
+from overlap.errors import RuntimeContractError
+
+from ..launch.prepared import Enqueue
+from ..repeat.places import Carried
+from .bound_launch import KEPT, Varying
+from .driver import OwnStream, Stream, check, ends_with, libcuda, recorded
+from .lanes import Lanes, own_lane
+from .launchers import watched
+from .scratch import scratch
+
+MOST = 128
+"""Graphs that a runtime has at a time, of some hundred KB each; calls that come later go by calls of the driver."""
+_ADDRESS_BYTES, _MAP_BYTES = 8, 128
+_ALIGNMENT = 128
+"""Of what holds a kernel's parameters; tensor maps ask for 64."""
+_NO_CONTEXT = 201
+
+
+class _KernelNode(ctypes.Structure):
+    """``CUDA_KERNEL_NODE_PARAMS_v2`` of the driver API."""
+
+    _fields_ = [
+        ("func", ctypes.c_void_p),
+        *[(f"{what}Dim{axis}", ctypes.c_uint) for what in ("grid", "block") for axis in "XYZ"],
+        ("sharedMemBytes", ctypes.c_uint),
+        ("kernelParams", ctypes.POINTER(ctypes.c_void_p)),
+        ("extra", ctypes.c_void_p),
+        ("kern", ctypes.c_void_p),
+        ("ctx", ctypes.c_void_p),
+    ]
+
+
+class Recorder:
+    """Makes graphs of calls, one at a time, on streams of its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._mains: dict[int, Stream] = {}
+        self._lanes = Lanes(own_lane)
+        self._scratch: dict[tuple[int, int, int], Any] = {}
+        """By number in a call, size and alignment."""
+        self._made: weakref.WeakSet[CallGraph] = weakref.WeakSet()
+
+    def record(self, steps: Callable[[Recording], None], main: Stream) -> CallGraph:
+        """A graph of what ``steps`` enqueues, whose kernels have the priority of ``main``, and those of lanes theirs.
+
+        Raises:
+            RuntimeContractError: it holds what no graph can, or what cannot be given to a node; or there are enough graphs.
+        """
+        with self._lock:
+            if len(self._made) >= MOST:
+                raise RuntimeContractError(f"{MOST} calls are graphs already")
+            priority = ctypes.c_int()
+            check(libcuda().cuStreamGetPriority(main.argument, ctypes.byref(priority)), "a stream's priority")
+            stream = self._mains.get(priority.value)
+            if stream is None:
+                stream = self._mains[priority.value] = OwnStream(priority.value)
+            recording = Recording(stream, self._lanes)
+            with self._scratch_kept():
+                graph, made = recorded(lambda _: steps(recording), stream, "a call", node_priorities=True)
+            found = CallGraph(graph, made, recording)
+            self._made.add(found)
+            return found
+
+    @contextmanager
+    def _scratch_kept(self) -> Iterator[None]:
+        """Kernels that are launched meanwhile are given scratch memory that stays.
+
+        Of all graphs one is in flight at a time, so they share it.
+        """
+        given = count()
+        with scratch():
+            allocate: Any = _allocation._allocator.get()
+
+            def kept(size: int, alignment: int, stream: int | None) -> Any:
+                place = next(given), size, alignment
+                if place not in self._scratch:
+                    self._scratch[place] = allocate(size, alignment, stream)
+                return self._scratch[place]
+
+            token = _allocation._allocator.set(kept)
+            try:
+                yield
+            finally:
+                _allocation._allocator.reset(token)
+
+
+class Recording:
+    """The streams that one call is recorded on, and the nodes of its kernels."""
+
+    def __init__(self, main: Stream, lanes: Lanes) -> None:
+        self.main = main
+        self.nodes: list[_Node] = []
+        self._lanes = lanes
+
+    def forks(self, lanes: Sequence[int]) -> list[Stream]:
+        """As `Runtime.forks`."""
+        return self._lanes.forks(self.main, lanes)
+
+    def join(self, stream: Stream) -> None:
+        """As `Runtime.join`."""
+        self._lanes.join(self.main, stream)
+
+    def behind(self, stream: Stream, other: Stream) -> None:
+        """As `Runtime.behind`."""
+        self._lanes.behind(stream, other)
+
+    def launch(self, enqueue: Enqueue, carried: Carried, lane: Stream | None = None) -> None:
+        """Records one of the launches that may take something from a call, on the main stream or ``lane``.
+
+        Raises:
+            RuntimeContractError: nobody knows where it takes what it takes from a call.
+        """
+        varying: Sequence[Varying] | None = getattr(enqueue, "varying", None)
+        if varying is None:
+            raise RuntimeContractError("a launch through Triton's own launcher")
+        stream = lane or self.main
+        enqueue(stream, carried)
+        if varying:
+            self.nodes.append(_Node(self._last_node(stream), varying, carried))
+
+    def _last_node(self, stream: Stream) -> int:
+        """What a stream's next work would depend on: the kernel that was recorded last."""
+        status, number = ctypes.c_int(), ctypes.c_uint64()
+        graph, found = ctypes.c_void_p(), ctypes.c_size_t()
+        nodes = ctypes.POINTER(ctypes.c_void_p)()
+        told = map(ctypes.byref, (status, number, graph, nodes, found))
+        error = libcuda().cuStreamGetCaptureInfo_v2(stream.argument, *told)
+        check(error, "a recorded kernel")
+        if found.value != 1 or not nodes[0]:
+            raise RuntimeContractError(f"a recorded kernel is {found.value} nodes")
+        return int(nodes[0])
+
+
+class _Node:
+    """A recorded kernel: its parameters as the driver has them, and those of them that a call brings.
+
+    Args:
+        node: its handle.
+        varying: what its launch takes from a call.
+        carried: the call that was recorded.
+    """
+
+    def __init__(self, node: int, varying: Sequence[Varying], carried: Carried) -> None:
+        cuda = libcuda()
+        self._told = _KernelNode()
+        check(cuda.cuGraphKernelNodeGetParams_v2(ctypes.c_void_p(node), ctypes.byref(self._told)), "a kernel's node")
+        if not self._told.kernelParams or not self._told.func:
+            raise RuntimeContractError("the node of a kernel does not show its parameters")
+        extents = list(_extents(self._told.func))
+        start, self._memory = _aligned(max((at + size for at, size in extents), default=0))
+        for number, (at, size) in enumerate(extents):
+            ctypes.memmove(start + at, self._told.kernelParams[number], size)
+        self._pointers = (ctypes.c_void_p * len(extents))(*(start + at for at, _ in extents))
+        self._told.kernelParams = ctypes.cast(self._pointers, ctypes.POINTER(ctypes.c_void_p))
+        self._told.extra = None
+        self._places = [(v.place.number, v.place.offset) for v in varying]
+        self._has = [v.place.address(carried) for v in varying]
+        self._to: list[tuple[Any, int, _Maps]] = []
+        for (number, described, _), address in zip(varying, self._has, strict=True):
+            at, size = extents[number] if number < len(extents) else (0, 0)
+            word = ctypes.c_uint64.from_address(start + at)
+            if size != (_MAP_BYTES if described else _ADDRESS_BYTES) or not described and word.value != address:
+                raise RuntimeContractError(f"parameter {number} of a recorded kernel is another than was thought")
+            self._to.append((None if described else word, number, _Maps(start + at)))
+        self._set = cuda.cuGraphExecKernelNodeSetParams_v2
+        self._node, self._by_reference = ctypes.c_void_p(node), ctypes.byref(self._told)
+
+    def give(self, made: Any, addresses: Sequence[int]) -> int:
+        """Gives later launches of the graph ``made`` the addresses of a call, unless it has them; 0, or what went wrong."""
+        fresh = [addresses[number] + offset for number, offset in self._places]
+        if fresh == self._has:
+            return 0
+        for (word, number, maps), address in zip(self._to, fresh, strict=True):
+            if word is not None:
+                word.value = address
+            else:
+                self._pointers[number] = maps.over(address)
+        error: int = self._set(made, self._node, self._by_reference)
+        if not error:
+            self._has = fresh
+        return error
+
+
+class _RefusedError(Exception):
+    """What the driver answers."""
+
+
+class _Maps:
+    """A tensor map over the addresses that calls have brought, the last few of them.
+
+    Args:
+        made: where one of them lies; it is over another address.
+    """
+
+    def __init__(self, made: int) -> None:
+        self._made = made
+        self._kept: dict[int, tuple[int, Any]] = {}
+
+    def over(self, address: int) -> int:
+        """Where the one over ``address`` lies. Raises _RefusedError where the driver makes none."""
+        found = self._kept.get(address)
+        if found is None:
+            found = _aligned(_MAP_BYTES)
+            ctypes.memmove(found[0], self._made, _MAP_BYTES)
+            error = libcuda().cuTensorMapReplaceAddress(ctypes.c_void_p(found[0]), ctypes.c_void_p(address))
+            if error:
+                raise _RefusedError(error)
+            if len(self._kept) >= KEPT:
+                del self._kept[next(iter(self._kept))]
+            self._kept[address] = found
+        return found[0]
+
+
+def _aligned(size: int) -> tuple[int, Any]:
+    """The address of memory for parameters, and what keeps it."""
+    memory = ctypes.create_string_buffer(size + _ALIGNMENT)
+    return -(-ctypes.addressof(memory) // _ALIGNMENT) * _ALIGNMENT, memory
+
+
+def _extents(function: int) -> Iterator[tuple[int, int]]:
+    """Offset and bytes of each parameter of a kernel."""
+    number, at, size = 0, ctypes.c_size_t(), ctypes.c_size_t()
+    handle = ctypes.c_void_p(function)
+    while not libcuda().cuFuncGetParamInfo(handle, ctypes.c_size_t(number), ctypes.byref(at), ctypes.byref(size)):
+        yield at.value, size.value
+        number += 1
+
+
+class CallGraph:
+    """A recorded call.
+
+    Args:
+        graph: what was recorded, which its nodes belong to; ``made``: that, made ready to be launched. Both are its own.
+    """
+
+    def __init__(self, graph: Any, made: Any, recording: Recording) -> None:
+        cuda = libcuda()
+        self._made, self._nodes = made, tuple(recording.nodes)
+        self._launch = cuda.cuGraphLaunch
+        self._context = ctypes.c_void_p()
+        ends_with(self, (cuda.cuGraphExecDestroy, made), (cuda.cuGraphDestroy, graph))
+        check(cuda.cuCtxGetCurrent(ctypes.byref(self._context)), "the current context")
+        self._lock = threading.Lock()
+
+    def __call__(self, stream: Stream, carried: Carried) -> bool:
+        """Enqueues a call; of two on whatever streams the second waits for the first. False: it must go by its steps, nothing
+        was enqueued.
+
+        Raises:
+            RuntimeContractError: the driver refuses.
+        """
+        if watched():
+            return False  # of kernels in a graph no hook is told
+        with self._lock:
+            error = self._enqueue(stream, carried.addresses)
+            if error == _NO_CONTEXT:  # a thread that has not done anything yet
+                check(libcuda().cuCtxSetCurrent(self._context), "a context for this thread")
+                error = self._enqueue(stream, carried.addresses)
+        if error:
+            check(error, "launching a call's graph")
+        return True
+
+    def _enqueue(self, stream: Stream, addresses: Sequence[int]) -> int:
+        try:
+            for node in self._nodes:
+                error = node.give(self._made, addresses)
+                if error:
+                    return error
+        except _RefusedError as refused:
+            return int(refused.args[0])
+        error = self._launch(self._made, stream.argument)
+        return error

@@ -1,0 +1,9 @@
+"""A launch: the protocol's steps, made ready once and enqueued through a runtime.
+
+launch.py     carries out the steps of `overlap.schedule.steps`, with a kernel or without
+acts.py       steps as functions that enqueue them, and how one call goes through them
+prepared.py   each step bound to an instance's memory
+opening.py    the entry kernel's launches, with everything bound but addresses
+beside.py     sums beside the kernel: whether, and what the kernel leaves free for them
+variant.py    what Triton compiles a kernel anew for, of the arguments of a launch
+"""

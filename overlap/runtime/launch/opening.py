@@ -1,0 +1,130 @@
+"""`Opening`: the entry kernel's launches with everything bound but the addresses of what they stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from overlap.schedule import steps as st
+from overlap.schedule.table import counter_base
+
+from ..bound_plan import BoundPlan
+from ..kernels.entry import entry_kernel
+from ..kernels.stage import Staging, as_words, filling, staging
+from ..memory.plan_tensor import Staged
+from ..repeat.places import Place, within
+from .prepared import Enqueue
+
+ENTRY_BLOCK = 4096
+ENTRY_WARPS = 8
+
+
+class _Stage(NamedTuple):
+    """One copy: of a ``part`` of the tensor ``name`` (None: of zeros, which stay), into ``to``."""
+
+    name: str | None
+    part: tuple[slice, ...]
+    copy: Staging
+    to: torch.Tensor
+    zero: torch.Tensor | None = None
+
+
+class Opening:
+    """All launches of one entry step, for one layout of what is given.
+
+    Args:
+        given: by tensor, what the caller brought to be staged.
+    """
+
+    def __init__(self, instance: BoundPlan, step: st.Entry, given: Mapping[str, torch.Tensor]) -> None:
+        self._runtime = instance.runtime
+        self._instance = instance
+        self._step = step
+        staged = (_stage(instance, one, given) for part in instance.parts.values() for one in part.staged(given))
+        self._stages = [stage for stage in staged if stage.copy.dims]
+        self._grids = [self._grid(stage) for stage in self._stages or (None,)]
+        self._bound: dict[tuple[Place | None, ...], list[Enqueue]] = {}
+
+    def _grid(self, stage: _Stage | None) -> tuple[int, int, int]:
+        words = stage.copy.words if stage else 0
+        return max(1, min(self._runtime.sm_count, -(-words // ENTRY_BLOCK))), 1, 1
+
+    def _arguments(self, number: int, src: torch.Tensor) -> dict[str, Any]:
+        instance, runtime, step = self._instance, self._runtime, self._step
+        stage = self._stages[number] if self._stages else None
+        last = number >= len(self._stages) - 1
+        nothing = instance.state
+        room = instance.memory.room
+        copy = stage.copy if stage else staging(nothing[:0], nothing[:0])
+        several = len(set(runtime.nodes)) > 1
+        return {
+            "src": src,
+            "dst": as_words(stage.to, copy.dtype) if stage else nothing,
+            "state": instance.state,
+            "peers": instance.peers,
+            "rank": runtime.rank,
+            "world": runtime.world,
+            "programs": self._grids[number][0],
+            "instance": instance.number,
+            "first_counter": counter_base(runtime.world, room.flags),
+            "counters": instance.need.counters,
+            **copy.arguments(),
+            "DIMS": copy.dims,
+            "WIDE": copy.words > 2**30,
+            "WAIT_DONE": step.wait_done and number == 0,
+            "PUBLISH": last,
+            "READY": step.ready and last,
+            "COUNTERS": step.counters and last,
+            "BLOCK": ENTRY_BLOCK,
+            "FLAT": copy.flat,
+            "FAR": several,
+            **(runtime.linked if several and step.ready and last else {}),
+            "num_warps": ENTRY_WARPS,
+        }
+
+    def launches(self, given: Mapping[str, torch.Tensor], places: Mapping[str, Place]) -> list[Enqueue]:
+        """The launches, each called with the main stream and what a call carries; bound once for given tensors at ``places``.
+
+        Args:
+            given: tensors of the layout that this was made for; none of them is kept.
+        """
+        sources = [self._source(stage, given, places) for stage in self._stages]
+        key = tuple(place for _, place in sources)
+        found = self._bound.get(key)
+        if found is None:
+            found = self._bound[key] = []
+            for number, (src, place) in enumerate(sources or [(self._instance.state, None)]):
+                arguments, grid = self._arguments(number, src), self._grids[number]
+                later = {} if place is None else {"src": place}
+                found.append(self._runtime.warm(entry_kernel, grid, arguments, later=later))
+        return found
+
+    @staticmethod
+    def _source(
+        stage: _Stage, given: Mapping[str, torch.Tensor], places: Mapping[str, Place]
+    ) -> tuple[torch.Tensor, Place | None]:
+        """What a stage copies, and its place in a call; None where it is always the same."""
+        if stage.name is None:
+            assert stage.zero is not None
+            return stage.zero, None
+        tensor = given[stage.name]
+        part = tensor[stage.part]
+        return as_words(part, stage.copy.dtype), within(places[stage.name], tensor, part, stage.copy.dtype)
+
+
+def layout_key(given: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
+    """What an `Opening` depends on of the tensors it is given."""
+    return tuple(
+        (name, tuple(t.stride()), t.data_ptr() % 16, t.storage_offset() % 8, tuple(t.shape))
+        for name, t in given.items()
+    )
+
+
+def _stage(instance: BoundPlan, staged: Staged, given: Mapping[str, torch.Tensor]) -> _Stage:
+    name, part, to = staged
+    if name is None:
+        zero, copy = filling(to, instance.workspace.table)
+        return _Stage(None, part, copy, to, zero)
+    return _Stage(name, part, staging(given[name][part], to), to)

@@ -1,0 +1,129 @@
+"""`Part`: one communicated tensor of an operator's instance: its shape, its memory on every rank, and views of that."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from overlap.chunkplan.order import HappensBefore
+from overlap.chunkplan.plan import CommPlan, OpId
+from overlap.chunkplan.region import Box, bounding
+from overlap.chunkplan.window import kernel_window
+from overlap.errors import PlanError
+from overlap.schedule.pieces import Values, pieces
+from overlap.schedule.pushes import stored_ops
+
+from ..calls.shapes import piece
+from ..operator import Comm
+from ..protocol import Runtime
+from .layout import RankLayout, input_layout, output_layout
+from .plan_tensor import PlanTensor, Staged
+
+
+class Given(NamedTuple):
+    """What a call brings of a communicated tensor.
+
+    ``shape``: global. ``order``: its dimensions in memory as the kernel sees it, outermost first; None: the ranks agree on one.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    order: tuple[int, ...] | None
+
+
+class Part(PlanTensor):
+    """One communicated tensor of an instance. ``order`` is settled; ``stored``: operations whose tiles are
+    stored where they go; ``direct``: a library moves it, and the plan no more than the kernel knows.
+
+    Raises:
+        PlanError: the plan gives ranks other pieces than `torch.chunk`.
+        UnsupportedError: the plan moves what no memory here takes.
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        plan: CommPlan,
+        runtime: Runtime,
+        given: Given,
+        happens: HappensBefore,
+        stored: Collection[OpId] = (),
+        direct: bool = False,
+    ) -> None:
+        self.comm = comm
+        self.made = comm.produced
+        self.shape = given.shape
+        self.order = given.order or tuple(range(len(given.shape)))
+        layouts = [part_layout(plan, comm, rank, self.order, happens, stored) for rank in range(runtime.world)]
+        held = piece(self.shape, comm.held, runtime.world, runtime.rank)
+        super().__init__(comm.tensor, plan, runtime, given.dtype, layouts, held)
+        self.window: Box = self.layout.window.box
+        """What the kernel of this rank sees or makes."""
+        if not direct:
+            self._check(plan, runtime.rank)
+        self.tensor: Any = None
+        """What the kernel of this rank gets for the tensor: gathered, or to be filled."""
+
+    def _check(self, plan: CommPlan, rank: int) -> None:
+        seen = piece(self.shape, self.comm.seen, self._runtime.world, rank)
+        ends = plan.after if self.comm.produced else plan.before
+        held = bounding(chunk.box for chunk in ends[rank] if chunk.tensor == self.comm.tensor)
+        for name, found, wanted in (("the kernel sees", self.window, seen), ("the caller holds", held, self.held)):
+            if found == wanted or (wanted.empty and (found is None or found.empty)):
+                continue
+            raise PlanError(
+                f"plan {plan.name}: of {self.comm.tensor} {name} {wanted} on rank {rank}, the plan has {found} there",
+                where=plan.where(),
+                help="`before` and `after` must be the shards that the operator's kind has (torch.chunk)",
+            )
+
+    def bind(self, data: torch.Tensor) -> None:
+        super().bind(data)
+        self.tensor = self.view(self.layout.window)
+
+    def staged(self, given: Mapping[str, torch.Tensor]) -> Iterator[Staged]:
+        """gather            shard -> its place in the window
+        all-to-all input  shard -> source, for peers    | what the rank keeps of it -> window
+        output, added to  what the caller's tensor holds -> partial (zeros elsewhere)
+        """
+        tensor = given.get(self.name)
+        if tensor is None:
+            return
+        layout = self.layout
+        everything = (slice(None),) * tensor.dim()
+        both = self.held.intersect(self.window)
+        inside = tuple(slice(a - o, b - o) for a, b, o in zip(both.lo, both.hi, self.held.lo, strict=True))
+        if self.made and tuple(tensor.shape) == self.window.shape:
+            yield Staged(self.name, everything, self.tensor)
+            return
+        if self.made:
+            # The caller's shard is what the sum starts from; every other part of the partial starts from nothing.
+            yield Staged(None, everything, self.tensor)
+        elif layout.source is not None:
+            yield Staged(self.name, everything, self.view(layout.source, box=self.held))
+        yield Staged(self.name, inside, self.view(layout.window, box=both))
+
+
+def part_layout(
+    plan: CommPlan,
+    comm: Comm,
+    rank: int,
+    order: tuple[int, ...],
+    happens: HappensBefore | None = None,
+    stored: Collection[OpId] = (),
+) -> RankLayout:
+    """A rank's memory of a communicated tensor. ``stored``: operations that tiles carry out, into each other's slots."""
+    window = kernel_window(plan, comm.tensor, comm.kind, comm.produced, rank)
+    if not comm.produced:
+        return input_layout(plan, comm.tensor, rank, window, order)
+    sums, _ = pieces(plan, rank, comm.tensor, happens)
+    kept = [(ops, bounding([p.chunk.box for p in parts]) or parts[0].chunk.box) for ops, parts in sums.items()]
+    windows: dict[OpId, Box] = {}
+    if stored:
+        values = Values(plan, happens)
+        for source in range(plan.world):
+            made = kernel_window(plan, comm.tensor, comm.kind, comm.produced, source)
+            windows |= dict.fromkeys(stored_ops(plan, source, comm.tensor, values, stored), made)
+    return output_layout(plan, comm.tensor, rank, window, order, kept, windows)

@@ -1,0 +1,8 @@
+"""The tables that kernels are given beside the user's arguments.
+
+moves.py      chunks that some programs of a kernel move, and how many programs those are
+slots.py      places in other ranks' memory where tiles are stored
+ranges.py     parts of a loop inside a tile
+sums.py       pieces of a sum: the fewest loops and the widest words
+hosteval.py   a kernel's tile map evaluated on the host
+"""
