@@ -58,8 +58,8 @@ def test_the_driver_understands_copies_waits_and_events(on_stub):
 @pytest.mark.one_triton
 def test_a_graph_of_a_call_does_what_its_steps_do(on_stub):
     """With the parameters of every kernel byte for byte, in five calls of the driver: waiting for the last call, two kernels'
-    addresses, the graph, the event at its end."""
+    addresses, the graph, the event at its end. Two chunks to each of two peers are held, copied and flagged; three kernels."""
     assert on_stub("operators.py", "--world", "3", "gemm_rs", "ag_gemm") == (
-        "gemm_rs, 3 ranks: calls 21, lanes in graphs 10, one graph 5\n"
-        "ag_gemm, 3 ranks: calls 14, lanes in graphs 11, one graph 5\n"
+        "gemm_rs, 3 ranks: calls 21, lanes in graphs 10, one graph 5, nodes 15\n"
+        "ag_gemm, 3 ranks: calls 14, lanes in graphs 11, one graph 5, nodes 8\n"
     )

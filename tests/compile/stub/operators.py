@@ -5,7 +5,7 @@
 Each operator is called again and again, with tensors somewhere else each time, in three ways: by calls of the driver, with lanes
 in graphs, and as a graph of the whole call. A graph must do what the calls do: the same kernels with the same parameters, byte
 for byte, copies, holds and events, in the same order on the same streams, whatever these are called. Prints how many calls of the
-driver a call makes in each way.
+driver a call makes in each way, and how many nodes its graph has: kernels, copies and holds.
 """
 
 from __future__ import annotations
@@ -164,6 +164,7 @@ def counted(op: str, world: int) -> dict[str, int]:
         wanted, got = (work(told_by[way][number]) for way in ("calls", "one graph"))
         differing = [pair for pair in zip(wanted, got, strict=False) if pair[0] != pair[1]]
         assert wanted == got, f"{op}, call {number}: {len(wanted)} and {len(got)}, {differing[:1]}"
+        found["nodes"] = sum(not line.startswith(("record ", "behind ")) for line in got)
     assert not updates.value, "a node was given what it has"
     group.overlap_runtime.captured = True
     runs(*sets[-1][:2], out=sets[-1][2], group=group, backend="copy_engine")
@@ -185,7 +186,10 @@ def main() -> None:
         driver._active.utils = nvidia.CudaUtils()
         for op in options.ops:
             found = counted(op, options.world)
-            print(f"{op}, {options.world} ranks: " + ", ".join(f"{way} {count}" for way, count in found.items()))
+            print(
+                f"{op}, {options.world} ranks: " + ", ".join(f"{way} {count}" for way, count in found.items()),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
