@@ -123,9 +123,15 @@ def _exchange(group: Any, device: torch.device) -> str:
     """Compares hosts and devices of all ranks; collective, once a group."""
     from overlap.runtime.protocol import runtime_of
 
+    runtime = runtime_of(group)
     mine = (_machine(), str(getattr(torch.cuda.get_device_properties(device), "uuid", device)))
     facts = (mine, socket.gethostname(), _unreachable(device))
-    return compare(runtime_of(group).agree("where the ranks of a group are", facts))
+    elsewhere = "" if device == runtime.device else f"are on {device}, and its work is on {runtime.device}"
+    told = runtime.agree("where the ranks of a group are", (facts, elsewhere))
+    for rank, (_, theirs) in enumerate(told):
+        if theirs:
+            return f"tensors of rank {rank} {theirs}: each rank calls torch.cuda.set_device before its first call here"
+    return compare([each for each, _ in told])
 
 
 def compare(told: list[tuple[tuple[str, str], str, list[str]]]) -> str:

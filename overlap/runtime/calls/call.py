@@ -25,7 +25,7 @@ from ..repeat.places import over_base
 from ..repeat.repeat import Repeat
 from .hostcall import HostCall
 from .resolve import Bound
-from .shapes import check_sizes, global_shape, piece
+from .shapes import check_device, check_sizes, global_shape, piece
 from .standin import stand_in, unwrap
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ class Call(HostCall):
         if not isinstance(shard, torch.Tensor):
             raise UsageError(f"`{comm.tensor}` must be a tensor, not {type(shard).__name__}")
         shape = global_shape(comm, shard, self.sizes, self.runtime.world, self.runtime.rank)
+        check_device(comm.tensor, shard, self.runtime)
         self.shards[comm.tensor] = shard
         return Given(shape, shard.dtype, order_of(shard))
 

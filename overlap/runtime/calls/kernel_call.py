@@ -28,7 +28,7 @@ from ..protocol import Runtime
 from ..repeat.repeat import Repeat
 from .hostcall import HostCall
 from .resolve import Bound, parameters_of, python_function
-from .shapes import GLOBAL, launch_shape, piece
+from .shapes import GLOBAL, check_device, launch_shape, piece
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 
@@ -107,6 +107,8 @@ class KernelCall(HostCall):
     def _run(self) -> None:
         operator = self.operator
         given = self.read_launch(self.runtime.world, self.runtime.rank)
+        for name, shard in self.shards.items():
+            check_device(name, shard, self.runtime)
         self.instance = instance_for(operator, self.runtime, given, self.sum_sms)
         with self.instance.opening():
             for name, part in self.instance.parts.items():

@@ -10,6 +10,7 @@ from overlap.chunkplan.region import Box, shard_interval
 from overlap.errors import RuntimeContractError, UsageError
 
 from ..operator import Comm, Operator
+from ..protocol import Runtime
 
 GLOBAL = "sizes, strides and grid describe the whole tensor; only its data is this rank's shard"
 
@@ -118,3 +119,12 @@ def launch_shape(
                 f"along {axis}{part}"
             )
     return tuple(shape)
+
+
+def check_device(name: str, tensor: torch.Tensor, runtime: Runtime) -> None:
+    """Raises RuntimeContractError for a communicated tensor on another device than its rank works on."""
+    if tensor.device != runtime.device:
+        raise RuntimeContractError(
+            f"`{name}` is on {tensor.device}; rank {runtime.rank} of this group works on {runtime.device}",
+            help="call torch.cuda.set_device on every rank, before the group is used first",
+        )

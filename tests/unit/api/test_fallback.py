@@ -1,5 +1,7 @@
 """When a call goes through a plain collective, and why."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -37,6 +39,28 @@ def test_ranks_that_reach_each_other():
 )
 def test_ranks_that_do_not(told, said):
     assert said in compare(told)
+
+
+def test_a_rank_that_works_on_another_device_than_its_tensors_are_on(monkeypatch):
+    """Forgotten by many: each rank's tensors are on a device of its own, and all ranks work on the first."""
+    from overlap.api import fallback
+
+    class Group:
+        """Stands for a process group."""
+
+    def agreed(what, facts):
+        (place, host, closed), elsewhere = facts
+        return [(((place[0], "g0"), host, closed), ""), ((place, host, closed), elsewhere)]
+
+    runtime = SimpleNamespace(device=torch.device("cuda:1"), agree=agreed)
+    monkeypatch.setattr("overlap.runtime.protocol.runtime_of", lambda group: runtime)
+    monkeypatch.setattr(fallback, "_unreachable", lambda device: [])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="g1"))
+    tensor = SimpleNamespace(device=torch.device("cuda:1"))
+    assert fallback.impossible(Group(), tensor) == ""
+    runtime.device = torch.device("cuda:0")
+    said = "tensors of rank 1 are on cuda:1, and its work is on cuda:0"
+    assert said in fallback.impossible(Group(), tensor)
 
 
 def test_programs_that_compute_carry_inputs_and_results():

@@ -7,7 +7,7 @@ import torch
 
 from overlap.chunkplan.region import Box
 from overlap.errors import RuntimeContractError, UsageError
-from overlap.runtime.calls.shapes import check_sizes, global_shape, launch_shape, piece
+from overlap.runtime.calls.shapes import check_device, check_sizes, global_shape, launch_shape, piece
 from overlap.runtime.operator import Comm
 
 OPERATOR = SimpleNamespace(inputs={"a": ("M", "K")}, outputs={"c": ("M", "N")}, extents={"M": "m", "N": "n", "K": "k"})
@@ -104,3 +104,11 @@ def test_the_sharded_extent_must_be_passed():
 def test_sizes_are_names_and_numbers(sizes, message):
     with pytest.raises(UsageError, match=message):
         check_sizes(OPERATOR, sizes)
+
+
+def test_a_tensor_is_where_its_rank_works():
+    runtime = SimpleNamespace(device=torch.device("cpu"), rank=2)
+    check_device("a", torch.empty(3), runtime)
+    with pytest.raises(RuntimeContractError, match="`a` is on meta; rank 2 of this group works on cpu") as caught:
+        check_device("a", tensor(3), runtime)
+    assert "set_device" in caught.value.help
