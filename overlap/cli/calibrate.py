@@ -12,6 +12,7 @@ import click
 from overlap.errors import UsageError
 
 from .on_gpus import check_ranks, gpus, in_job, join, start
+from .output import OutputFile
 
 SOURCE = "overlap calibrate"
 
@@ -20,7 +21,7 @@ SOURCE = "overlap calibrate"
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False),
+    type=OutputFile(),
     help="Machine file to write; by default h100x4.yaml, by what is here.",
 )
 @click.option("--name", help="The machine's name in that file; by default the file's.")

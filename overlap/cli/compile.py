@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from overlap.backends.capabilities import AUTO
@@ -13,6 +11,7 @@ from overlap.pipeline import compile_source
 from overlap.pipeline.automatic import choose_backend
 
 from .options import SHAPE, compile_options, request_of
+from .output import OutputFile, not_over, write_text
 
 
 @click.command("compile")
@@ -24,7 +23,7 @@ from .options import SHAPE, compile_options, request_of
     "output",
     required=True,
     metavar="OUT.py",
-    type=click.Path(dir_okay=False),
+    type=OutputFile(dash=True),
     help="File to write; - for standard output.",
 )
 def command(
@@ -59,6 +58,7 @@ def command(
         machine=machine,
         sizes=shape,
     )
+    not_over(output, request.unit.path)
     if backend == AUTO:
         compilation, candidates = choose_backend(request, sizes=shape or {}, dtype=dtype)
         module = compilation.module
@@ -70,23 +70,3 @@ def command(
         return
     write_text(output, module.text)
     click.echo(f"wrote {output}: {module.header.kernel}, plan {module.header.plan} on {module.header.on}")
-
-
-def write_text(path: str, text: str) -> None:
-    """Writes a file whole or not at all, also when several ranks write the same one.
-
-    Raises:
-        click.ClickException: the folder is missing or not writable.
-    """
-    import os
-    import tempfile
-
-    target = Path(path)
-    try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as f:
-            f.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-    except OSError as error:
-        raise click.UsageError(f"cannot write {path}: {error.strerror}") from error

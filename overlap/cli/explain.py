@@ -19,24 +19,22 @@ from overlap.schedule.picture import html_picture
 from overlap.schedule.trace import chrome_trace
 from overlap.schedule.work import itemsize_of
 
-from .compile import write_text
-from .options import DTYPES, SHAPE, compile_options, request_of
+from .options import DTYPES, MICROSECONDS, SHAPE, compile_options, request_of
+from .output import OutputFile, write_text
 
 
 @click.command("explain")
 @compile_options
 @click.option("--shape", type=SHAPE, help="Global sizes (default: small ragged ones).")
 @click.option("--rank", type=click.IntRange(min=0), help="Show the runs of this rank only.")
-@click.option("--html", metavar="OUT.html", type=click.Path(dir_okay=False), help="Draw the predicted timeline.")
-@click.option(
-    "--trace", metavar="OUT.json", type=click.Path(dir_okay=False), help="Write the same events for Perfetto."
-)
+@click.option("--html", metavar="OUT.html", type=OutputFile(), help="Draw the predicted timeline.")
+@click.option("--trace", metavar="OUT.json", type=OutputFile(), help="Write the same events for Perfetto.")
 @click.option(
     "--dtype", type=click.Choice(DTYPES), default="fp16", show_default=True, help="Of the tensors, for times."
 )
 @click.option(
     "--tile-us",
-    type=click.FloatRange(min=0, min_open=True),
+    type=MICROSECONDS,
     help="Microseconds that a tile takes (default: a product's tile on that machine).",
 )
 @click.option("--seeds", type=int, expose_value=False, hidden=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -28,6 +31,9 @@ COMMANDS = (
     "doctor",
 )
 """In the order a user meets them; each is the module of that name in this room."""
+
+PIPE_CLOSED, INTERRUPTED = 141, 130
+"""Exit codes as of a process that SIGPIPE or SIGINT ended; 1 is a fault that was found, 2 a mistake in what was asked."""
 
 
 class _Group(click.Group):
@@ -79,20 +85,52 @@ def on_command_line(words: list[str], message: str) -> SourceSpan:
 def main(args: list[str] | None = None) -> None:
     """Entry point of ``overlap`` and ``python -m overlap``; never returns, never prints a traceback for bad input."""
     words = list(sys.argv[1:] if args is None else args)
+    code: Any
+    stdout = sys.stdout
     try:
+        for n, word in enumerate(words):
+            words[n] = _printable(word)
+            if words[n] != word:
+                raise UsageError(
+                    f"`{words[n]}` is no text in {sys.getfilesystemencoding()}, the encoding of file names here",
+                    help="rename the file, or set PYTHONUTF8=1 where its name is UTF-8",
+                )
         code = cli.main(words, prog_name="overlap", standalone_mode=False) or 0
+    except SystemExit as ended:
+        # Where a reader of standard output went away click puts another stream in its place and ends with 1, which
+        # here says that a fault was found.
+        code = PIPE_CLOSED if sys.stdout is not stdout else ended.code
     except OverlapError as error:
         click.echo(error.at(on_command_line(words, error.message)).render(), err=True)
         code = error.exit_code
     except click.ClickException as error:
         usage = error.ctx.get_usage() if isinstance(error, click.UsageError) and error.ctx is not None else ""
         message = error.format_message()
-        click.echo(UsageError(message, where=on_command_line(words, message), help=usage).render(), err=True)
+        # A group without a command: older versions of click print its help themselves.
+        help_alone = type(error).__name__ == "NoArgsIsHelpError"
+        mistake = UsageError(message, where=on_command_line(words, message), help=usage)
+        click.echo(message if help_alone else mistake.render(), err=True)
         code = 2
     except (click.Abort, KeyboardInterrupt):
         click.echo("overlap: interrupted", err=True)
+        code = INTERRUPTED
+    except OSError as error:
+        # Whatever names a file of its own accord has been refused by name; what is left is a disk that is full, say.
+        what = f"`{error.filename}`" if error.filename is not None else "standard output"
+        message = f"{what} cannot be used: {(error.strerror or str(error)).lower()}"
+        if error.filename is None:
+            _forget_stdout()
+        click.echo(UsageError(message, where=on_command_line(words, message)).render(), err=True)
         code = 2
-    except BrokenPipeError:
-        sys.stderr.close()
-        code = 0
     sys.exit(code)
+
+
+def _printable(word: str) -> str:
+    """A word of the command line, with bytes that are no text spelt out."""
+    return word.encode("utf-8", "backslashreplace").decode()
+
+
+def _forget_stdout() -> None:
+    """What standard output still holds is not written when the process ends, which would fail once more."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -60,6 +61,19 @@ class _SplitText(click.ParamType):
 
 
 SPLIT = _SplitText()
+
+
+class _Microseconds(click.FloatRange):
+    """A time of more than 0 that ends."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is no time; write 12.5", param, ctx)
+        return found
+
+
+MICROSECONDS = _Microseconds(min=0, min_open=True)
 
 
 class _MeshText(click.ParamType):

@@ -16,9 +16,9 @@ from overlap.schedule.machine import Machine, machine_for
 from overlap.schedule.operators import OPERATORS, operator_of
 from overlap.settings import get
 
-from .compile import write_text
 from .on_gpus import check_ranks, gpus, in_job, join, start
-from .options import DTYPES, SHAPE, need, request_of
+from .options import DTYPES, MICROSECONDS, SHAPE, need, request_of
+from .output import OutputFile, not_over, write_text
 from .simulate import interpret
 
 if TYPE_CHECKING:
@@ -41,14 +41,10 @@ Run = Callable[[Any, Machine | None], "Measured"]
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Of FILE.py: as for `compile`.")
 @click.option("--dtype", type=click.Choice(DTYPES), default="bf16", show_default=True)
 @click.option("--machine", metavar="NAME|FILE.yaml", help="Whose times are predicted (default: the setting `machine`).")
-@click.option(
-    "--tile-us", type=click.FloatRange(min=0, min_open=True), help="Microseconds a tile is predicted to take."
-)
+@click.option("--tile-us", type=MICROSECONDS, help="Microseconds a tile is predicted to take.")
 @click.option("--ranks", type=click.IntRange(min=2), help="GPUs to run on; by default all that are visible.")
 @click.option("--world", type=click.IntRange(min=1), help="Run on so many simulated ranks instead, without a GPU.")
-@click.option(
-    "-o", "output", metavar="OUT.json", type=click.Path(dir_okay=False), default="trace.json", show_default=True
-)
+@click.option("-o", "output", metavar="OUT.json", type=OutputFile(), default="trace.json", show_default=True)
 def command(
     file: str | None,
     op: str | None,
@@ -91,6 +87,7 @@ def command(
         run = _operator(op, shape, dtype, tile_us, kwargs)
     else:
         assert file is not None
+        not_over(output, file.partition(":")[0])
         words = (*settings, *(f"{name}={value}" for name, value in given.items()))
         run = _module(file, plan, on, backend, words, shape, dtype, tile_us)
     if world is not None:

@@ -10,15 +10,15 @@ import click
 from overlap.chunkplan.mesh import Mesh
 from overlap.pipeline import compile_source, need_sizes
 
-from .compile import write_text
 from .options import compile_options, request_of, run_options
+from .output import OutputFile, not_over, write_text
 from .simulate import simulate
 
 
 @click.command("verify")
 @compile_options
 @run_options
-@click.option("-o", "output", metavar="OUT.py", type=click.Path(dir_okay=False), help="Keep the generated file here.")
+@click.option("-o", "output", metavar="OUT.py", type=OutputFile(), help="Keep the generated file here.")
 def command(
     file: str,
     plan: tuple[str, ...],
@@ -51,6 +51,7 @@ def command(
         machine=machine,
         sizes=shape,
     )
+    not_over(output, request.unit.path)
     compilation = compile_source(request)
     need_sizes(compilation.program, shape)
     with tempfile.TemporaryDirectory(prefix="overlap-") as folder:

@@ -117,7 +117,7 @@ def load_module(path: str, *, search: tuple[str, ...] = ()) -> ModuleType:
     if not os.path.isfile(path):
         raise SourceError(f"no such file: `{path}`")
     absolute = os.path.abspath(path)
-    name = "overlap_loaded_" + hashlib.sha256(absolute.encode()).hexdigest()[:12] + f"_{len(sys.modules)}"
+    name = "overlap_loaded_" + hashlib.sha256(os.fsencode(absolute)).hexdigest()[:12] + f"_{len(sys.modules)}"
     spec = importlib.util.spec_from_file_location(name, absolute)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from . import as_json, as_text, examine
@@ -15,7 +16,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
     found = examine()
-    print(as_json(found) if options.json else as_text(found))
+    try:
+        print(as_json(found) if options.json else as_text(found), flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter flushes it once more
+        return 141
     return 0 if found.ok else 1
 
 

@@ -6,6 +6,7 @@ What is found only while ranks run is in tests/sim.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -183,6 +184,79 @@ def test_plan_that_does_not_cover(cli, repo, tmp_path):
 def test_usage(cli, repo, tmp_path, words, part):
     edited(repo, tmp_path)
     refused(cli(*words), "<command-line>", 1, part)
+
+
+def test_no_command(cli):
+    """Help as it is, not as the message of a mistake."""
+    for words in [], ["cache"]:
+        result = cli(*words)
+        assert result.returncode == 2 and result.stderr.startswith("Usage: overlap"), result.stderr
+        assert "\nCommands:\n" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["compile", "verify"])
+def test_output_over_its_source(cli, repo, tmp_path, command):
+    text = edited(repo, tmp_path)
+    shape = ["--shape", "M=4,N=4,K=4"] if command == "verify" else []
+    result = cli(command, "user.py", "--plan", "all_gather_1d", "--on", "a[M]", *shape, "-o", "./user.py")
+    refused(result, "<command-line>", 1, "is the file that this reads")
+    assert (tmp_path / "user.py").read_text() == text
+
+
+def test_output_through_a_link_and_into_a_pipe(cli, repo, tmp_path):
+    """What -o names is written, not replaced: a device that a file is renamed over is gone for everybody."""
+    edited(repo, tmp_path)
+    (tmp_path / "link.py").symlink_to("target.py")
+    os.mkfifo(tmp_path / "pipe")
+    read = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    for name in "link.py", "pipe":
+        assert cli("compile", "user.py", *COMPILE[:-1], name).returncode == 0
+    assert (tmp_path / "link.py").is_symlink() and (tmp_path / "target.py").is_file()
+    assert (tmp_path / "pipe").is_fifo()
+    assert os.read(read, 1 << 20).decode() == (tmp_path / "target.py").read_text().replace("target.py", "pipe").replace(
+        "link.py", "pipe"
+    )
+    os.close(read)
+
+
+@pytest.mark.parametrize(
+    "words,part",
+    [
+        (["compile", "user.py", *COMPILE[:-1], ""], "names no file"),
+        (["compile", "user.py", *COMPILE[:-1], "gone/out.py"], "there is no folder 'gone'"),
+        (["explain", "user.py", *COMPILE[:-2], "--html", "-"], "names no file"),
+        (["explain", "user.py", *COMPILE[:-2], "--tile-us", "inf", "--html", "out.html"], "no time"),
+        (["explain", "user.py", *COMPILE[:-2], "--tile-us", "nan"], "no time"),
+        (["compile", "us\udcffer.py", *COMPILE], "no text in"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_files_and_numbers_that_are_none(cli, repo, tmp_path, words, part):
+    edited(repo, tmp_path)
+    refused(cli(*words), "<command-line>", 1, part)
+    assert [p.name for p in tmp_path.iterdir()] == ["user.py"]
+
+
+def test_streams_that_end(repo, tmp_path):
+    """A reader that leaves ends the command without a word; a full disk is a mistake of one line."""
+
+    def run(program: list[str], out) -> Result:
+        done = subprocess.run(
+            [sys.executable, *program], cwd=repo, stdout=out, stderr=subprocess.PIPE, text=True, check=False
+        )
+        return Result(done.returncode, "", done.stderr)
+
+    doctor = "from overlap.doctor import __main__ as m; m.examine = m.as_text = str; raise SystemExit(m.main([]))"
+    for program in ["-m", "overlap", "check", "--schema"], ["-c", doctor]:
+        read, write = os.pipe()
+        os.close(read)
+        result = run(program, write)
+        os.close(write)
+        assert (result.returncode, result.stderr) == (141, ""), result.stderr
+    with open("/dev/full", "w") as full:
+        refused(
+            run(["-m", "overlap", "check", "--schema"], full), "<command-line>", 1, "standard output cannot be used"
+        )
 
 
 def test_shape_without_an_axis(cli, repo, tmp_path):
