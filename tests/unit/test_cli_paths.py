@@ -181,7 +181,7 @@ COMPILE = ["compile", KERNEL, "--on", "a[M]", "-o", "-"]
         ),
         (COMPILE, "no plan", "--plan all_gather_1d"),
         (
-            [*COMPILE, "--plan", "all_gather_1d", "--machine", "pcie", "--world", "9"],
+            ["predict", "--op", "ag_gemm", "--shape", "M=8,N=8,K=8", "--machine", "pcie", "--world", "9"],
             "one node of 8 ranks, not 9",
             "ib400",
         ),
