@@ -143,7 +143,8 @@ SETTINGS: dict[str, Setting] = {
             "serial_below_bytes",
             int,
             12 << 20,
-            "Communicated tensors smaller than this go through a plain collective, which is faster then.",
+            "Communicated tensors smaller than this, and all-reduced ones than twice this, go through a plain collective, which "
+            "is faster then.",
             minimum=0,
         ),
         Setting(

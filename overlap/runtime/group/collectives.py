@@ -11,6 +11,7 @@ result has the same bits in every run and, where several ranks get it, on all of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -79,11 +80,29 @@ def all_to_all(group: Any, held: torch.Tensor, from_dim: int, to_dim: int, out: 
     world = _size(group)
     if world == 1:
         return out.copy_(held)
-    sent = [held.narrow(to_dim, low, high - low) for low, high in _bounds(held.shape[to_dim], world)]
-    places = [out.narrow(from_dim, low, high - low) for low, high in _bounds(out.shape[from_dim], world)]
-    for place, piece in zip(places, exchange(group, sent, [place.shape for place in places]), strict=True):
-        place.copy_(piece)
+    bounds, places = _bounds(held.shape[to_dim], world), _bounds(out.shape[from_dim], world)
+    lying = _behind_each_other(held, to_dim)
+    away = held.view(-1) if lying else torch.cat([held.narrow(to_dim, a, b - a).reshape(-1) for a, b in bounds])
+    straight = out.dtype == held.dtype and _behind_each_other(out, from_dim)
+    got = out.view(-1) if straight else away.new_empty(out.numel())
+    sizes = [out.numel() // max(1, out.shape[from_dim]) * (high - low) for low, high in places]
+    lengths = [held.numel() // max(1, held.shape[to_dim]) * (high - low) for low, high in bounds]
+    dist.all_to_all_single(got, away, sizes, lengths, group=group)
+    if straight:
+        return out
+    if out.shape[from_dim] % world == 0:  # one copy for all pieces
+        pieces = out.unflatten(from_dim, (world, out.shape[from_dim] // world)).movedim(from_dim, 0)
+        pieces.copy_(got.view(pieces.shape))
+        return out
+    for (low, high), piece in zip(places, got.split(sizes), strict=True):
+        place = out.narrow(from_dim, low, high - low)
+        place.copy_(piece.view(place.shape))
     return out
+
+
+def _behind_each_other(tensor: torch.Tensor, dim: int) -> bool:
+    """Whether the pieces of a tensor along ``dim`` lie in memory one behind the other."""
+    return tensor.is_contiguous() and math.prod(tensor.shape[:dim]) == 1
 
 
 def add_in_order(summands: Sequence[torch.Tensor]) -> torch.Tensor:
