@@ -150,7 +150,7 @@ SETTINGS: dict[str, Setting] = {
         Setting(
             "low_latency_below_bytes",
             int,
-            1 << 20,
+            5 << 20,
             "Plain collectives go as low-latency words where a rank gets fewer bytes than this by them; 0: never.",
             minimum=0,
         ),
