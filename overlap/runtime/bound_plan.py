@@ -17,6 +17,7 @@ from overlap.chunkplan.plan import P2P, CommPlan, OpId
 from overlap.schedule.steps import Entry, Step
 from overlap.schedule.sync import assign_slots
 
+from .group.meeting import RAISED
 from .group.reach import far
 from .memory.plan_tensor import PlanTensor
 from .protocol import Runtime
@@ -129,7 +130,7 @@ class BoundPlan(ABC):
         before = self._meetings
         try:
             yield
-        except Exception as error:
+        except RAISED as error:
             if not self.met and self._meetings == before:
                 self.runtime.agree(self._compiled(), error)
             raise

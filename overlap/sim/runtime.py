@@ -170,11 +170,11 @@ class SimRuntime:
             raise RuntimeContractError(f"rank {self.rank} calls {call} where rank {rank} calls {brought}")
 
         meeting.condition.notify()
-        if isinstance(value, Exception):
+        if isinstance(value, BaseException):
             return []
 
-        def failed() -> dict[int, Exception]:
-            return {rank: told for rank, (_, told) in meeting.brought.items() if isinstance(told, Exception)}
+        def failed() -> dict[int, BaseException]:
+            return {rank: told for rank, (_, told) in meeting.brought.items() if isinstance(told, BaseException)}
 
         def missing() -> str:
             absent = [str(rank) for rank in range(self.world) if rank not in meeting.brought]

@@ -15,6 +15,7 @@ import torch
 
 from overlap.errors import HostEntryError, RuntimeContractError, UsageError
 
+from ..group.meeting import RAISED
 from ..instance import Instance, first_call, instance_for, instances, order_of
 from ..launch import launch
 from ..memory.layout import dense_strides
@@ -140,7 +141,7 @@ class Call(HostCall):
             )
         try:
             yield
-        except Exception as error:
+        except RAISED as error:
             if not self.came and last is None:
                 runtime.agree(first_call(self.operator), error)
             raise

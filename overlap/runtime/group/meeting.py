@@ -20,6 +20,8 @@ from overlap.errors import DeadlineError, RuntimeContractError
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-4, 0.02
 """Between two looks at who has come: short at first, for ranks that come together."""
+RAISED = (Exception, KeyboardInterrupt, SystemExit)
+"""What ends a call of one rank, and is told to those that would wait for it."""
 
 
 class Meetings:

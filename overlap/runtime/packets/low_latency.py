@@ -29,6 +29,7 @@ from overlap.chunkplan.region import shard_interval
 from overlap.errors import DeadlineError, RuntimeContractError
 from overlap.language.packets import DATA_BYTES, SENDERS
 
+from ..group.meeting import RAISED
 from ..kernels.stage import as_words
 from ..protocol import IN_FLIGHT, Runtime
 from ..repeat.places import Carried, Place
@@ -344,7 +345,7 @@ class LowLatency:
             enqueue = self._warm(memory, kernel, src, out, options, numbers, tiles)
             _make_room(memory.launches)
             memory.launches[key] = enqueue
-        except Exception as error:
+        except RAISED as error:
             if facts not in self._met:
                 runtime.agree(what, error)
             raise

@@ -185,6 +185,30 @@ def test_a_rank_whose_host_function_raises_tells_the_others(generated):
         close(got, shard(total, 0, 2, rank))
 
 
+@pytest.mark.parametrize("on", ["c[M]", "a[M]"])
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit])
+def test_a_rank_that_is_interrupted_in_a_first_call_tells_the_others(generated, on, raised):
+    """Ahead of the instance, which what the launch passes makes known, and inside of it."""
+    module, sizes = generated(on), {"M": M}
+    given, total = operands(2)
+
+    class Interrupting:
+        @property
+        def shape(self):
+            raise raised
+
+    def body(group, rank):
+        a, b = given[rank]
+        a = shard(given[0][0], 0, 2, rank) if on == "a[M]" else a
+        with pytest.raises(raised if rank else RuntimeContractError) as caught:
+            module.matmul(a, Interrupting() if rank else b, group=group, sizes=sizes)
+        assert rank or "rank 1 raised instead of coming to" in str(caught.value)
+        return module.matmul(a, b, group=group, sizes=sizes)
+
+    for rank, got in enumerate(on_ranks(2, body)):
+        close(got, shard(total, 0, 2, rank) if on == "c[M]" else given[0][0].double() @ given[rank][1].double())
+
+
 def test_ranks_that_make_other_shapes_are_told(generated):
     module = generated("c[M]")
 
