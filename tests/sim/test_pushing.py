@@ -14,6 +14,7 @@ from test_proof_matrix import pairwise, thinned
 
 from overlap.annotate.source import SourceUnit
 from overlap.pipeline import Request, compile_source
+from overlap.runtime.memory import layout
 from overlap.sim import check_module
 
 BACKENDS = {
@@ -75,4 +76,11 @@ def test_every_pair_of_values_meets():
 def test_agrees_with_the_original(generated, kernel, way, world, rows, dtype, seeds):
     shape = {"M": rows, "N": 72, "K": 48}
     report = check_module(generated(kernel, *way), world=world, shape=shape, dtype=dtype, seeds=list(seeds), launches=2)
+    assert report.ok, str(report)
+
+
+def test_a_tile_with_fewer_places_than_others_is_stored_in_no_other(generated, monkeypatch):
+    """Into rows beside a slot it could be: so slots have few of them, and chunks are long."""
+    monkeypatch.setattr(layout, "MARGIN", 128)
+    report = check_module(generated("persistent_gemm"), world=3, shape={"M": 900, "N": 72, "K": 16}, seeds=[0])
     assert report.ok, str(report)
