@@ -32,8 +32,14 @@ SENDERS = (1, 2, 4)
 MARKS = 2**32 - 2
 """Marks in use, 1 to this: neither fresh memory, which is zero, nor memory filled with ones looks like a word that was sent."""
 
+MOST_PROGRAMS = 1024
+"""Words that hold the epoch: every program reads its own, so that one program's end is no other's beginning."""
+CLEAN_EVERY = 2**31
+"""Calls after which lines are cleared that no call has written for as long: their marks would come round again."""
+
 _SPIN_LIMIT: tl.constexpr = tl.constexpr(_layout.S_SPIN_LIMIT * _layout.SLOT_WORDS)
 _MARKS: tl.constexpr = tl.constexpr(MARKS)
+_FAULT: tl.constexpr = tl.constexpr(_layout.S_FAULT * _layout.SLOT_WORDS)
 
 
 def send_assembly() -> str:
@@ -170,3 +176,23 @@ def receive_four(address0, address1, address2, address3, wanted, mark, state):
         pack=1,
     )
     return data0, data1, data2, data3, left, seen
+
+
+@triton.jit
+def record_late(state, late, epoch, seen, instance):
+    """Records the first line that did not come, if none is recorded yet (`overlap.runtime.faults`).
+
+    ``late``: addresses (int64) of lines in vain, 0 of those that came; ``seen``: the marks (int32) that they bore; ``instance``:
+    the number of what is launched.
+    """
+    lost = late != 0
+    nothing = tl.zeros(late.shape, tl.int32)
+    earlier = tl.atomic_xchg(state + _FAULT + nothing, 1, mask=lost, sem="relaxed", scope="gpu")
+    first = lost & (earlier == 0)
+    # Nothing is loaded where nothing is to be recorded, so that nobody waits for it.
+    record = tl.load(state + _FAULT + 1 + nothing, mask=first, other=0).to(tl.pointer_type(tl.int64))
+    tl.store(record + 1, late, mask=first)
+    tl.store(record + 2, epoch, mask=first)
+    tl.store(record + 3, seen.to(tl.int64), mask=first)
+    tl.store(record + 4, instance, mask=first)
+    tl.store(record, 1, mask=first)

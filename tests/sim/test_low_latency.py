@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from overlap.errors import OverlapError, RuntimeContractError
-from overlap.language.packets import MARKS
+from overlap.language.packets import CLEAN_EVERY, MARKS
 from overlap.runtime.faults.faults import LIMIT_WORD, RECORD_WORD, RECORD_WORDS
 from overlap.runtime.packets import low_latency
 from overlap.runtime.packets.boxes import pieces, unit_of, whole
-from overlap.runtime.packets.lines import CLEAN_EVERY
 from overlap.runtime.packets.low_latency import SUMMED, in_two_steps, low_latency_of
 from tests.support.small_calls import (
     exchange,

@@ -35,6 +35,7 @@ import libcst.matchers as m
 from overlap.errors import CodegenError
 
 from ..context import Context
+from ..ends import at_every_end
 from ..locate import comment, find_function, replaced, statements
 from .dispatch import ASYNC_KINDS
 from .produce import asks_to_flatten
@@ -50,13 +51,10 @@ def run(module: cst.Module, context: Context) -> cst.Module:
     form = "_boxes" if context.mover.writer == "tma store" else "_async" if _asynchronous(kernel, context) else ""
     insert = _Insert(context, form)
     changed = kernel.visit(insert)
-    assert isinstance(changed, cst.FunctionDef) and isinstance(changed.body, cst.IndentedBlock)
+    assert isinstance(changed, cst.FunctionDef)
     if not insert.begun or not insert.waits:
         raise CodegenError(f"`{kernel.name.value}` has no wait that moves could stand ahead of")
-    body = list(changed.body.body)
-    if not m.matches(body[-1], m.SimpleStatementLine(body=[m.ZeroOrMore(), m.Return()])):
-        body.append(insert.rest())
-    return replaced(module, kernel, changed.with_changes(body=changed.body.with_changes(body=body)))
+    return replaced(module, kernel, at_every_end(changed, insert.rest(), comment(REST)))
 
 
 def _asynchronous(kernel: cst.FunctionDef, context: Context) -> bool:
@@ -66,7 +64,7 @@ def _asynchronous(kernel: cst.FunctionDef, context: Context) -> bool:
 
 
 class _Insert(cst.CSTTransformer):
-    """Puts `move_some` ahead of every wait, `move_rest` ahead of every return, and the first step behind the epoch."""
+    """Puts `move_some` ahead of every wait, and the first step behind the epoch."""
 
     def __init__(self, context: Context, form: str) -> None:
         super().__init__()
@@ -77,24 +75,14 @@ class _Insert(cst.CSTTransformer):
         self._step, self._epoch = names.local("step"), names.local("epoch")
         self._given = ", ".join((names.local("moves"), names.local("state"), self._epoch, self._step))
 
-    def rest(self) -> cst.BaseStatement:
+    def rest(self) -> cst.SimpleStatementLine:
         (made,) = statements(f"{self._ol}.move_rest{self._form}({self._given})\n")
-        return made.with_changes(leading_lines=[comment(REST)])
-
-    def leave_SimpleStatementSuite(
-        self, original_node: cst.SimpleStatementSuite, updated_node: cst.SimpleStatementSuite
-    ) -> cst.BaseSuite:
-        # if pid >= tiles: return
-        if not any(isinstance(small, cst.Return) for small in original_node.body):
-            return updated_node
-        line = cst.SimpleStatementLine(updated_node.body, trailing_whitespace=updated_node.trailing_whitespace)
-        return cst.IndentedBlock(self._ahead_of_return(line))
+        assert isinstance(made, cst.SimpleStatementLine)
+        return made
 
     def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
     ) -> cst.BaseStatement | cst.FlattenSentinel[cst.BaseStatement]:
-        if any(isinstance(small, cst.Return) for small in original_node.body):
-            return cst.FlattenSentinel(self._ahead_of_return(updated_node))
         if len(original_node.body) != 1 or not isinstance(original_node.body[0], cst.Assign):
             return updated_node
         target, value = original_node.body[0].targets[0].target, original_node.body[0].value
@@ -109,14 +97,3 @@ class _Insert(cst.CSTTransformer):
         table, run = (cst.Module([]).code_for_node(arg.value) for arg in value.args[:2])
         (some,) = statements(f"{self._step} = {self._ol}.move_some{self._form}({self._given}, {table}, {run})\n")
         return cst.FlattenSentinel([some.with_changes(leading_lines=[comment(SOME)]), updated_node])
-
-    def _ahead_of_return(self, line: cst.SimpleStatementLine) -> list[cst.BaseStatement]:
-        """The statements of a line that returns, with what is left before the return."""
-        before, last = line.body[:-1], line.body[-1]
-        rest = self.rest()
-        if not before:
-            ahead = rest.with_changes(leading_lines=[*line.leading_lines, comment(REST)])
-            return [ahead, line.with_changes(leading_lines=[])]
-        ends = [*before[:-1], before[-1].with_changes(semicolon=cst.MaybeSentinel.DEFAULT)]
-        first = line.with_changes(body=ends, trailing_whitespace=cst.TrailingWhitespace())
-        return [first, rest, line.with_changes(body=[last], leading_lines=[])]

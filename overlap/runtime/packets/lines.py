@@ -13,20 +13,25 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from overlap.language.packets import LINE_BYTES, mark_of, receive, receive_four, receive_two, send
-from overlap.schedule import table as _layout
+from overlap.language.packed import added, packed
+from overlap.language.packets import (
+    CLEAN_EVERY,
+    LINE_BYTES,
+    MOST_PROGRAMS,
+    mark_of,
+    receive,
+    receive_four,
+    receive_two,
+    record_late,
+    send,
+)
 
 SIDES, STEPS = 2, 2
-MOST_PROGRAMS = 1024
-"""Words that hold the epoch: every program reads its own, so that one program's end is no other's beginning."""
-CLEAN_EVERY = 2**31
-"""Calls after which lines are cleared that no call has written for as long: their marks would come round again."""
 
 _LINE: tl.constexpr = tl.constexpr(LINE_BYTES)
 _STEPS: tl.constexpr = tl.constexpr(STEPS)
 _MOST: tl.constexpr = tl.constexpr(MOST_PROGRAMS)
 _CLEAN: tl.constexpr = tl.constexpr(CLEAN_EVERY - 1)
-_FAULT: tl.constexpr = tl.constexpr(_layout.S_FAULT * _layout.SLOT_WORDS)
 
 
 @triton.jit
@@ -94,40 +99,6 @@ def store_line(base, data, line, inside, rank, rows, chunk, total, UNIT: tl.cons
 
 
 @triton.jit
-def _element(data, k: tl.constexpr, DTYPE: tl.constexpr, ACCUMULATOR: tl.constexpr):
-    """Element ``k`` of a line, in the type that is added in."""
-    bits: tl.constexpr = DTYPE.primitive_bitwidth
-    if bits == 64:
-        found = data.to(DTYPE, bitcast=True)
-    elif bits == 32:
-        found = (data >> (32 * k)).to(tl.int32).to(DTYPE, bitcast=True)
-    else:
-        found = (data >> (16 * k)).to(tl.int16).to(DTYPE, bitcast=True)
-    return found.to(ACCUMULATOR)
-
-
-@triton.jit
-def _packed(element, k: tl.constexpr, DTYPE: tl.constexpr):
-    """An element of a line, rounded, where it stands in it."""
-    bits: tl.constexpr = DTYPE.primitive_bitwidth
-    rounded = element.to(DTYPE)
-    if bits == 64:
-        found = rounded.to(tl.int64, bitcast=True)
-    elif bits == 32:
-        found = rounded.to(tl.uint32, bitcast=True).to(tl.int64) << (32 * k)
-    else:
-        found = rounded.to(tl.uint16, bitcast=True).to(tl.int64) << (16 * k)
-    return found
-
-
-@triton.jit
-def _added(total, data, rank, world, k: tl.constexpr, DTYPE: tl.constexpr, ACCUMULATOR: tl.constexpr):
-    """A sum with element ``k`` of the next rank's line; the first rank's begins it, ranks past the last add nothing."""
-    element = _element(data, k, DTYPE, ACCUMULATOR)
-    return tl.where(rank == 0, element, tl.where(rank < world, total + element, total))
-
-
-@triton.jit
 def _share(src, number, rank, world, rows, chunk, total,
            UNIT: tl.constexpr, FLAT: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """What a program sends at a time: a tile of the lines for one rank, the first to get it where all get the same."""
@@ -187,17 +158,7 @@ def finish(slots, calls, state, epoch, side, pid, programs, late, seen, rank, wo
     ``late``: addresses of lines in vain, 0 of those that came; the boxes are what every sender has sent, with ``ALIKE`` that of
     rank ``mine`` each; ``then_chunk``, ``then_total``: the lines that each has sent its box of in a second step, 0 without one.
     """
-    lost = late != 0
-    nothing = tl.zeros(late.shape, tl.int32)
-    earlier = tl.atomic_xchg(state + _FAULT + nothing, 1, mask=lost, sem="relaxed", scope="gpu")
-    first = lost & (earlier == 0)
-    # Nothing is loaded where nothing is to be recorded, so that nobody waits for it.
-    record = tl.load(state + _FAULT + 1 + nothing, mask=first, other=0).to(tl.pointer_type(tl.int64))
-    tl.store(record + 1, late, mask=first)
-    tl.store(record + 2, epoch, mask=first)
-    tl.store(record + 3, seen.to(tl.int64), mask=first)
-    tl.store(record + 4, 0, mask=first)
-    tl.store(record, 1, mask=first)
+    record_late(state, late, epoch, seen, 0)
     if (epoch > _CLEAN) & ((epoch & _CLEAN) < 2):
         lanes = tl.arange(0, BLOCK)
         for sender in range(world):
@@ -261,12 +222,12 @@ def sum_lines(own, kept, line, inside, mark, state, rank, world, capacity, late,
             else:
                 got = data3
             data = tl.where(begin + k == rank, kept, got)
-            sum0 = _added(sum0, data, begin + k, world, 0, DTYPE, ACCUMULATOR)
+            sum0 = added(sum0, data, begin + k, world, 0, DTYPE, ACCUMULATOR)
             if elements > 1:
-                sum1 = _added(sum1, data, begin + k, world, 1, DTYPE, ACCUMULATOR)
+                sum1 = added(sum1, data, begin + k, world, 1, DTYPE, ACCUMULATOR)
             if elements > 2:
-                sum2 = _added(sum2, data, begin + k, world, 2, DTYPE, ACCUMULATOR)
-                sum3 = _added(sum3, data, begin + k, world, 3, DTYPE, ACCUMULATOR)
+                sum2 = added(sum2, data, begin + k, world, 2, DTYPE, ACCUMULATOR)
+                sum3 = added(sum3, data, begin + k, world, 3, DTYPE, ACCUMULATOR)
     return sum0, sum1, sum2, sum3, late, marks
 
 
@@ -274,9 +235,9 @@ def sum_lines(own, kept, line, inside, mark, state, rank, world, capacity, late,
 def packed_line(sum0, sum1, sum2, sum3, DTYPE: tl.constexpr):
     """A line of sums, each rounded once."""
     elements: tl.constexpr = 64 // DTYPE.primitive_bitwidth
-    data = _packed(sum0, 0, DTYPE)
+    data = packed(sum0, 0, DTYPE)
     if elements > 1:
-        data |= _packed(sum1, 1, DTYPE)
+        data |= packed(sum1, 1, DTYPE)
     if elements > 2:
-        data |= _packed(sum2, 2, DTYPE) | _packed(sum3, 3, DTYPE)
+        data |= packed(sum2, 2, DTYPE) | packed(sum3, 3, DTYPE)
     return data

@@ -27,7 +27,7 @@ import triton.language as tl
 from overlap import settings
 from overlap.chunkplan.region import shard_interval
 from overlap.errors import DeadlineError, RuntimeContractError
-from overlap.language.packets import DATA_BYTES, SENDERS
+from overlap.language.packets import DATA_BYTES, MOST_PROGRAMS, SENDERS
 
 from ..group.meeting import RAISED
 from ..kernels.stage import as_words
@@ -35,7 +35,6 @@ from ..protocol import IN_FLIGHT, Runtime
 from ..repeat.places import Carried, Place
 from .boxes import Boxes, pieces, scaled, unit_of, whole
 from .kernels import exchange_kernel, sum_packets_kernel, two_step_kernel
-from .lines import MOST_PROGRAMS
 from .memory import PacketMemory
 
 SUMMED = {

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from overlap.language.packets import LINE_BYTES
+from overlap.language.packets import LINE_BYTES, MOST_PROGRAMS
 from overlap.schedule.table import S_FAULT, SLOT_WORDS
 
 from ..protocol import Runtime
-from .lines import MOST_PROGRAMS, SIDES, STEPS
+from .lines import SIDES, STEPS
 
 
 class PacketMemory:
