@@ -17,7 +17,7 @@ import triton
 
 from overlap import settings
 from overlap.backends.capabilities import SERIAL, Need
-from overlap.backends.ways import able_ways, naming
+from overlap.backends.ways import able_ways, naming, unpredicted
 from overlap.chunkplan.cuts import Split
 from overlap.runtime.protocol import Runtime, runtime_of
 from overlap.schedule.carried import Way
@@ -163,7 +163,9 @@ def _agreed(
     try:
         # Its rates are taken as they are; the multiprocessors are those that are there.
         machine = replace(machine_for(runtime.world), units=runtime.sm_count)
-        ways, refused = able_ways(need, programs=programs, serial=serial, lacking=lacking)
+        ways, refused = able_ways(
+            need, programs=programs, serial=serial, lacking=lambda name: unpredicted(name) or lacking(name)
+        )
         candidates = [*predict(machine, ways), *refused]
         mine = choice_of(best(candidates), candidates, machine.name)
     except Exception as error:

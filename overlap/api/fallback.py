@@ -69,7 +69,7 @@ def check_backend(name: str | None, known: tuple[str, ...] = BACKENDS) -> str | 
     Raises:
         UsageError: it is none of them; says why, or names the nearest.
     """
-    return check_named(name, known, Need("this operator", moves="result" if known == STORING else "input"))
+    return check_named(name, known, Need("this operator", moves="input" if known == MOVING else "result"))
 
 
 def choose(group: Any, tensor: torch.Tensor, gathered_bytes: int, asked: str | None, narrow: str = "") -> Choice:

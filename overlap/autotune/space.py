@@ -7,20 +7,23 @@ then tiles around the best.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from overlap import settings
 from overlap.backends import backends
 from overlap.backends.base import Backend, Realization
 from overlap.backends.capabilities import Need
-from overlap.backends.ways import LIBRARY_WAYS, able_ways, naming, way_named
+from overlap.backends.ways import LIBRARY_WAYS, able_ways, naming, unpredicted, way_named
 from overlap.chunkplan.cuts import Split
 from overlap.errors import OverlapError
 from overlap.schedule.carried import frees_tried, programs_tried
 from overlap.schedule.machine import Machine
 from overlap.schedule.op_ways import operator_candidates
 from overlap.schedule.operators import operator_of
+from overlap.schedule.work import itemsize_of
 
 from .config import Config
 
@@ -38,6 +41,8 @@ MIXED: Mapping[str, tuple[str, ...]] = {
 }
 """Templates some of whose operations name `MIXED_WITH`; the copy engine carries out the others. For three ranks or more."""
 MIXED_WITH = "ldst_inline"
+ONE_STEP = ("reduce_scatter_1d", "all_reduce_one_shot", "all_to_all_1d")
+"""Templates that send nothing but what tiles make: what words carry, whole tiles each, whatever chunks are cut."""
 SPLITS: tuple[Split, ...] = (1, 2, 4, 8)
 SHAPES: Mapping[str, tuple[Split, ...]] = {
     # What arrives last is small, so that few tiles are left behind it.
@@ -96,6 +101,9 @@ def communication(
     found = [Config(Realization(name)) for name in LIBRARY_WAYS] if serial else []
     for way in ways:
         backend = backends[way.name]
+        if backend.words:
+            found += words(product, way.name)
+            continue
         for plan in _of_backend(plans, backend):
             direction = "push" if operator.produced or plan.endswith("_push") else backend.default_direction
             programs: Iterable[int] = (0,)
@@ -110,6 +118,16 @@ def communication(
     if product.world > 2 and {"copy_engine", MIXED_WITH} <= {way.name for way in ways}:
         found += mixed(operator.kind)
     return tuple(found), counted
+
+
+def words(product: Product, name: str) -> list[Config]:
+    """Configs by low-latency words, of results that are small enough for them (the setting ``low_latency_below_bytes``)."""
+    operator = operator_of(product.op, product.sizes)
+    size = itemsize_of(product.dtype) * math.prod(product.sizes[axis] for axis in operator.moved)
+    received = size * (product.world - 1) // (1 if operator.kind == "all_reduce" else product.world)
+    if received >= settings.get("low_latency_below_bytes"):
+        return []
+    return [Config(Realization(name), plan) for plan in PLANS[operator.kind] if plan in ONE_STEP]
 
 
 def mixed(kind: str) -> list[Config]:
@@ -138,6 +156,8 @@ def _of_backend(plans: Sequence[str], backend: Backend) -> tuple[str, ...]:
 def predict(product: Product, machine: Machine, config: Config) -> float | None:
     """Seconds of a config on the slowest rank, or None where the model has no say."""
     realization, meta = config.realization, dict(config.realization.meta)
+    if unpredicted(realization.backend):
+        return None
     produced = operator_of(product.op, product.sizes).produced
     way = way_named(realization.backend, produced, realization.comm_sms, realization.sum_sms or 0)
     try:

@@ -40,6 +40,11 @@ class Backend:
     triton: tuple[int, int] = (3, 6)
 
     @property
+    def words(self) -> bool:
+        """Whether data and flag travel in one word: nothing is copied, counted or flagged."""
+        return self.writer == "packet"
+
+    @property
     def compute_capability(self) -> tuple[int, int] | None:
         """The oldest NVIDIA device that it runs on, as (major, minor); None: any."""
         return (9, 0) if self.writer == "tma store" else None

@@ -75,6 +75,11 @@ class Carriers:
                     )
         return cls(chosen, found.get("moves"), found.get("stores"))
 
+    @property
+    def words(self) -> bool:
+        """Whether kernels send what they make in words that carry their own flag, and add up what comes."""
+        return self.storing is not None and backend(self.storing).words
+
     def backend_of(self, op: CommOp) -> Backend:
         """Who carries an operation out."""
         return backend(op.backend or self.chosen)

@@ -13,9 +13,10 @@ from .ldst_reserved import LDST_RESERVED
 from .nvshmem import NVSHMEM
 from .tma_inline import TMA_INLINE
 from .tma_reserved import TMA_RESERVED
+from .words_inline import WORDS_INLINE
 
 backends: dict[str, Backend] = {
-    b.name: b for b in (COPY_ENGINE, LDST_INLINE, LDST_RESERVED, TMA_INLINE, TMA_RESERVED, NVSHMEM)
+    b.name: b for b in (COPY_ENGINE, LDST_INLINE, LDST_RESERVED, TMA_INLINE, TMA_RESERVED, WORDS_INLINE, NVSHMEM)
 }
 
 

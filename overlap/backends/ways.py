@@ -90,6 +90,11 @@ def naming(produced: bool) -> Callable[[Way], WayOf]:
     return lambda way: ways_of(way.name, (TENSOR,) if produced else (), way.programs)
 
 
+def unpredicted(name: str) -> str:
+    """Why the event model has no say of a backend; nothing where it has."""
+    return "the event model does not know words" if name in backends and backends[name].words else ""
+
+
 def able_ways(
     need: Need, *, programs: int = 0, serial: bool = True, lacking: Callable[[str], str] = lambda name: ""
 ) -> tuple[tuple[Way, ...], tuple[Candidate, ...]]:

@@ -92,12 +92,12 @@ def bases(pointer: Value) -> set[Value]:
 
 
 def constant(value: Value) -> int | None:
-    """The integer a value is known to be, through constants and casts."""
+    """The integer that a value, or every element of it, is known to be, through constants and casts."""
     op = value.op
     if op is None:
         return None
     if op.name == "arith.constant":
-        word = op.text.split()[1]
+        word = op.text.split()[1].removeprefix("dense<").removesuffix(">")
         return {"true": 1, "false": 0}.get(word, int(word) if word.lstrip("-").isdigit() else None)
     if op.name in ("arith.extsi", "arith.extui", "arith.trunci"):
         return constant(op.operands[0])
@@ -105,10 +105,13 @@ def constant(value: Value) -> int | None:
 
 
 def constant_offset(pointer: Value, base: Value) -> int | None:
-    """Elements between ``base`` and ``pointer``; None when the offset is computed at run time."""
+    """Elements between ``base`` and ``pointer``, or all pointers of a block; None when the offset is computed at run time."""
     total = 0
     while pointer is not base:
         op = pointer.op
+        if op is not None and op.name == "tt.splat":
+            pointer = op.operands[0]
+            continue
         if op is None or op.name != "tt.addptr":
             return None
         step = constant(op.operands[1])

@@ -20,6 +20,7 @@ from .compare import compare
 from .dataflow import backward_slice, bases, constant, constant_offset, ops_of, parameter_of
 from .flattened import early_tails
 from .rules import Finding
+from .words import check_words
 
 LOCAL_WORDS = table.S_READY * table.SLOT_WORDS
 """Words of the state tensor below this are this rank's own: epoch, counter, spin limit, fault."""
@@ -34,6 +35,7 @@ def check(
     *,
     guarded: Iterable[str],
     produced: Iterable[str] = (),
+    sent: Iterable[str] = (),
     original: Artifact | None = None,
     flags: str = "ol_state",
     moves: str = "",
@@ -47,6 +49,7 @@ def check(
         artifact: the kernel, compiled.
         guarded: parameters whose data arrives by communication and is waited for.
         produced: parameters whose data leaves by communication, once it is counted.
+        sent: parameters whose data leaves in words that carry their own flag.
         original: the kernel it was made from, compiled for the same target with the same arguments.
         flags: parameter that holds this rank's state words.
         moves: parameter that holds the table of what programs of the launch move, if they do; ``writer``: how; ``reserved``:
@@ -62,7 +65,11 @@ def check(
         *early_tails(kernel.function),
     ]
     if artifact.target.nvidia:
-        found += _machine_code(kernel, ptx.parse(artifact.assembly))
+        program = ptx.parse(artifact.assembly)
+        found += _machine_code(kernel, program)
+        for name in sorted(sent):
+            stored = {op.line for op in kernel.function.ops(*_STORES) if name in kernel.tensors(op)} - {0}
+            found += check_words(name, stored, program)
     if original is not None:
         found += compare(artifact, original, nested, **_shared(moves, writer, reserved))
     order = {"error": 0, "warning": 1, "note": 2}
@@ -244,12 +251,12 @@ def _machine_code(kernel: _Kernel, program: ptx.Program) -> Iterable[Finding]:
     stored = {store.line for store in kernel.stores} - {0}
 
     def stores(i: ptx.Instruction) -> bool:
-        return _stores(i) or (i.line in stored and i.words[0] in ("atom", "red") and SCOPE not in i.words)
+        return ptx.stores(i) or (i.line in stored and i.words[0] in ("atom", "red") and SCOPE not in i.words)
 
     for instruction in program.instructions:
         if not _releases(instruction):
             continue
-        store = program.meets_before(instruction, stores, _synchronises)
+        store = program.meets_before(instruction, stores, ptx.synchronises)
         if store is not None and WRITERS["load/store"].barrier:
             yield Finding(
                 "barrier-before-release",
@@ -257,7 +264,7 @@ def _machine_code(kernel: _Kernel, program: ptx.Program) -> Iterable[Finding]:
                 instruction.line,
                 f"no barrier between the store of line {store.line} and this release: one thread raises, others store",
             )
-        tma = program.meets_before(instruction, _stores_by_tma, _drains)
+        tma = program.meets_before(instruction, ptx.stores_by_tma, ptx.drains)
         if tma is not None and WRITERS["tma store"].completes:
             yield Finding(
                 "store-drained",
@@ -266,7 +273,7 @@ def _machine_code(kernel: _Kernel, program: ptx.Program) -> Iterable[Finding]:
                 f"the TMA store of line {tma.line} may land after this release",
             )
     for instruction in program.instructions:
-        if instruction.line in stored and (stores(instruction) or _stores_by_tma(instruction)):
+        if instruction.line in stored and (stores(instruction) or ptx.stores_by_tma(instruction)):
             if program.leaves_without(instruction, _releases):
                 yield Finding(
                     "count-after-store", "error", instruction.line, "this store may be the last thing that runs"
@@ -282,31 +289,8 @@ def _releases(i: ptx.Instruction) -> bool:
     return SCOPE in i.words and any(_strong("flag", word) for word in i.words)
 
 
-def _stores(i: ptx.Instruction) -> bool:
-    return i.words[0] == "st" and not {"shared", "shared::cta", "local", "param", "release"} & set(i.words)
-
-
-def _synchronises(i: ptx.Instruction) -> bool:
-    return i.words[0] in ("bar", "barrier") and "sync" in i.words
-
-
-def _stores_by_tma(i: ptx.Instruction) -> bool:
-    words = i.words
-    return (
-        words[0] == "cp"
-        and "bulk" in words
-        and "global" in words
-        and words.index("global") < len(words) - 1
-        and (words[words.index("global") + 1].startswith("shared"))
-    )
-
-
-def _drains(i: ptx.Instruction) -> bool:
-    return i.has("cp", "bulk", "wait_group") and "read" not in i.words
-
-
 def _loads(i: ptx.Instruction) -> bool:
     words = i.words
     if words[0] == "ld":
         return "global" in words and "acquire" not in words
-    return words[:2] == ("cp", "async") and "global" in words and not _stores_by_tma(i)
+    return words[:2] == ("cp", "async") and "global" in words and not ptx.stores_by_tma(i)

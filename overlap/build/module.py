@@ -105,6 +105,9 @@ def build_module(
         theirs = compile_kernel(_original_kernel(header, path), arguments, chosen, bound.options)
     guarded = {comm.param for comm in operator.comms if not comm.produced}
     produced = {comm.param for comm in operator.comms if comm.produced}
+    sent: set[str] = set()
+    if operator.carriers.words:
+        sent, produced = produced, sent
     if anywhere := operator.parameter("anywhere"):
         produced = {anywhere}  # its tiles are stored through this descriptor
     nested = len(operator.ranges)
@@ -112,6 +115,7 @@ def build_module(
         made,
         guarded=guarded,
         produced=produced,
+        sent=sent,
         original=theirs,
         flags=operator.ours[1],
         moves=operator.ours[-1] if operator.moves else "",

@@ -202,3 +202,30 @@ def _definition(blocks: list[Block], label: str, near: int) -> int | None:
     places = [n for n, block in enumerate(blocks) if label in block.labels]
     earlier = [n for n in places if n <= near]
     return earlier[-1] if len(places) > 1 and earlier else places[0] if places else None
+
+
+def stores(i: Instruction) -> bool:
+    """Whether it stores to global memory, without releasing anything."""
+    return i.words[0] == "st" and not {"shared", "shared::cta", "local", "param", "release"} & set(i.words)
+
+
+def synchronises(i: Instruction) -> bool:
+    """Whether it is a CTA barrier."""
+    return i.words[0] in ("bar", "barrier") and "sync" in i.words
+
+
+def stores_by_tma(i: Instruction) -> bool:
+    """Whether it starts a bulk copy from shared to global memory."""
+    words = i.words
+    return (
+        words[0] == "cp"
+        and "bulk" in words
+        and "global" in words
+        and words.index("global") < len(words) - 1
+        and (words[words.index("global") + 1].startswith("shared"))
+    )
+
+
+def drains(i: Instruction) -> bool:
+    """Whether it waits until bulk copies have landed, not only been read."""
+    return i.has("cp", "bulk", "wait_group") and "read" not in i.words

@@ -17,6 +17,8 @@ RULES = {
     "barrier-before-release": "a CTA barrier stands between a program's stores and the release of its flag",
     "store-drained": "a TMA store is complete, not only read, before the flag behind it is raised",
     "count-after-store": "behind the last store to a communicated tensor its chunks' counters are raised, on every path",
+    "sent-behind-store": "a CTA barrier stands between a program's stores of a tile and the words that carry it, on every path",
+    "whole-words": "words that carry data and mark are stored and looked at by 64-bit accesses, relaxed at system scope",
     "proxy-fence": "a proxy fence stands between a wait and TMA loads of what it waited for",
     "one-cta": "num_ctas is 1: only the first CTA of a cluster would poll",
     "no-warp-specialised-wait": "no wait stands in a warp-specialised loop",

@@ -141,6 +141,7 @@ class Context:
             "ways": self.pushing_async,
             "log": self.realization.trace,
             "slots": self.pushing,
+            **dict.fromkeys(("words", "made", "out", "unit", "sum"), self.sending),
             "moves": self.moving,
         }
         return tuple(self.names.local(name) for name, there in wanted.items() if there)
@@ -156,6 +157,11 @@ class Context:
     def pushing(self) -> bool:
         """Whether programs store tiles of a communicated result where they go."""
         return self.carriers.storing is not None
+
+    @property
+    def sending(self) -> bool:
+        """Whether they send them in words that carry their own flag, and add up what comes."""
+        return self.carriers.words
 
     @property
     def pushing_async(self) -> bool:

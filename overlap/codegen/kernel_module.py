@@ -15,6 +15,7 @@ from .context import Context, Names, PlanText
 from .emit import GeneratedModule, check_python
 from .module_io import Header
 from .passes import (
+    add_words,
     delay,
     dispatch,
     imports,
@@ -45,6 +46,7 @@ PASSES = (
     ("range_loop", range_loop.run),
     ("reserve", reserve.run),
     ("interleave", interleave.run),
+    ("add_words", add_words.run),
     ("record", record.run),
     ("unused", unused.run),
     ("tile_map", tile_map.run),

@@ -7,6 +7,7 @@
     far.py     as moves.py, to ranks that no pointer reaches too; nvshmem.py are the functions of NVSHMEM below it
     interleave.py  above them: programs that move chunks between their tiles
     stores.py  for generated kernels: tiles stored where they go
+    inline_words.py  for generated kernels: tiles sent in packets (packets.py, packed.py), and what comes added up
     record.py  for generated kernels that are traced: when tiles wait, begin and end
     here       for generated kernels: runs of tiles, as `overlap.schedule.table` lays them out
 
@@ -23,6 +24,7 @@ from overlap.schedule import table as _layout
 
 from .far import move_chunks_far
 from .flags import after, after_async, landed, poll, raise_flag
+from .inline_words import WHOLE, send_words, send_words_async, sum_words
 from .interleave import move_rest, move_rest_async, move_rest_boxes, move_some, move_some_async, move_some_boxes
 from .moves import computing_id, computing_position, computing_programs, move_chunks, move_chunks_async, moving
 from .record import log_ends, log_part, log_ready, log_tile, log_waits
@@ -30,6 +32,7 @@ from .stores import lowest, no_run, pushed, pushed_async, shaped, shift, spot, s
 from .symm import get, notify, notify_async, num_ranks, put, rank, symm_at, wait
 
 __all__ = [
+    "WHOLE",
     "after",
     "after_async",
     "computing_id",
@@ -64,12 +67,15 @@ __all__ = [
     "put",
     "raise_flag",
     "rank",
+    "send_words",
+    "send_words_async",
     "shaped",
     "shift",
     "spot",
     "static_range",
     "steps",
     "stride",
+    "sum_words",
     "symm_at",
     "wait",
     "ways",

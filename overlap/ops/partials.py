@@ -14,6 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from overlap.api import CompiledKernel, LastPlan, compile
 from overlap.autotune.config import Config
+from overlap.backends import backends
 from overlap.backends.base import Realization
 from overlap.chunkplan.cuts import Split
 from overlap.chunkplan.library import find_template
@@ -142,7 +143,11 @@ def by_stores(plan: str, backend: str) -> bool:
 def compiled_partial(
     kernel: Any, along: str, plan: str, split: Split, backend: str = "copy_engine", sum_sms: int | None = None
 ) -> CompiledKernel:
-    """A GEMM kernel whose C is communicated: ``M`` and such reduce-scatter, nothing all-reduces, ``M:N`` exchanges."""
+    """A GEMM kernel whose C is communicated: ``M`` and such reduce-scatter, nothing all-reduces, ``M:N`` exchanges.
+
+    ``split``: words go tile by tile, whatever it says.
+    """
+    split = 1 if backends[backend].words else split
     return _compiled(kernel, along, plan, split, backend, sum_sms)
 
 

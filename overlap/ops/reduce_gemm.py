@@ -22,6 +22,7 @@ from overlap.api import small
 from overlap.api.auto import Problem
 from overlap.api.fallback import STORING, Choice, check_backend
 from overlap.api.groups import group_by_name, no_group, resolve_group
+from overlap.backends import backends
 from overlap.chunkplan.cuts import Split, SplitLike, split_of, split_text
 from overlap.interop import define, group_name, traced
 
@@ -66,11 +67,12 @@ def gemm_ar(
         transport_dtype: of the partial results and, in two steps, the sums that travel; by default the result's.
         deterministic: the same bits in every run and on every rank. The fused kernels always add in one order; this
             makes serial do so.
-        backend: ``copy_engine`` (fused), ``ldst_inline`` or ``tma_inline`` (fused, tiles are stored where they go) or
-            ``serial`` (torch's product, then a collective); by default fused by copy engine, and serial where that is
-            impossible or slower, which `last_plan` and the log say.
+        backend: ``copy_engine`` (fused), ``ldst_inline`` or ``tma_inline`` (fused, tiles are stored where they go),
+            ``words_inline`` (fused, one launch of low-latency words, for small results) or ``serial`` (torch's product, then
+            a collective); by default fused by copy engine, and serial where that is impossible or slower, which `last_plan`
+            and the log say.
         plan: the plan template; by default ``all_reduce_one_shot`` for results smaller than the setting
-            ``one_shot_below_bytes``, else ``all_reduce_two_shot``.
+            ``one_shot_below_bytes`` and for ``words_inline``, else ``all_reduce_two_shot``.
         split: chunks that a transfer is cut into; by default 4 of a rank's part of 32 MiB or more in two steps by copy engine,
             since sums of all but the last are made and sent while the kernel runs, else 1.
 
@@ -117,7 +119,7 @@ def run(
     tma = out_by_tma(x.dtype, moved, view.batch, view.rows, view.columns)
     reasons = (dtype_reason(x.dtype, made, moved), storing_reason(backend, tma))
     sizes, lacking = (view.rows, view.columns, x.shape[-1] * world), partial(storing_reason, tma=tma)
-    chosen = plan or default_plan(moved_bytes)
+    chosen = plan or default_plan(moved_bytes, backend)
     usual = default_split(chosen, moved_bytes, world, backend)
     split = usual if split is None else split
     taken = backend is None and plan is None and split == usual
@@ -157,8 +159,10 @@ def _serially(
     return small.all_reduce(group, choice, summand.view(y.shape), y, fixed_order=deterministic)
 
 
-def default_plan(moved_bytes: int) -> str:
-    """One step or two, by the bytes of the result."""
+def default_plan(moved_bytes: int, backend: str | None = None) -> str:
+    """One step or two, by the bytes of the result; words go in one."""
+    if backend in backends and backends[backend].words:
+        return ONE_SHOT
     return ONE_SHOT if moved_bytes < settings.get("one_shot_below_bytes") else TWO_SHOT
 
 

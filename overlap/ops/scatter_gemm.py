@@ -65,9 +65,10 @@ def gemm_rs(
         out_dtype: of the result; by default ``out``'s, else x's.
         transport_dtype: of the partial results that travel; by default the result's.
         deterministic: the same bits in every run. The fused kernel always adds in one order; this makes serial do so.
-        backend: ``copy_engine`` (fused), ``ldst_inline`` or ``tma_inline`` (fused, tiles are stored where they go) or
-            ``serial`` (torch's product, then a collective); by default fused by copy engine, and serial where that is
-            impossible or slower, which `last_plan` and the log say.
+        backend: ``copy_engine`` (fused), ``ldst_inline`` or ``tma_inline`` (fused, tiles are stored where they go),
+            ``words_inline`` (fused, one launch of low-latency words, for small results) or ``serial`` (torch's product, then
+            a collective); by default fused by copy engine, and serial where that is impossible or slower, which `last_plan`
+            and the log say.
         plan: the plan template that moves the partial results.
         split: chunks a piece is cut into. Two were faster than one by a tenth for pieces of 16 and 32 MB, level for another
             shape of 32 MB, and slower by 2 % for 8 MB (4 x H100, bench/results/ways).

@@ -38,6 +38,7 @@ from overlap.schedule.steps import Kernel, launch_steps
 from overlap.schedule.strided import narrow_by
 from overlap.schedule.verify import flatten_safe, verify_schedule
 from overlap.schedule.verify_steps import verify_steps
+from overlap.schedule.words import word_steps
 
 from .kinds import check_kind
 from .parts import plan_parts
@@ -221,11 +222,15 @@ def plan_launch(
     verify_schedule(schedules, plan, reads, axes, writes=writes, windows=windows, ordered=ordered, early=early)
     stored, moved = carriers.stored(plan, produced), carriers.moved(plan, produced)
     steps = [
-        launch_steps(plan, rank, produced=produced, stores=stored, moves=moved, early=early) for rank in range(world)
+        word_steps(plan, rank, produced)
+        if carriers.words
+        else launch_steps(plan, rank, produced=produced, stores=stored, moves=moved, early=early)
+        for rank in range(world)
     ]
     for rank, schedule in enumerate(schedules) if carriers.storing else ():
         pushes(schedule, plan, writes, windows[rank][produced[0]], stored)
-    verify_steps(steps, plan, produced=produced)
+    if not carriers.words:  # nothing is raised, waited for or credited
+        verify_steps(steps, plan, produced=produced)
     parts = plan_parts(program, ons, plan, sizes, block_of, ordered=ordered, machine=machine, itemsize=itemsize)
     if carriers.moving is not None and find_backend(carriers.moving).inline:
         level = levels(happens_before(plan))

@@ -136,7 +136,7 @@ def _communicated(
         dump("plan", "\n".join(plan.text for plan in plans))
         carriers = check_backend(ons, plans, realization)
         # A loop over the places of a tile stands behind the inner one; where stores are unrolled there is none.
-        looped = carriers.storing is not None and find_backend(carriers.storing).writer == "load/store"
+        looped = carriers.storing is not None and find_backend(carriers.storing).writer != "tma store"
         safe = probe(program, ons, plans, realization, request.world) and not looped
     except OverlapError as error:
         raise error.at(where) from None

@@ -50,7 +50,7 @@ class BoundPlan(ABC):
         self.parts = parts
         self.slots: tuple[dict[OpId, int], ...] = tuple(assign_slots(plan, r) for r in range(runtime.world))
         self.steps: tuple[Step, ...] = tuple(steps)
-        self.entry = next(step for step in self.steps if isinstance(step, Entry))
+        self.entry = next((step for step in self.steps if isinstance(step, Entry)), None)
         self.need = need
         self.workspace = workspace
         memory = workspace.fit(need, what)
@@ -123,6 +123,11 @@ class BoundPlan(ABC):
         if not isinstance(op, P2P):
             return None
         return op.dst_rank if op.src_rank == self.runtime.rank else op.src_rank
+
+    def sender(self, address: int) -> tuple[str, Any] | None:
+        """Of a line of words at ``address`` of this rank's memory, where launches send any: what it is and who sends it, and
+        where the plan asks for it."""
+        return None
 
     @contextmanager
     def opening(self) -> Iterator[None]:

@@ -25,10 +25,11 @@ from overlap.schedule.machine import Machine, machine_for
 from overlap.schedule.model import AxisTiles, Counter, RankSchedule, TensorRead, TensorWrite
 from overlap.schedule.pushes import pushes
 from overlap.schedule.runs import schedule_rank
-from overlap.schedule.steps import Kernel, launch_steps, with_library
+from overlap.schedule.steps import Kernel, Step, launch_steps, with_library
 from overlap.schedule.strided import narrow_by
 from overlap.schedule.table import to_words
 from overlap.schedule.verify_steps import verify_steps
+from overlap.schedule.words import word_steps
 
 from .bound_plan import BoundPlan
 from .calls.resolve import Bound
@@ -39,8 +40,9 @@ from .memory.part import Given, Part
 from .operator import Operator
 from .protocol import Runtime
 from .tables.hosteval import on_host
+from .tables.inline_words import InlineWords, Receiver
 from .tables.slots import Slots, slots_of
-from .workspace import Memory, counters_of, need_of, plan_for, plans_for, workspace_of
+from .workspace import Memory, Need, counters_of, need_of, plan_for, plans_for, workspace_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +50,7 @@ class LaunchTable:
     """The schedule of this rank for the block sizes and sizes of a launch, and its device table.
 
     ``counters``: by the operation that a counter holds back. ``slots``: where tiles are stored, if in other ranks' memory.
+    ``receivers``: by run, who is sent its tiles in words, if anybody is.
     """
 
     schedule: RankSchedule
@@ -55,6 +58,7 @@ class LaunchTable:
     tiles: int
     counters: dict[OpId, Counter]
     slots: Slots | None = None
+    receivers: tuple[tuple[Receiver, ...], ...] | None = None
 
     @cached_property
     def chunks(self) -> dict[Chunk, Counter]:
@@ -91,19 +95,27 @@ class Instance(BoundPlan):
         for comm in operator.comms:
             if comm.reduces and comm.tensor not in self.direct:
                 verify_contributions(plan, comm.tensor)
-        happens = happens_before(plan)
+        happens, carriers = happens_before(plan), operator.carriers
+        slotted = () if carriers.words else self.stored
         parts = {
-            comm.tensor: Part(comm, plan, runtime, g, happens, self.stored, comm.tensor in self.direct)
+            comm.tensor: Part(comm, plan, runtime, g, happens, slotted, comm.tensor in self.direct, carriers.words)
             for comm, g in zip(operator.comms, given, strict=True)
         }
         self.part: Part = parts[operator.tensor]
         self.shape = self.part.shape
         self._writes = tuple(TensorWrite(w.tensor, w.axes) for w in operator.writes)
         self._schedules: dict[Any, RankSchedule] = {}
-        steps = launch_steps(
-            plan, runtime.rank, produced=produced, stores=self.stored, moves=self.moved, early=self.early
-        )
-        steps = with_library(steps, self.direct, produced)
+        self.words: InlineWords | None = None
+        """What the kernel sends and adds up in words, if it does."""
+        steps: tuple[Step, ...]
+        if carriers.words:
+            steps = word_steps(plan, runtime.rank, produced)
+            self.words = InlineWords(plan, self.part, runtime.rank)
+        else:
+            steps = launch_steps(
+                plan, runtime.rank, produced=produced, stores=self.stored, moves=self.moved, early=self.early
+            )
+            steps = with_library(steps, self.direct, produced)
         if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1" and 0 < len(self.moved) < sum(map(len, plan.ops)):
             _refuse_blocking(plan, operator, produced, self)
         shapes = [part.shape for part in parts.values()]
@@ -112,7 +124,9 @@ class Instance(BoundPlan):
             runtime,
             parts,
             steps,
-            need_of(plan, produced, [part.size for part in parts.values()], self.stored, self.moved, early=self.early),
+            need_of(plan, produced, [part.size for part in parts.values()], self.stored, self.moved, early=self.early)
+            if self.words is None
+            else Need(tuple(part.size for part in parts.values()), 0, 0, self.words.words),
             workspace_of(operator, runtime, tuple(g.dtype for g in given)),
             shapes[0] if len(shapes) == 1 else tuple(shapes),
         )
@@ -128,6 +142,12 @@ class Instance(BoundPlan):
         """Whether NVSHMEM carries an operation of this rank: its backend does, and does not reach the other rank by pointer."""
         carrier, other = self.operator.carriers.backend_of(self.plan.op(op_id)), self._other(op_id)
         return other is not None and carrier.far and through_network(self.runtime, other)
+
+    def sender(self, address: int) -> tuple[str, Any] | None:
+        if self.words is None or self.memory.words is None:
+            return None
+        found = self.words.sender(address - self.memory.words.data_ptr(), self.memory.room.words, self.plan)
+        return None if found is None else (found[0], self.plan.where(found[1]) if found[1] is not None else None)
 
     @property
     def title(self) -> str:
@@ -176,15 +196,20 @@ class Instance(BoundPlan):
             schedule = self._schedules.get(key)
             if schedule is None:
                 schedule = self._schedules[key] = self._schedule(sizes, constants)
-            pushed, slots = None, None
-            if self.operator.stores:
+            pushed, slots, receivers = None, None, None
+            if self.operator.carriers.storing:
                 writes = [w for w in self._writes if w.tensor == self.made.comm.tensor]
                 pushed = pushes(schedule, self.plan, writes, self.made.window, self.stored)
-                slots = slots_of(self, pushed)
+                if self.words is None:
+                    slots = slots_of(self, pushed)
+                else:
+                    receivers = self.words.receivers(pushed)
             ahead = self.moves_ahead(schedule)
-            words = self.workspace.table(to_words(schedule, self.memory.room.flags, pushed, ahead))
+            sent = None if receivers is None else [len(several) for several in receivers]
+            words = self.workspace.table(to_words(schedule, self.memory.room.flags, pushed, ahead, sent))
             counters = {op: counter for counter in schedule.counters for op in counter.ops}
-            found = LaunchTable(schedule, words, sum(run.tiles for run in schedule.runs), counters, slots)
+            tiles = sum(run.tiles for run in schedule.runs)
+            found = LaunchTable(schedule, words, tiles, counters, slots, receivers)
             self._tables[key] = found
         return found
 

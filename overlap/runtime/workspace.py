@@ -31,6 +31,7 @@ from overlap.schedule.early import kept_chunks
 from overlap.schedule.pieces import Values, partial_sources
 from overlap.schedule.sync import assign_slots
 from overlap.schedule.table import state_words
+from overlap.schedule.words import slots
 
 from .faults.faults import FaultRecord, deadline_error
 from .group.reach import far
@@ -39,6 +40,7 @@ from .memory.part import part_layout
 from .memory.symmetric import check_symmetric, release_symmetric
 from .packets.low_latency import low_latency_of
 from .protocol import Runtime, runtime_of
+from .tables.inline_words import words_for
 
 if TYPE_CHECKING:
     from .bound_plan import BoundPlan
@@ -61,11 +63,13 @@ class Owner(Protocol):
 
 
 class Need(NamedTuple):
-    """What a shape takes of memory: elements of each communicated tensor, flags and counters of a launch."""
+    """What a shape takes of memory: elements of each communicated tensor, flags and counters of a launch, int64 words of what
+    kernels send in words (`tables.inline_words`)."""
 
     elements: tuple[int, ...]
     flags: int
     counters: int
+    words: int = 0
 
     def within(self, room: Need) -> bool:
         """Whether ``room`` holds it."""
@@ -73,16 +77,18 @@ class Need(NamedTuple):
             all(a <= b for a, b in zip(self.elements, room.elements, strict=True))
             and self.flags <= room.flags
             and self.counters <= room.counters
+            and self.words <= room.words
         )
 
     def joined(self, other: Need) -> Need:
         """What holds either."""
         elements = tuple(map(max, self.elements, other.elements))
-        return Need(elements, max(self.flags, other.flags), max(self.counters, other.counters))
+        counts = zip(self[1:], other[1:], strict=True)
+        return Need(elements, *(max(pair) for pair in counts))
 
     def text(self, dtypes: tuple[torch.dtype, ...]) -> str:
         """In bytes, for messages."""
-        total = sum(n * dtype.itemsize for n, dtype in zip(self.elements, dtypes, strict=True))
+        total = sum(n * dtype.itemsize for n, dtype in zip(self.elements, dtypes, strict=True)) + 8 * self.words
         counters = f" and {self.counters} counters" if self.counters else ""
         return f"{total} bytes, {self.flags} flags{counters}" if counters else f"{total} bytes and {self.flags} flags"
 
@@ -109,7 +115,11 @@ class Memory:
         ]
         """Of every rank's state words; of a far rank's the complement of NVSHMEM's number, which no address is."""
         self.peers = runtime.table(self.addresses, bits=64)
-        self.fault = runtime.watch(self.state)
+        self.words: torch.Tensor | None = None
+        """What kernels send in words, and their epochs."""
+        if need.words:
+            self.words = runtime.symmetric([need.words], torch.int64, zero=True)
+        self.fault = runtime.watch(self.state, packets=bool(need.words))
         self.captured = False
         self.pinned: list[Any] = []
         """What captured graphs read besides, of plans that have moved on to larger memory."""
@@ -342,13 +352,22 @@ def reserve(
         # Which chunks are narrow differs from call to call: room for all of them.
         every = frozenset(op_id for op_id, _ in plan.items())
         stored, moved = (every if operator.stores else stored), (every if operator.moves else moved)
+    sends = operator.carriers.words
     sizes = [
-        max(part_layout(plan, comm, r, tuple(range(len(shape))), happens, stored).size for r in range(runtime.world))
+        max(
+            part_layout(plan, comm, r, tuple(range(len(shape))), happens, stored, sends).size
+            for r in range(runtime.world)
+        )
         for comm, shape in zip(comms, shapes, strict=True)
     ]
     what = shapes[0] if len(shapes) == 1 else shapes
     produced = [c.tensor for c in comms if c.produced]
-    workspace.reserve(need_of(plan, produced, sizes, stored, moved, early=asked_sums(operator) != 0), what)
+    need = need_of(plan, produced, sizes, stored, moved, early=asked_sums(operator) != 0)
+    if sends:
+        # Rows of another length may be such that a line holds one element.
+        most = max(sum(slot.box.size for slot in slots(plan, r, produced[0])) for r in range(runtime.world))
+        need = Need(tuple(sizes), 0, 0, words_for(runtime.world + most))
+    workspace.reserve(need, what)
     return workspace
 
 

@@ -18,6 +18,7 @@ from overlap.errors import ScheduleError
 
 from .model import RankSchedule
 from .pushes import Pushes
+from .words import first_way
 
 VERSION = 3
 
@@ -77,7 +78,11 @@ def way_base(world: int) -> int:
 
 
 def to_words(
-    schedule: RankSchedule, flags: int = 0, pushes: Pushes | None = None, moves: Sequence[int] = ()
+    schedule: RankSchedule,
+    flags: int = 0,
+    pushes: Pushes | None = None,
+    moves: Sequence[int] = (),
+    sent: Sequence[int] | None = None,
 ) -> list[int]:
     """The schedule as int32 words.
 
@@ -85,12 +90,13 @@ def to_words(
         flags: flags that the state tensor has room for, used or not; counters stand behind them.
         pushes: where tiles are stored, if the kernel stores them into other ranks' slots.
         moves: by run, the moves ahead of its wait, if the kernel makes them between tiles.
+        sent: by run, how many receivers its tiles have, if the kernel sends them in words: nothing is counted then.
 
     Raises:
         ScheduleError: more than `MAX_AXES` axes or `MAX_RAISES` counters of one run, or a value outside int32.
     """
     axes = len(schedule.axes)
-    raises = [_raises(schedule, i, pushes) for i in range(len(schedule.runs))]
+    raises = [_raises(schedule, i, pushes) if sent is None else [] for i in range(len(schedule.runs))]
     most = max(map(len, raises), default=0)
     if most > MAX_RAISES:
         raise ScheduleError(
@@ -104,7 +110,7 @@ def to_words(
     flag_words = run_base + (len(runs) + 1) * RUN_WORDS
     pairs: list[int] = []
     records: list[int] = []
-    way = way_base(schedule.world)
+    way = way_base(schedule.world) if sent is None else first_way(schedule.world)
     for i, run in enumerate(runs):
         record = [0] * RUN_WORDS
         record[R_FIRST] = run.first
@@ -119,7 +125,7 @@ def to_words(
         record[R_PEER] = run.peer
         record[R_WAY] = way
         record[R_MOVES] = moves[i] if moves else 0
-        way += len(pushes.ways[i]) if pushes is not None else 0
+        way += sent[i] if sent is not None else len(pushes.ways[i]) if pushes is not None else 0
         for axis in range(axes):
             record[R_AXIS + 2 * axis] = run.origin[axis]
             record[R_AXIS + 2 * axis + 1] = run.counts[axis]

@@ -51,6 +51,20 @@ CASES = {
         {"backend": "tma_inline"},
         None,
     ),
+    "scatter_words": (
+        "templates/kernels/grouped_gemm.py",
+        "reduce_scatter_1d",
+        "c[M]",
+        {"backend": "words_inline"},
+        None,
+    ),
+    "reduce_words_persistent": (
+        "templates/kernels/persistent_gemm.py",
+        "all_reduce_one_shot",
+        "c[]",
+        {"backend": "words_inline"},
+        None,
+    ),
     "gather_reserved": (
         "templates/kernels/persistent_gemm.py",
         "all_gather_1d",

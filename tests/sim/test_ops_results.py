@@ -113,7 +113,7 @@ def operands(case: Case, generator: torch.Generator, depth: int) -> tuple[torch.
     return x, w
 
 
-def summed(case: Case, operator, *, seed: int = 0, launches: int = 2):
+def summed(case: Case, operator, *, seed: int = 0, launches: int = 2, sms: int | None = None):
     """Every rank's results of several calls in a row with new data, the fp64 sums, and what rounding may add to them."""
     generator = torch.Generator().manual_seed(seed)
     calls = []
@@ -129,7 +129,7 @@ def summed(case: Case, operator, *, seed: int = 0, launches: int = 2):
         group.overlap_runtime.synchronize()
         return results
 
-    results = World(case.world, seed=seed).run(body)
+    results = World(case.world, seed=seed, sms=sms).run(body)
     for i, (parts, bias) in enumerate(calls):
         partials = [x.double() @ w.double() for x, w in parts]
         wanted = sum(partials) + (bias.double() if bias is not None else 0)
@@ -168,6 +168,20 @@ STORED_BY_TMA = (
 """Cases of `tma_inline`, whose kernel has a descriptor of the result."""
 BACKENDS_OF = [(name, "copy_engine") for name in SCATTERED] + [(name, "ldst_inline") for name in STORED]
 BACKENDS_OF += [(name, "tma_inline") for name in STORED_BY_TMA]
+IN_WORDS = (
+    "ragged rows, bias",
+    "columns TMA cannot take",
+    "inner dimension by TMA",
+    "columns",
+    "fewer rows than ranks",
+    "one rank",
+    "a wide transport",
+    "chunks of a piece",
+)
+"""Cases of `words_inline`, whose programs are all resident."""
+BACKENDS_OF += [(name, "words_inline") for name in IN_WORDS]
+RESIDENT = {"words_inline": 24}
+"""By backend, the programs of a simulated rank that are resident, where it asks for more than others."""
 
 
 @pytest.mark.parametrize(("name", "backend"), BACKENDS_OF)
@@ -177,7 +191,7 @@ def test_gemm_rs(name, backend):
     def operator(x, w, **options):
         return gemm_rs(x, w, scatter_dim=case.dim, backend=backend, **options)
 
-    for ys, wanted, allowed in summed(case, operator, seed=len(name)):
+    for ys, wanted, allowed in summed(case, operator, seed=len(name), sms=RESIDENT.get(backend)):
         for rank, y in enumerate(ys):
             low, high = shard_interval(wanted.shape[case.dim], case.world, rank)
             pieces = (t.narrow(case.dim, low, high - low) for t in (wanted, allowed))
@@ -191,6 +205,7 @@ REDUCED_BY = [
     (name, plan, "copy_engine") for name in REDUCED for plan in ("all_reduce_one_shot", "all_reduce_two_shot")
 ]
 REDUCED_BY += [("rows of several dimensions", "all_reduce_one_shot", "tma_inline")]
+REDUCED_BY += [("rows of several dimensions", None, "words_inline"), ("five ranks, stride 0", None, "words_inline")]
 REDUCED_BY += [("five ranks, stride 0", "all_reduce_two_shot", "tma_inline")]
 
 
@@ -202,12 +217,13 @@ def test_gemm_ar(name, plan, backend):
     def operator(x, w, **options):
         return gemm_ar(x, w, plan=plan, backend=backend, **options)
 
-    for ys, wanted, allowed in summed(case, operator, seed=len(name), launches=2):
+    for ys, wanted, allowed in summed(case, operator, seed=len(name), sms=RESIDENT.get(backend)):
         for y in ys:
             # In two steps the sum travels, rounded to the transport's dtype.
             assert_near(case, y, wanted, allowed + EPSILON[case.moved] * wanted.abs())
             assert torch.equal(y, ys[0])
     said = last_plan("gemm_ar")
+    plan = plan or "all_reduce_one_shot"
     assert (said.plan, said.backend, said.shape) == (plan, backend, (*case.lead, case.columns))
 
 

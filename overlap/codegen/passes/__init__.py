@@ -1,6 +1,7 @@
 """The rewriting passes, one a file, each ``run(module, context) -> module``. A pass that matches nothing raises."""
 
 from . import (
+    add_words,
     delay,
     dispatch,
     hoist,
@@ -36,6 +37,7 @@ PASSES = (
     ("range_loop", range_loop.run),
     ("reserve", reserve.run),
     ("interleave", interleave.run),
+    ("add_words", add_words.run),
     ("record", record.run),
     ("unused", unused.run),
     ("tile_map", tile_map.run),

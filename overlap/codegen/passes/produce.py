@@ -14,6 +14,11 @@ After::
     # Count the tile into the chunks of c that it is part of.
     ol.produced(ol_table, ol_run, ol_state)
 
+or, where results go in words (`words_inline`)::
+
+    # Send the tile of c to the ranks that add it up, in words.
+    ol.send_words(ol_table, ol_run, ol_slots, ol_words, ol_made, ol_unit, 0, 1, pid_m * BLOCK_M, BLOCK_M, ...)
+
 The place is behind the statement that holds the last store, in the block of the dispatch region: every tile gets
 there, and ``ol_run`` still is its run. Runs before any pass that adds lines to the kernel. Kernels that make no
 communicated result pass through.
@@ -21,16 +26,23 @@ communicated result pass through.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import libcst as cst
 import libcst.matchers as m
 from libcst.metadata import MetadataWrapper, PositionProvider
 
 from overlap.annotate import last_store
-from overlap.errors import CodegenError
+from overlap.annotate.model import DispatchRegion
+from overlap.errors import CodegenError, UnsupportedError
+from overlap.schedule.words import DIMS
 
 from ..context import Context
 from ..locate import comment, find_function, replaced, statements
 from .dispatch import ASYNC_KINDS
+
+LONGEST = 80
+"""Characters of arguments that stand on one line."""
 
 
 def run(module: cst.Module, context: Context) -> cst.Module:
@@ -73,7 +85,14 @@ def run(module: cst.Module, context: Context) -> cst.Module:
     arguments = [names.local("table"), names.local("run", region.index), names.local("state")]
     tensors = " and ".join(on.tensor for on in context.produced)
     said = f"Count the tile into the chunks of {tensors} that it is part of"
-    if context.pushing:
+    if context.sending:
+        word, said = "send_words", f"Send the tile of {tensors} to the ranks that add it up, in words."
+        if any(_by_descriptor(context)):
+            word = "send_words_async"
+        names_of = ("slots", "words", "made", "unit")
+        arguments = [*arguments[:2], *map(names.local, names_of), *_box(context, region)]
+        _check_coordinates(context, region, [s for s in body[: at + 1] if first(s) > region.end_line])
+    elif context.pushing:
         word, said = "pushed", f"{said}; the last of a chunk tells the rank that gets it."
         arguments.append(names.local("slots"))
         if context.pushing_async:
@@ -81,10 +100,71 @@ def run(module: cst.Module, context: Context) -> cst.Module:
             arguments.append(names.local("ways"))
     else:
         word, said = "produced_async" if asynchronous else "produced", f"{said}."
-    (counted,) = statements(f"{names.language}.{word}({', '.join(arguments)})\n")
+    given = ", ".join(arguments)
+    if len(given) > LONGEST:
+        given = f"\n    {given}\n"
+    (counted,) = statements(f"{names.language}.{word}({given})\n")
     counted = counted.with_changes(leading_lines=[comment(said)])
     changed = search.block.with_changes(body=[*body[: at + 1], counted, *body[at + 1 :]])
     return replaced(module, search.block, changed)
+
+
+def _by_descriptor(context: Context) -> list[bool]:
+    """Of each store to the communicated results, whether it is one by TMA."""
+    stored = {on.param for on in context.produced}
+    kernel = context.program.kernel
+    return [a.kind in ASYNC_KINDS for a in kernel.accesses if a.tensor in stored and a.mode != "read"]
+
+
+def _box(context: Context, region: DispatchRegion) -> list[str]:
+    """First element and block of a tile along each dimension of the result, as text; missing dimensions in front.
+
+    Raises:
+        UnsupportedError: tiles write it in several ways, add to it, or it has too many dimensions.
+    """
+    (on, *others) = context.produced
+    found = context.writes(on)
+    adds = [a for a in context.program.kernel.accesses if a.tensor == on.param and a.mode == "reduce"]
+    dims = max(map(len, found))
+    if others or len(found) > 1 or adds or dims > DIMS:
+        what = (
+            f"{1 + len(others)} results" if others else "a result of several kinds of store" if len(found) > 1 else ""
+        )
+        what = what or ("a result that tiles add to" if adds else f"a result of {dims} dimensions")
+        raise UnsupportedError(
+            f"{context.storer.name} sends one result of up to {DIMS} dimensions that every tile stores one box of; this kernel "
+            f"makes {what}",
+            where=(adds[0].span if adds else context.program.kernel.span),
+            help='backend="copy_engine"',
+        )
+    pids, blocks = dict(region.pid_map), {axis.name: axis.block for axis in context.axes}
+    text = ["0", "1"] * (DIMS - dims)
+    for name in found[0]:
+        whole = ["0", f"{context.names.language}.WHOLE"]
+        text += whole if name is None else [f"{pids[name]} * {blocks[name]}", str(blocks[name])]
+    return text
+
+
+def _check_coordinates(context: Context, region: DispatchRegion, tile: Sequence[cst.BaseStatement]) -> None:
+    """Refuses a tile whose coordinates are other numbers by the time that it is stored.
+
+    Args:
+        tile: the statements behind the dispatch region, as far as the tile's last store.
+
+    Raises:
+        UnsupportedError: one is assigned to.
+    """
+    names = {pid for _, pid in region.pid_map}
+    targets = m.AssignTarget(target=m.Name()) | m.AugAssign(target=m.Name()) | m.AnnAssign(target=m.Name())
+    for node in (node for statement in tile for node in m.findall(statement, targets)):
+        assert isinstance(node, cst.AssignTarget | cst.AugAssign | cst.AnnAssign) and isinstance(node.target, cst.Name)
+        if node.target.value in names:
+            raise UnsupportedError(
+                f"`{node.target.value}` is assigned to behind the dispatch region, and {context.storer.name} sends the tile "
+                "that it names there",
+                where=region.span,
+                help="give what is made of it a name of its own",
+            )
 
 
 class _Search(cst.CSTVisitor):

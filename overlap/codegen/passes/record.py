@@ -124,9 +124,9 @@ class _Marks(cst.CSTTransformer):
         ]
 
     def _last(self, statement: cst.BaseStatement) -> bool:
-        """Whether a statement stands behind the tile's end: a return, or the program's moves of other ranks' chunks."""
+        """Whether a statement stands behind the tile's end: a return, the program's moves of other ranks' chunks, its sums."""
         returns = m.SimpleStatementLine(body=[m.ZeroOrMore(), m.Return()])
-        named = m.Name("move_rest") | m.Name("move_rest_async") | m.Name("move_rest_boxes")
+        named = m.Name("move_rest") | m.Name("move_rest_async") | m.Name("move_rest_boxes") | m.Name("sum_words")
         moves = m.SimpleStatementLine(body=[m.Expr(m.Call(func=m.Attribute(value=m.Name(self._ol), attr=named)))])
         return m.matches(statement, returns | moves)
 

@@ -78,7 +78,7 @@ def counted_by(module: cst.Module, context: Context) -> tuple[str, ...] | None:
 
     None where nobody may give it fewer: a tile a program, steps of another kind, or chunks that programs move or store.
     """
-    if not context.produced or not context.persistent or context.moving or context.pushing:
+    if not context.produced or not context.persistent or context.moving or (context.pushing and not context.sending):
         return None
     kernel = find_function(module, context.program.kernel.name)
     steps = _Steps(context, [tile for tile in context.program.kernel.tile_ids if tile.form != "assign"])

@@ -11,6 +11,7 @@ from overlap.chunkplan.region import shard_interval
 from overlap.errors import UsageError
 
 from ..operator import Operator
+from ..tables.inline_words import word_arguments
 from ..tables.slots import Slots, store_arguments
 from .hostcall import HostCall
 from .resolve import Bound
@@ -60,6 +61,8 @@ def capture(
     )
     if operator.stores:
         call.bound.arguments.update(store_arguments(operator, Slots(state, ways=1), call.bound.arguments))
+    if operator.carriers.words:
+        call.bound.arguments.update(word_arguments(operator, state, call.bound.arguments))
     if log := operator.parameter("log"):
         call.bound.arguments[log] = state
     if operator.moves:

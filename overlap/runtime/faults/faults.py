@@ -64,6 +64,10 @@ def waited_for(memory: Memory, address: int, instance: BoundPlan | None) -> tupl
     for rank, base in enumerate(memory.addresses):
         if base <= address < base + bytes_each:
             return _word(runtime.world, rank, (address - base) // (8 * SLOT_WORDS), instance)
+    if memory.words is not None and instance is not None:
+        sender = instance.sender(address)
+        if sender is not None:
+            return sender
     return f"the word at {address:#x}", None
 
 

@@ -203,6 +203,12 @@ def far_move_kernel(moves, state):
 
 
 @triton.jit
+def word_sums_kernel(slots, words, state, made, out, UNIT: tl.constexpr, ACCUMULATOR: tl.constexpr):
+    """Programs that add up what comes in words (`overlap.language.sum_words`) where a rank has no tile."""
+    ol.sum_words(slots, words, state, made, out, UNIT, ACCUMULATOR)
+
+
+@triton.jit
 def carry_kernel(words, state):
     """An operation between nodes, in the place of a copy and its flag (`overlap.language.far.carry_chunk`)."""
     carry_chunk(words, state, ol.now(state))

@@ -129,7 +129,7 @@ def carry_out(instance: BoundPlan, acts: Iterable[Act], now: InFlight) -> None:
 
 
 def make_acts(
-    instance: BoundPlan, table: LaunchTable | None, opening: Opening, steps: Sequence[st.Step], ends: Ends
+    instance: BoundPlan, table: LaunchTable | None, opening: Opening | None, steps: Sequence[st.Step], ends: Ends
 ) -> list[Act]:
     """The steps as functions of a call. Neighbours on one lane are one function, as are forks.
 
@@ -216,13 +216,16 @@ def _lane(step: st.Step) -> int | None:
     return None if isinstance(step, st.Join) else getattr(step, "lane", None)
 
 
-def _act(instance: BoundPlan, table: LaunchTable | None, opening: Opening, step: st.Step, ends: Ends) -> Iterable[Act]:
+def _act(
+    instance: BoundPlan, table: LaunchTable | None, opening: Opening | None, step: st.Step, ends: Ends
+) -> Iterable[Act]:
     match step:
         case st.Entry():
+            assert opening is not None
             for enqueue in opening.launches(ends.given, ends.given_at):
                 yield _launched(enqueue)
         case st.Kernel():
-            if table is not None and (table.tiles or step.moves):
+            if table is not None and (table.tiles or step.moves or table.receivers is not None):
                 yield _kernel
         case st.Branch(lane, behind):
             yield _branch(lane, behind)

@@ -22,11 +22,12 @@ from overlap.schedule.moves import Move
 from ..bound_plan import BoundPlan
 from ..calls.resolve import Bound
 from ..instance import Instance, LaunchTable
-from ..kernels.entry import MOVE_KERNELS
+from ..kernels.entry import MOVE_KERNELS, word_sums_kernel
 from ..nvshmem.device_code import joined
 from ..operator import Operator
 from ..repeat.places import Carried, numbered
 from ..repeat.repeat import KernelLaunch, Repeat
+from ..tables.inline_words import ALONE, alone, given_words
 from ..tables.moves import Grid, Reserved, reserved
 from ..tables.ranges import range_arguments
 from ..tables.slots import store_arguments
@@ -35,6 +36,7 @@ from .acts import Act, Ends, InFlight, carry_out, make_acts
 from .beside import beside_sums
 from .opening import Opening, layout_key
 from .prepared import layout_of
+from .residents import all_resident, alone_grid
 from .variant import variant_of
 
 STEP_FILTER: Callable[[int, tuple[st.Step, ...]], tuple[st.Step, ...]] | None = None
@@ -77,6 +79,8 @@ def launch(
     ours |= log_arguments(instance, bound, table)
     if table.slots is not None:
         ours |= store_arguments(operator, table.slots, bound.arguments, table.tiles)
+    words = given_words(instance, table, results) if table.receivers is not None else {}
+    ours |= {operator.parameter(name): value for name, value in words.items()}
     linked = runtime.linked if operator.moves and operator.mover.far else {}
     kernel, options, place = bound.kernel, joined(bound.options, linked), operator.moves
     if operator.moves:
@@ -88,6 +92,13 @@ def launch(
         kernel = MOVE_KERNELS[operator.mover.writer]
         options, place, grid = {"num_warps": MOVE_WARPS, **linked}, "moves", (0, 1, 1)
         arguments = {"moves": instance.state, "state": instance.state, **options}
+    if words and not table.tiles:
+        kernel, options, place = word_sums_kernel, ALONE, "out"
+        arguments, grid = {**alone(words), "state": instance.state, **options}, alone_grid(instance)
+    elif words:
+        place = operator.parameter("out")
+        counted, grid = all_resident(instance, kernel, bound, arguments, grid)
+        arguments |= counted
     carried, ends = _brought(given, results)
     steps = _steps(instance)
     acts = partial(_acts, instance, table, steps)
@@ -99,7 +110,7 @@ def launch(
         acts(ends)
         if operator.moves:
             _reserved(instance, key, moves, arguments, table.tiles)
-        elif table.tiles:
+        elif table.tiles or words:
             _ready_kernel(instance, key, arguments, arguments.keys() - options.keys())
 
     _meet(instance, (table, variant.key, *_layouts(results)), warm)
@@ -108,12 +119,15 @@ def launch(
         arguments[place], grid = beside.words, beside.grid
         key = (variant.key, kernel, grid)
     passed = {name: value for name, value in arguments.items() if name not in options}
-    runs = bool(table.tiles or moves)
+    runs = bool(table.tiles or moves or words)
     repeatable = repeat is not None and (behind is None or repeat.further is not None) and STEP_FILTER is None
     if repeat is not None and repeatable and (variant.exact or not runs):
         kept = (
             frozenset(ours) | {comm.param for comm in operator.comms} if kernel is bound.kernel else frozenset(passed)
         )
+        if words:
+            # A result is the caller's.
+            kept -= {place}
         ready = repeat.prepare(instance, ends, acts, KernelLaunch(kernel, grid, arguments, kept) if runs else None)
         if ready is not None:
             ready.enqueue(repeat.carried)
@@ -204,7 +218,8 @@ def _meet(instance: BoundPlan, variant: Any, warm: Callable[[], Any]) -> None:
 
 def _acts(instance: BoundPlan, table: LaunchTable | None, steps: Sequence[st.Step], ends: Ends) -> Sequence[Act]:
     """The steps as functions of a call, made once for a table and what acts depend on of a call's ends."""
-    opening = _opening(instance, ends.given, next((s for s in steps if isinstance(s, st.Entry)), instance.entry))
+    entry = next((s for s in steps if isinstance(s, st.Entry)), instance.entry)
+    opening = _opening(instance, ends.given, entry) if entry is not None else None
     key = ("acts", table, opening, ends.key())
     found: Sequence[Act] | None = instance.prepared.get(key) if STEP_FILTER is None else None
     if found is None:

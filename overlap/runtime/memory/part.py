@@ -18,7 +18,7 @@ from overlap.schedule.pushes import stored_ops
 from ..calls.shapes import piece
 from ..operator import Comm
 from ..protocol import Runtime
-from .layout import RankLayout, input_layout, output_layout
+from .layout import RankLayout, Region, input_layout, output_layout
 from .plan_tensor import PlanTensor, Staged
 
 
@@ -35,7 +35,8 @@ class Given(NamedTuple):
 
 class Part(PlanTensor):
     """One communicated tensor of an instance. ``order`` is settled; ``stored``: operations whose tiles are
-    stored where they go; ``direct``: a library moves it, and the plan no more than the kernel knows.
+    stored where they go; ``direct``: a library moves it, and the plan no more than the kernel knows; ``words``: what arrives lies
+    elsewhere (`tables.inline_words`).
 
     Raises:
         PlanError: the plan gives ranks other pieces than `torch.chunk`.
@@ -51,12 +52,13 @@ class Part(PlanTensor):
         happens: HappensBefore,
         stored: Collection[OpId] = (),
         direct: bool = False,
+        words: bool = False,
     ) -> None:
         self.comm = comm
         self.made = comm.produced
         self.shape = given.shape
         self.order = given.order or tuple(range(len(given.shape)))
-        layouts = [part_layout(plan, comm, rank, self.order, happens, stored) for rank in range(runtime.world)]
+        layouts = [part_layout(plan, comm, rank, self.order, happens, stored, words) for rank in range(runtime.world)]
         held = piece(self.shape, comm.held, runtime.world, runtime.rank)
         super().__init__(comm.tensor, plan, runtime, given.dtype, layouts, held)
         self.window: Box = self.layout.window.box
@@ -113,9 +115,13 @@ def part_layout(
     order: tuple[int, ...],
     happens: HappensBefore | None = None,
     stored: Collection[OpId] = (),
+    words: bool = False,
 ) -> RankLayout:
-    """A rank's memory of a communicated tensor. ``stored``: operations that tiles carry out, into each other's slots."""
+    """A rank's memory of a communicated tensor. ``stored``: operations that tiles carry out, into each other's slots; ``words``:
+    what arrives lies elsewhere."""
     window = kernel_window(plan, comm.tensor, comm.kind, comm.produced, rank)
+    if words:
+        return RankLayout(Region(f"partial {comm.tensor}", 0, window, order))
     if not comm.produced:
         return input_layout(plan, comm.tensor, rank, window, order)
     sums, _ = pieces(plan, rank, comm.tensor, happens)

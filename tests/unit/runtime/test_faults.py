@@ -25,7 +25,7 @@ BASES = [0x10000, 0x20000, 0x30000]
 def memory():
     runtime = SimpleNamespace(rank=RANK, world=WORLD)
     state = torch.zeros(state_words(WORLD, 4), dtype=torch.int64)
-    return SimpleNamespace(runtime=runtime, state=state, addresses=BASES)
+    return SimpleNamespace(runtime=runtime, state=state, addresses=BASES, words=None)
 
 
 @pytest.fixture
