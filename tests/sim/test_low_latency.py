@@ -261,6 +261,19 @@ def test_a_message_that_is_too_long_is_left_to_others(monkeypatch):
     on_ranks(3, body)
 
 
+def test_a_message_that_32_bits_cannot_number_is_left_to_others(monkeypatch):
+    monkeypatch.setattr(low_latency, "LONGEST", 400)
+
+    def body(runtime):
+        words, big = low_latency_of(runtime), torch.ones(100)
+        assert not words.all_reduce(big[:50], big[50:]) and not words.copies_in_place(400)
+        assert words.all_reduce(big[:49], big[50:99])
+        monkeypatch.setattr(low_latency, "LONGEST", 300)
+        assert not words.all_reduce(big[:49], big[50:99]), "nor once more"
+
+    on_ranks(3, body)
+
+
 def test_ranks_with_shorter_pieces_answer_as_the_others(monkeypatch):
     """5 x 5 over 3 ranks: pieces of 2 x 2, and the last rank gets 2 x 1 and less."""
     monkeypatch.setenv("OVERLAP_LOW_LATENCY_BELOW_BYTES", "60")  # 2 x 2 x 8 bytes from each of two are more

@@ -54,6 +54,8 @@ SAVED_BYTES = 384 << 10
 A_MULTIPROCESSOR = 4
 """Programs of a launch for each multiprocessor, at most: as many as are resident at a time are enough, and soon started."""
 
+LONGEST = 1 << 30
+"""Bytes that a rank gets by a call, at most, whatever the setting: kernels number units of a byte and lines by 32 bits."""
 IN_PLACE, OTHERWISE = 1, 2
 """How a result shares memory with its summand: it is the summand, or it is not."""
 
@@ -145,7 +147,7 @@ class LowLatency:
 
     def copies_in_place(self, size: int) -> bool:
         """Whether an all-reduce of ``size`` bytes would copy a summand that shares memory with the result."""
-        return size < settings.get("low_latency_below_bytes") and in_two_steps(size, self._runtime.world)
+        return size < below() and in_two_steps(size, self._runtime.world)
 
     def check(self) -> None:
         """Raises DeadlineError if a call waited in vain; costs no synchronisation."""
@@ -177,7 +179,7 @@ class LowLatency:
         if ready is None or ready.memory is not self._memory:
             return False
         self.check()
-        if ready.received >= settings.get("low_latency_below_bytes"):
+        if ready.received >= below():
             return False
         runtime = self._runtime
         with runtime.in_order(IN_FLIGHT) as capturing:
@@ -287,7 +289,7 @@ class LowLatency:
         self.check()
         size = longest * src.element_size()
         received = steps * size * (runtime.world - 1)
-        if received >= settings.get("low_latency_below_bytes"):
+        if received >= below():
             return False
         lines = max(1, -(-size // DATA_BYTES))
         with runtime.in_order(IN_FLIGHT) as capturing:
@@ -311,7 +313,7 @@ class LowLatency:
     def _grow(self, lines: int) -> PacketMemory:
         """Memory for what the setting lets through, and for ``lines``."""
         runtime = self._runtime
-        limit = settings.get("low_latency_below_bytes")
+        limit = below()
         capacity = max(lines, -(-limit // max(1, runtime.world - 1) // DATA_BYTES))
         told = runtime.agree("slots of low-latency collectives", capacity)
         for rank, theirs in enumerate(told):
@@ -406,6 +408,11 @@ def _shared(summand: torch.Tensor, size: int, out: torch.Tensor) -> int:
     if first == other:
         return IN_PLACE if summand.dtype == out.dtype else OTHERWISE
     return OTHERWISE if first < other + out.nbytes and other < first + size else 0
+
+
+def below() -> int:
+    """Messages by which a rank gets fewer bytes go as low-latency words."""
+    return min(LONGEST, settings.get("low_latency_below_bytes"))
 
 
 def senders_for(world: int) -> int:
