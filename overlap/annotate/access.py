@@ -91,7 +91,8 @@ def resolve(context: AccessContext, raw: RawAccess) -> list[Access]:
         span = context.unit.span_of(raw.node)
         if groups is None or raw.escapes:
             rank = len(declared.dims) if declared else 0
-            unknown = tuple(IndexExpr.of(Atom("opaque", "?", line=span.line)) for _ in range(rank))
+            deps = frozenset(_leaves(raw))
+            unknown = tuple(IndexExpr.of(Atom("opaque", "?", line=span.line, deps=deps)) for _ in range(rank))
             region = next((leaf.region for leaf in sorted(_leaves(raw), key=str) if leaf.region is not None), None)
             found = Access(param, raw.mode, raw.kind, (None,) * rank, unknown, (False,) * rank, region, span)
             accesses.append(replace(found, operation=raw.operation, helper=raw.escapes, guard=raw.guard))
@@ -199,8 +200,8 @@ def _split(
 def _stride_of_tile(context: AccessContext, factors: tuple[Atom, ...], fixed: IndexExpr) -> IndexExpr | None:
     """What multiplies ``coordinate * BLOCK`` in a term without lanes, such as the index of a matrix in a batch."""
     coords = [a for a in factors if a.kind == "coord"]
-    block = next((a.block for a in context.tile_axes if len(coords) == 1 and a.name == coords[0].axis), None)
-    return fixed.divided_by(IndexExpr.of(Atom("param", block))) if block else None
+    axis = next((a for a in context.tile_axes if len(coords) == 1 and a.name == coords[0].axis), None)
+    return fixed.divided_by(axis.block_expr) if axis else None
 
 
 def _order(context: AccessContext, stride: IndexExpr) -> tuple[int, int]:
@@ -224,7 +225,9 @@ def _place(
         if d < 0:
             named = _named_axis(context, index)
             if named is not None and named not in declared.dims:
-                raise _contradiction(context, raw, param, declared, f"by axis {named}")
+                if _spanning(context, index, None)[0] == named:
+                    raise _contradiction(context, raw, param, declared, f"by axis {named}")
+                named = None  # by the tile and not by its elements, as a table of experts is
             d = declared.dims.index(named) if named else -1
         if d < 0:
             rest.append(index)
@@ -304,7 +307,7 @@ def _spanning(context: AccessContext, index: IndexExpr, size: IndexExpr | None) 
         coords = {a for factors, _ in index.terms for a in factors if a.kind == "coord"}
         if len(coords) != 1 or (coord := next(iter(coords))).axis != axis.name:
             continue
-        block = IndexExpr.of(Atom("param", axis.block or ""))
+        block = axis.block_expr
         rest = index - IndexExpr.of(coord) * block
         if _inside_block(rest, size, block):
             return axis.name, False, coord.region

@@ -76,7 +76,7 @@ def _check_tile_loops(unit: SourceUnit, axes: Sequence[Axis], walk: Walk) -> Non
     tiles = IndexExpr.constant(1)
     for axis in axes:
         if axis.block is not None:
-            tiles *= IndexExpr.of(Atom("param", axis.extent)).cdiv(IndexExpr.of(Atom("param", axis.block)))
+            tiles *= IndexExpr.of(Atom("param", axis.extent)).cdiv(axis.block_expr)
     by_name = {a.name: a for a in axes}
     for name, (node, bounds) in walk.tile_loops.items():
         if (
@@ -87,9 +87,7 @@ def _check_tile_loops(unit: SourceUnit, axes: Sequence[Axis], walk: Walk) -> Non
             continue
         stop = bounds[1].replaced(
             lambda atom: (
-                IndexExpr.of(Atom("param", by_name[atom.axis].extent)).cdiv(
-                    IndexExpr.of(Atom("param", by_name[atom.axis].block or ""))
-                )
+                IndexExpr.of(Atom("param", by_name[atom.axis].extent)).cdiv(by_name[atom.axis].block_expr)
                 if atom.kind == "count" and atom.axis in by_name
                 else None
             )

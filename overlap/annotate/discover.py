@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from overlap.errors import PragmaError, UsageError
+from overlap.errors import HostEntryError, PragmaError, UsageError
 
 from .names import Names, functions
 from .pragmas import Pragma, find_pragmas, nearest
@@ -156,14 +156,23 @@ def _host(unit: SourceUnit, pragma: Pragma, defined: list[tuple[tuple[str, ...],
     """The function below a ``host_entry``: only comments and blank lines, or its decorators, may stand between."""
     for path, node in defined:
         start = first_line(node)
-        if start <= pragma.line < node.lineno:
-            return HostSource(".".join((*path, node.name)), node, pragma)
-        if start > pragma.line and all(
-            not text.strip() or text.lstrip().startswith("#") for text in unit.lines[pragma.line : start - 1]
-        ):
+        between = unit.lines[pragma.line : start - 1]
+        above = start > pragma.line and all(not text.strip() or text.lstrip().startswith("#") for text in between)
+        if above or start <= pragma.line < node.lineno:
+            _refuse_method(unit, pragma, path, node)
             return HostSource(".".join((*path, node.name)), node, pragma)
     raise PragmaError(
         "host_entry stands over no function",
         where=pragma.span,
         help="put it right above the function that launches the kernel",
     )
+
+
+def _refuse_method(unit: SourceUnit, pragma: Pragma, path: tuple[str, ...], node: ast.FunctionDef) -> None:
+    """A method is called on an object or a class, which the distributed function has not."""
+    if any(isinstance(owner, ast.ClassDef) and node in owner.body for owner in ast.walk(unit.tree)):
+        raise HostEntryError(
+            f"host_entry stands over the method `{'.'.join((*path, node.name))}`",
+            where=pragma.span,
+            help="move the launch into a function of the module, put host_entry over that, and call it from the method",
+        )

@@ -40,6 +40,9 @@ class Walk:
         self.tile_ids = tile_ids
         self.counts = counts
         self.coordinates = coordinates
+        evaluator.returned = self._returned
+        self.results: list[Value] = []
+        """What ``return`` statements gave so far."""
         self.tile_values: dict[tuple[str, int], Value] = {}
         self.region_values: dict[int, dict[str, Value]] = {}
         self.tile_loops: dict[str, tuple[ast.For, tuple[IndexExpr, ...]]] = {}
@@ -67,6 +70,15 @@ class Walk:
     @property
     def accesses(self) -> list[RawAccess]:
         return self.evaluator.accesses
+
+    def _returned(self, body: list[ast.stmt]) -> Value:
+        """Walks a helper's body in the evaluator's environment; a value that is one of several is opaque."""
+        walk = Walk(self.evaluator, frozenset(), {}, {})
+        self.evaluator.returned = self._returned
+        walk.block(body)
+        if len(walk.results) == 1:
+            return walk.results[0]
+        return opaque("one of several results", body[0].lineno, *walk.results)
 
     def invariant_names(self) -> frozenset[str]:
         """Variables that hold one number for a whole launch (call it after the walk)."""
@@ -115,7 +127,7 @@ class Walk:
         elif isinstance(node, ast.Assert):
             value_of(node.test)
         elif isinstance(node, ast.Return) and node.value is not None:
-            value_of(node.value)
+            self.results.append(value_of(node.value))
         return isinstance(node, _JUMPS)
 
     def _test(self, test: ast.expr) -> tuple[IndexExpr, ...]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from .grid_nd import swizzled
 from .index import Atom, AtomKind, IndexExpr
-from .names import Names, callee
+from .names import Names, callee, parameters, writes
 from .values import BlockPointer, Descriptor, RawAccess, Sequence, Value, from_memory, opaque
 
 # Functions and methods that return their first argument, as far as its numbers go.
@@ -45,7 +45,8 @@ class Evaluator:
     """Evaluates expressions over ``env`` and records every load and store it passes.
 
     ``locals`` are the kernel's own names (a call on one of them is a method), ``helpers`` the functions of the same
-    module by name. ``guards`` are the conditions read from memory that what is evaluated now stands under.
+    module by name. ``guards`` are the conditions read from memory that what is evaluated now stands under. ``returned``
+    walks a helper's body in ``env`` and gives what it returns; ``site`` is the kernel's own call while it does.
     """
 
     names: Names
@@ -55,6 +56,9 @@ class Evaluator:
     env: dict[str, Value] = field(default_factory=dict)
     accesses: list[RawAccess] = field(default_factory=list)
     guards: list[str] = field(default_factory=list)
+    returned: Callable[[list[ast.stmt]], Value] | None = None
+    site: ast.Call | None = None
+    inlining: tuple[str, ...] = ()
 
     def value(self, node: ast.expr) -> Value:
         line = getattr(node, "lineno", 0)
@@ -165,7 +169,8 @@ class Evaluator:
             return self._access(node, name, "reduce", first, None, mask=argument(2, "mask"))
         if name in _IDENTITY and first is not None:
             return first
-        return self._other(node, name, values)
+        inlined = self._inlined(node, name, args, kw)
+        return self._other(node, name, values) if inlined is None else inlined
 
     def _method(self, node: ast.Call, name: str, receiver: Value) -> Value:
         arguments = [self.value(a.value if isinstance(a, ast.Starred) else a) for a in node.args]
@@ -209,6 +214,7 @@ class Evaluator:
         mask: Value | None = None,
     ) -> Value:
         where = items(offsets) if offsets is not None else None
+        masked, node = node, self.site or node
         if isinstance(target, BlockPointer):
             raw = RawAccess(mode, "block_pointer", target.base, node, target.offsets, target.block, target.shape)  # type: ignore[arg-type]
             raw = replace(raw, strides=target.strides)
@@ -221,10 +227,42 @@ class Evaluator:
             raw = RawAccess(mode, "pointer", as_expr(target or IndexExpr()), node)  # type: ignore[arg-type]
         guard = self.guards[0] if self.guards else ""
         if mask is not None and from_memory(mask):
-            guard = f"mask {_mask_text(node)}"
+            guard = f"mask {_mask_text(masked)}"
         self.accesses.append(replace(raw, operation=name, guard=guard))
         deps = frozenset(leaf for e in (raw.base, *(raw.offsets or ())) for leaf in e.leaves())
-        return IndexExpr.of(Atom("data", ast.unparse(node)[:60], deps=deps, line=node.lineno))
+        return IndexExpr.of(Atom("data", ast.unparse(masked)[:60], deps=deps, line=masked.lineno))
+
+    def _inlined(self, node: ast.Call, name: str, args: list[Value], kw: dict[str | None, Value]) -> Value | None:
+        """What a helper of the same module returns, its loads taken for loads of the call; None if it is not followed.
+
+        Stores are not: codegen looks for them in the kernel. Nor are calls whose arguments cannot be matched, and helpers that
+        read a global of the name of a kernel parameter, which would be taken for it.
+        """
+        helper = self.helpers.get(name)
+        if helper is None or self.returned is None or name in self.inlining or not isinstance(node.func, ast.Name):
+            return None
+        own = [p.arg for p in parameters(helper)]
+        local = {n for s in helper.body for n in writes(s)} | set(own)
+        given = dict(zip(own, args, strict=False)) | {k: v for k, v in kw.items() if k is not None}
+        defaults = _defaults(helper)
+        free = {n.id for s in helper.body for n in ast.walk(s) if isinstance(n, ast.Name)} - local
+        if (
+            any(isinstance(a, ast.Starred) for a in node.args)
+            or None in kw
+            or len(args) > len(own)
+            or not set(given) <= set(own) <= set(given) | set(defaults)
+            or free & self.params
+            or self.calls(helper, "store", "scatter", "atomic")
+        ):
+            return None
+        bound = {p: given[p] if p in given else self.value(defaults[p]) for p in own}
+        kept = self.env, self.locals, self.site, self.inlining
+        self.env, self.locals, self.site = bound, frozenset(local), self.site or node
+        self.inlining = (*self.inlining, name)
+        try:
+            return self.returned(helper.body)
+        finally:
+            self.env, self.locals, self.site, self.inlining = kept
 
     def _other(self, node: ast.Call, name: str, values: list[Value]) -> Value:
         """A function that is not modelled. A helper may load through the pointers it is given."""
@@ -238,10 +276,11 @@ class Evaluator:
         touches = helper is None or self.calls(helper, "load", "store", "gather", "scatter", "atomic")
         if touches:
             guard = self.guards[0] if self.guards else ""
+            numbers = tuple(as_expr(value) for value in values)
             for value in values:
                 for base in _bases(value):
-                    escaped = RawAccess("read", "pointer", base, node, escapes=True, operation=name, guard=guard)
-                    self.accesses.append(escaped)
+                    escaped = RawAccess("read", "pointer", base, self.site or node, numbers, escapes=True)
+                    self.accesses.append(replace(escaped, operation=name, guard=guard))
         if helper is not None and self.calls(helper, "program_id"):
             return opaque(
                 ast.unparse(node), node.lineno, *values, IndexExpr.of(Atom("program_id", f"program_id in {name}"))
@@ -259,6 +298,14 @@ class Evaluator:
                 if deeper is not None and name not in seen and self.calls(deeper, *prefixes, seen=(*seen, name)):
                     return True
         return False
+
+
+def _defaults(function: ast.FunctionDef) -> dict[str, ast.expr]:
+    """Default values of parameters."""
+    arguments = function.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    found = {a.arg: d for a, d in zip(reversed(positional), reversed(arguments.defaults), strict=False)}
+    return found | {a.arg: d for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None}
 
 
 def _mask_text(node: ast.Call) -> str:

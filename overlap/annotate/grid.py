@@ -69,12 +69,12 @@ def read_axes(
                 where=pragma.span,
                 help=f"an axis has the name of the parameter with its extent; else write {pragma.axis}=PARAMETER",
             )
-        if pragma.block and pragma.block not in params:
+        if pragma.block and not pragma.block.isdecimal() and pragma.block not in params:
             raise PragmaError(
                 f"axis {pragma.axis}: block `{pragma.block}` is no parameter of {kernel.node.name}"
                 f"{nearest(pragma.block, params)}",
                 where=pragma.span,
-                help="write the kernel parameter that holds the block size",
+                help="write the kernel parameter that holds the block size, or a number, such as block=1 for one row a tile",
             )
         if pragma.block:
             _check_unchanged(unit, kernel, names, pragma, (extent, pragma.block))
@@ -93,7 +93,8 @@ def _count(unit: SourceUnit, kernel: KernelSource, names: Names, pragma: Pragma,
     """Where the number of tiles is assigned: under the pragma, or else the one place that divides extent by block."""
     assert pragma.block
     params = frozenset(p.name for p in read_params(kernel.node))
-    wanted = _param(extent).cdiv(_param(pragma.block))
+    block = IndexExpr.constant(int(pragma.block)) if pragma.block.isdecimal() else _param(pragma.block)
+    wanted = _param(extent).cdiv(block)
     found: list[tuple[str, int]] = []
     under = anchor(kernel, pragma)
     for statement in statements(kernel.node):
@@ -106,7 +107,7 @@ def _count(unit: SourceUnit, kernel: KernelSource, names: Names, pragma: Pragma,
             if statement is under:
                 return found[-1]
         elif statement is under and isinstance(value, IndexExpr) and (atom := value.as_atom()) and atom.kind == "cdiv":
-            if (atom.args[0] == _param(extent)) != (atom.args[1] == _param(pragma.block)):
+            if (atom.args[0] == _param(extent)) != (atom.args[1] == block):
                 raise PragmaError(
                     f"axis {pragma.axis} has extent {extent} and block {pragma.block}, but `{target.id}` is {value}",
                     where=unit.span_of(statement),

@@ -200,9 +200,17 @@ def _tensor_params(
             )
     found: list[tuple[str, str]] = []
     for ref in (*host.pragma.inputs, *host.pragma.outputs):
-        taker = next((p for p, e in arguments.items() if _same_tensor(roots, ref.name, e)), None)
-        if taker is not None:
+        takers = [p for p, e in arguments.items() if _same_tensor(roots, ref.name, e)]
+        # `residual if residual is not None else c` may be c, but another parameter is c for certain.
+        certain = [p for p in takers if len({r for r, _ in roots.of(arguments[p])}) == 1]
+        if (taker := next(iter(certain or takers), None)) is not None:
             found.append((ref.name, taker))
+        elif ref in host.pragma.outputs and (packed := _packed(ref.name, arguments)) is not None:
+            raise HostEntryError(
+                f"host_entry: `{ref.name}` is passed to the kernel in a tuple",
+                where=unit.span_of(packed),
+                help="pass every tensor of the host entry as an argument of its own",
+            )
         elif ref in host.pragma.outputs:
             raise HostEntryError(
                 f"host_entry: the result `{ref.name}` is not passed to the kernel",
@@ -210,6 +218,15 @@ def _tensor_params(
                 help="name the tensor that the launch writes into",
             )
     return tuple(found)
+
+
+def _packed(name: str, arguments: dict[str, ast.expr]) -> ast.expr | None:
+    """The tuple or list among the launch's arguments that holds the tensor ``name``."""
+    for argument in arguments.values():
+        held = argument.elts if isinstance(argument, (ast.Tuple, ast.List)) else []
+        if any(isinstance(each, ast.Name) and each.id == name for each in held):
+            return argument
+    return None
 
 
 def _same_tensor(roots: Roots, name: str, argument: ast.expr) -> bool:

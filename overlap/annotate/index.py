@@ -149,6 +149,8 @@ class IndexExpr:
         a, b = self.as_int(), divisor.as_int()
         if a is not None and b:
             return IndexExpr.constant(-(-a // b))
+        if b == 1:
+            return self
         return IndexExpr.of(Atom("cdiv", "cdiv", (self, divisor)))
 
     def as_int(self) -> int | None:

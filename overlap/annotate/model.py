@@ -11,7 +11,7 @@ from typing import Literal
 
 from overlap.errors import SourceSpan
 
-from .index import IndexExpr
+from .index import Atom, IndexExpr
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Param:
 class Axis:
     """``axis_count``: a tile axis, or (``block`` None) a range axis, an in-tile loop.
 
-    ``extent`` and ``block`` are parameter names. ``count_name`` is the variable that holds the
-    number of tiles, if the statement under the pragma assigns it.
+    ``extent`` is a parameter name, ``block`` one or a number (``1``: a tile is one row). ``count_name`` is the variable
+    that holds the number of tiles, if the statement under the pragma assigns it.
     """
 
     name: str
@@ -40,6 +40,12 @@ class Axis:
     block: str | None
     count_name: str | None
     span: SourceSpan
+
+    @property
+    def block_expr(self) -> IndexExpr:
+        """The block size as a number."""
+        block = self.block or ""
+        return IndexExpr.constant(int(block)) if block.isdecimal() else IndexExpr.of(Atom("param", block))
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,10 @@ _HEAD = re.compile(r"#+\s*@\s*(?P<prefix>\w+)(?P<dot>\s*\.\s*|\s+)(?P<name>[A-Za
 _PREFIXES = ("overlap", "sy")
 _TENSOR = re.compile(r"\s*(?P<name>[A-Za-z_]\w*)\s*\[(?P<dims>[^\]]*)\]\s*,?")
 _NAME = re.compile(r"[A-Za-z_]\w*\Z")
+_SIZE = re.compile(r"[1-9]\d*\Z")
 
 USAGE = {
-    "axis_count": "axis_count M block=BLOCK_M, or axis_count K=range",
+    "axis_count": "axis_count M block=BLOCK_M, axis_count M block=1, or axis_count K=range",
     "tile_id": "tile_id, or tile_id persistent",
     "num_tiles": "num_tiles",
     "dispatch": "dispatch begin, or dispatch end",
@@ -127,7 +128,7 @@ def _words(pragma: Pragma, text: str) -> list[tuple[str, str | None]]:
     for word in text.split():
         key, eq, value = word.partition("=")
         for part in (key, value) if eq else (key,):
-            if not _NAME.match(part):
+            if not (_NAME.match(part) or (key == "block" and part is value and _SIZE.match(part))):
                 raise _usage(pragma.name, f"`{word}` is not a name or a NAME=NAME pair", pragma.span)
         words.append((key, value if eq else None))
     return words

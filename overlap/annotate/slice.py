@@ -2,13 +2,13 @@
 
 It starts at the pid-map variables and goes back through the region, then through what stands before it, and stops at
 counts, tile ids, parameters, globals and ``program_id``. Rebasing recomputes exactly these statements on a run's own
-counts, so anything whose meaning that would change is refused here.
+counts and extents, so anything whose meaning that would change is refused here.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from overlap.errors import PragmaError, UnsupportedError
@@ -38,7 +38,7 @@ def slice_region(context: SliceContext, region: RegionSource) -> tuple[SliceStat
     """The slice, outside statements first, each part in source order.
 
     Raises:
-        PragmaError: an extent read where a count is meant, a value that another iteration or another region computed.
+        PragmaError: a program id read beside the tile id.
         UnsupportedError: a statement in a loop, a load, or a helper that reads program ids.
     """
     wanted = {variable for _, variable in region.pid_map.pairs}
@@ -131,17 +131,6 @@ def _check_carried(context: SliceContext, region: RegionSource, loop: ast.For | 
 def _check(context: SliceContext, region: RegionSource, statement: ast.stmt) -> None:
     """Refuses statements that cannot be recomputed on a run's counts."""
     unit = context.unit
-    for axis in context.axes:
-        if axis.block is None:
-            continue
-        for node in _outside_counts(statement, axis.extent, axis.block):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id == axis.extent:
-                raise PragmaError(
-                    f"the tile coordinates depend on the extent {axis.extent} itself, not on its number of tiles",
-                    where=unit.span_of(statement),
-                    help=f"put `# @overlap.axis_count {axis.name} block={axis.block}` right above the statement that "
-                    f"assigns cdiv({axis.extent}, {axis.block}), and use that variable",
-                )
     for node in ast.walk(statement):
         if not isinstance(node, ast.Call):
             continue
@@ -172,19 +161,6 @@ def _check(context: SliceContext, region: RegionSource, statement: ast.stmt) -> 
                 where=unit.span_of(node),
                 help="read tl.program_id in the kernel and pass it to the helper",
             )
-
-
-def _outside_counts(node: ast.AST, extent: str, block: str) -> Iterator[ast.AST]:
-    """Every node but those in ``cdiv(extent, block)`` or ``(extent + block - 1) // block``, which rebasing replaces."""
-    if isinstance(node, ast.Call):
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if name == "cdiv" and [getattr(a, "id", None) for a in node.args] == [extent, block] and not node.keywords:
-            return
-    if isinstance(node, ast.BinOp) and ast.unparse(node) == f"({extent} + {block} - 1) // {block}":
-        return
-    yield node
-    for child in ast.iter_child_nodes(node):
-        yield from _outside_counts(child, extent, block)
 
 
 def _noun(context: SliceContext, statement: ast.stmt, *, inside: bool) -> SliceStatement:

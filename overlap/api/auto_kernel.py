@@ -112,7 +112,7 @@ def launch_task(operator: Operator, given: Sequence[Given], numbers: Mapping[str
         given: of the communicated tensors, in the order of ``comms``.
         numbers: the launch's integer arguments.
     """
-    blocks = [numbers.get(axis.block, BLOCK) for axis in operator.axes]
+    blocks = [int(axis.block) if axis.block.isdecimal() else numbers.get(axis.block, BLOCK) for axis in operator.axes]
     extents = [numbers.get(axis.extent, 1) for axis in operator.axes]
     named = {axis.name for axis in operator.axes}
     inner = math.prod(numbers.get(param, 1) for name, param in operator.extents.items() if name not in named)

@@ -253,13 +253,13 @@ class Context:
         """Whether the kernel waits for anything."""
         return bool(self.consumed)
 
-    def writes(self, on: OnSpec) -> tuple[tuple[str | None, ...], ...]:
-        """Distinct ways a communicated result is stored: the tile axis that spans each dimension, or None."""
+    def writes(self, on: OnSpec) -> tuple[tuple[tuple[str | None, ...], bool], ...]:
+        """Distinct ways a communicated result is stored: the tile axis of each dimension, or None; if it is added."""
         names = {a.name for a in self.axes}
-        found: list[tuple[str | None, ...]] = []
+        found: list[tuple[tuple[str | None, ...], bool]] = []
         for access in self.program.kernel.accesses:
             if access.tensor == on.param and access.mode != "read":
-                axes = tuple(a if a in names else None for a in access.axes)
-                if axes not in found:
-                    found.append(axes)
+                way = (tuple(a if a in names else None for a in access.axes), access.mode == "reduce")
+                if way not in found:
+                    found.append(way)
         return tuple(found)

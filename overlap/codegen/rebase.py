@@ -30,6 +30,8 @@ class Rebase:
         renamed = {a.count_name: self.counts[a.name] for a in context.axes if a.count_name}
         if region.tile_id:
             renamed[region.tile_id] = self.tile
+        self.extents = {a.extent: a for a in context.axes if a.extent not in renamed}
+        renamed.update({extent: names.local(extent, index) for extent in self.extents})
         self.grid = region.grid_axes
         self.moved = _moved(region.slice, set(renamed), context, bool(self.grid))
         for statement in self.moved:
@@ -89,9 +91,22 @@ class Rebase:
         return lines
 
     def moved_lines(self) -> list[str]:
-        """Statements of the slice that stand outside the region, under fresh names."""
+        """Statements of the slice that stand outside the region, under fresh names, behind the run's own extents."""
         substitute = self.substitute()
-        return [cst.Module([cst.parse_statement(s.text).visit(substitute)]).code.rstrip("\n") for s in self.moved]  # type: ignore[list-item]
+        moved = [cst.Module([cst.parse_statement(s.text).visit(substitute)]).code.rstrip("\n") for s in self.moved]  # type: ignore[list-item]
+        inside = [cst.parse_statement(s.text).visit(substitute) for s in self.region.slice if s.inside]
+        used = set().union(*(names_in(s) for s in inside), *(names_in(cst.parse_module(line)) for line in moved))  # type: ignore[arg-type]
+        return [*self._extent_lines(used), *moved]
+
+    def _extent_lines(self, used: set[str]) -> list[str]:
+        """Whole tiles: a map that divides an extent by the block finds the run's count, and what else it does with it is as
+        right as the map is one to one on the run, which is proven when tables are built."""
+        lines = []
+        for extent, axis in self.extents.items():
+            if self.names[extent] in used:
+                times = "" if axis.block == "1" else f" * {axis.block}"
+                lines.append(f"{self.names[extent]} = {self.counts[axis.name]}{times}")
+        return lines
 
 
 def _moved(

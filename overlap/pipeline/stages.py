@@ -60,7 +60,6 @@ def compile_source(request: Request) -> Compilation:
             where=program.kernel.span,
             help="put above the function that launches it: # @overlap.host_entry a[M,K] b[K,N] -> c[M,N]",
         )
-    refuse_returns(request.unit, program)
     realization = realize(request, program)
     dump("realization", repr(realization))
     ons, plans, flatten = _communicated(request, program, realization, program.host.span, dump)
@@ -128,8 +127,8 @@ def _communicated(
         dump("on", "\n".join(map(repr, ons)))
         request.check()
         produced = [on.param for on in ons if on.produced]
+        refuse_returns(request.unit, program, bool(produced))
         if produced:
-            refuse_returns(request.unit, program)
             refuse_jumps(request.unit, program, produced)
         pairs = zip(request.plans, ons, strict=True)
         plans = [plan_text(request, program, on, name, realization) for name, on in pairs]
@@ -156,17 +155,23 @@ def _flattens(unit: SourceUnit, program: ProgramModel) -> bool:
     return False
 
 
-def refuse_returns(unit: SourceUnit, program: ProgramModel) -> None:
-    """Refuses a ``return`` behind the dispatch region: a program that waits there must reach what it owes to others.
+def refuse_returns(unit: SourceUnit, program: ProgramModel, produced: bool) -> None:
+    """Refuses a ``return`` behind the dispatch region that leaves tiles undone which others count on.
+
+    A kernel that makes what is communicated counts every tile. One that only reads it may leave its tile, as the original
+    does; but out of a tile loop it would leave other tiles than the original, whose order is another.
 
     Raises:
         UnsupportedError: with the first such line.
     """
     kernel = program.kernel
     lines = returns_after_dispatch(unit, kernel.qualname, min(r.end_line for r in kernel.regions))
-    if lines:
+    if lines and (produced or kernel.style == "persistent"):
+        when = (
+            "before its tile is counted" if produced else "out of its tile loop, whose tiles come in another order here"
+        )
         raise UnsupportedError(
-            f"`{kernel.name}` may return between its wait and what follows the tile (a raise, in kernels that produce)",
+            f"`{kernel.name}` may return {when}",
             where=unit.span(lines[0], unit.lines[lines[0] - 1].find("return") + 1, len("return")),
             help="return above `dispatch begin`, or mask the work with the condition instead of leaving",
         )
@@ -181,6 +186,8 @@ def block_size(compilation: Compilation, axis: Axis) -> int:
     meta = dict(compilation.realization.meta)
     assert compilation.program.host is not None
     text = dict(compilation.program.host.kernel_args).get(axis.block or "", "")
+    if (axis.block or "").isdecimal():
+        return int(axis.block or "")
     if axis.block in meta:
         return meta[axis.block]
     if text.isdecimal():

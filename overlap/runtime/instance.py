@@ -188,7 +188,7 @@ class Instance(BoundPlan):
         """
         operator = self.operator
         arguments = bound.arguments
-        sizes = tuple((int(arguments[axis.extent]), int(arguments[axis.block])) for axis in operator.axes)
+        sizes = tuple(axis.sizes(arguments) for axis in operator.axes)
         constants = {name: _plain(arguments[name]) for name in _keyword_only(operator.tile_map)}
         key = (sizes, tuple(sorted(constants.items())))
         found = self._tables.get(key)

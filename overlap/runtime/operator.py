@@ -6,7 +6,7 @@ the sharded tensor, its one launch is intercepted, and `launch/launch.py` carrie
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -34,11 +34,16 @@ class Source:
 
 @dataclass(frozen=True)
 class TileAxis:
-    """A tile axis: its name and the kernel parameters that hold its extent and block size."""
+    """A tile axis: its name and the kernel parameters that hold its extent and block size, which may be a number."""
 
     name: str
     extent: str
     block: str
+
+    def sizes(self, arguments: Mapping[str, Any]) -> tuple[int, int]:
+        """Extent and block of a launch."""
+        block = int(self.block) if self.block.isdecimal() else int(arguments[self.block])
+        return int(arguments[self.extent]), block
 
 
 @dataclass(frozen=True)
@@ -65,12 +70,13 @@ class Read:
 class Write:
     """How tiles write a communicated tensor, one entry a dimension: the axis that spans it (None: all of it).
 
-    A tile axis that spans no dimension makes several tiles add to the same elements (split-K); the tensor then starts
-    from what the caller's holds.
+    ``adds``: by atomic additions. A tile axis that spans no dimension then makes several tiles add to the same elements
+    (split-K), and the tensor starts from what the caller's holds.
     """
 
     tensor: str
     axes: tuple[str | None, ...]
+    adds: bool = False
 
 
 @dataclass(frozen=True)
@@ -196,7 +202,8 @@ class Operator:
         produced = tensor in self.outputs
         dims = (self.outputs if produced else self.inputs)[tensor]
         kind: Kind = "all_to_all" if to else "gather" if not produced else "reduce_scatter" if axis else "all_reduce"
-        written = {a for write in self.writes if write.tensor == tensor for a in write.axes}
+        writes = [write for write in self.writes if write.tensor == tensor]
+        written = {a for write in writes for a in write.axes}
         return Comm(
             tensor,
             self.params[tensor],
@@ -209,7 +216,7 @@ class Operator:
             dims.index(to) if to else None,
             plan,
             self.layouts.get(tensor, () if number else self.layout),
-            produced and any(a.name not in written for a in self.axes),
+            produced and any(w.adds for w in writes) and any(a.name not in written for a in self.axes),
             by or None,
         )
 

@@ -26,7 +26,7 @@ def operator(*ons):
         dims = (OUTPUTS if produced else INPUTS)[tensor]
         at, to_at = (dims.index(x) if x else None for x in (axis, to))
         comms.append(Comm(tensor, tensor, kind, produced, dims, axis or None, at or 0, to or None, to_at, plan=""))
-    return SimpleNamespace(comms=tuple(comms), inputs=INPUTS, outputs=OUTPUTS, body=lambda call, a, b: None)
+    return SimpleNamespace(comms=tuple(comms), inputs=INPUTS, outputs=OUTPUTS, ranges=(), body=lambda call, a, b: None)
 
 
 def product(call):

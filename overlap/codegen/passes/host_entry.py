@@ -20,7 +20,7 @@ def run(module: cst.Module, context: Context) -> cst.Module:
     host, names = context.program.host, context.names
     assert host is not None
     body = find_function(module, names.local(f"body_{host.name}"))
-    params = _without_call(body.params, names.local("call"))
+    params = _without_out(_without_call(body.params, names.local("call")))
     _refuse_clashes(params, context)
     keyword = [cst.Param(cst.Name(n), default=cst.Name("None"), equal=_equal(), comma=_comma()) for n in ADDED]
     keyword[-1] = keyword[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
@@ -143,6 +143,17 @@ def _without_call(params: cst.Parameters, call: str) -> cst.Parameters:
     return params.with_changes(params=[p for p in params.params if p.name.value != call])
 
 
+def _without_out(params: cst.Parameters) -> cst.Parameters:
+    """An ``out=None`` of the user's own is ours now: the body allocates, and the caller's tensor takes this rank's result."""
+
+    def kept(group: Sequence[cst.Param]) -> list[cst.Param]:
+        return [p for p in group if p.name.value != "out" or getattr(p.default, "value", "") != "None"]
+
+    keyword = kept(params.kwonly_params)
+    star = cst.MaybeSentinel.DEFAULT if isinstance(params.star_arg, cst.ParamStar) and not keyword else params.star_arg
+    return params.with_changes(params=kept(params.params), star_arg=star, kwonly_params=keyword)
+
+
 def _refuse_clashes(params: cst.Parameters, context: Context) -> None:
     host = context.program.host
     assert host is not None
@@ -151,7 +162,7 @@ def _refuse_clashes(params: cst.Parameters, context: Context) -> None:
             raise HostEntryError(
                 f"`{host.name}` has a parameter `{param.name.value}`, which the distributed function adds",
                 where=host.span,
-                help="rename it; group, sizes and out are added to every host entry",
+                help="rename it; group, sizes and out are added to every host entry (out=None may stay)",
             )
     if isinstance(params.star_arg, cst.Param) or params.star_kwarg is not None:
         raise HostEntryError(

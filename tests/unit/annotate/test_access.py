@@ -209,7 +209,7 @@ def test_helper_that_only_computes(model):
 def test_program_id_hidden_in_a_helper(refusal):
     helper = "@triton.jit\ndef batch():\n    return tl.program_id(1)\n\n\n@triton.jit\ndef gemm"
     error = refusal(("@triton.jit\ndef gemm", helper), ("c_ptr + rm", "c_ptr + batch() * 64 + rm"))
-    assert "program_id in batch is used in an address" in error.message
+    assert "program_id(1) is used in an address" in error.message
 
 
 def test_helper_that_reads_program_ids_in_the_map(refusal):

@@ -211,9 +211,17 @@ def test_stores_in_any_order(model, call):
     parse_ons(["b[K]"], program)
 
 
-def test_a_load_in_a_helper_is_refused(model, grouped):
+def test_a_load_in_a_helper_of_the_module_is_followed(model, grouped):
     helper = "@triton.jit\ndef fetch(p):\n    return tl.load(p)\n\n\n@triton.jit\ndef gemm("
     program = model(("@triton.jit\ndef gemm(", helper), (LOAD_A, "        a = fetch(pa)\n"))
+    (on,) = parse_ons(["a[K]"], program)
+    assert on.ranged
+
+
+def test_a_load_in_a_helper_of_another_module_is_refused(model, grouped):
+    program = model(
+        ("import triton\n", "import triton\nfrom loads import fetch\n"), (LOAD_A, "        a = fetch(pa)\n")
+    )
     with pytest.raises(UnsupportedError, match="is handed to `fetch`"):
         parse_ons(["a[K]"], program)
 

@@ -89,7 +89,6 @@ REGIONS = {
 }  # fmt: skip
 
 SLICES = {
-    "an extent in the map": (("width = G * cols", "width = G * (N // BN)"), "width = ", "depend on the extent N itself", "axis_count N block=BN"),
     "loaded coordinates": (("group = pid // width", "group = tl.load(c_ptr + pid) // width"), "tl.load", "depend on loaded data", "tile counts"),
     "a second id in the map": (("group = pid // width", "group = (pid + tl.program_id(1)) // width"), "tl.program_id(1)", "beside its tile id `pid`", "tile counts"),
     "num_programs in the map": (("width = G * cols", "width = tl.num_programs(0)"), "tl.num_programs(0)", "beside its tile id", "tile counts"),

@@ -225,11 +225,19 @@ def test_long_signature_goes_one_a_line():
     assert max(map(len, text[text.index("def matmul(") :].splitlines())) <= 120
 
 
-@pytest.mark.parametrize("parameter", ["group", "sizes", "out"])
+@pytest.mark.parametrize("parameter", ["group=None", "sizes=None", "out", "out=()"])
 def test_host_entry_refuses_clashing_parameters(parameter):
-    with pytest.raises(HostEntryError, match=f"parameter `{parameter}`") as caught:
-        whole(SOURCE.replace("def matmul(a, b):", f"def matmul(a, b, {parameter}=None):"))
+    with pytest.raises(HostEntryError, match=f"parameter `{parameter.partition('=')[0]}`") as caught:
+        whole(SOURCE.replace("def matmul(a, b):", f"def matmul(a, b, {parameter}):"))
     assert caught.value.where.line == 33
+
+
+@pytest.mark.parametrize("parameters", ["a, b, out=None", "a, b, *, out=None"])
+def test_an_out_of_the_users_own_is_ours(parameters):
+    text = whole(SOURCE.replace("def matmul(a, b):", f"def matmul({parameters}):"))
+    assert "def matmul(a, b, *, group=None, sizes=None, out=None):" in text
+    assert f"def ol_body_matmul(ol_call, {parameters}):" in text
+    assert 'call({"a": a, "b": b}, group=group' in text
 
 
 def test_host_entry_refuses_stars():

@@ -1,9 +1,11 @@
 """Tile maps on the host: jitted helpers, the language's integer words, module aliases."""
 
+import pytest
 import triton
 import triton.language as L
 import triton.language as tl
 
+from overlap.errors import UnsupportedError
 from overlap.runtime.tables.hosteval import on_host
 
 GROUP: tl.constexpr = tl.constexpr(4)
@@ -48,3 +50,26 @@ def test_swizzle2d_matches_the_interpreter_free_definition():
 def test_words():
     assert on_host(with_words)(1, 9) == (1, 0, 3)
     assert on_host(with_words)(7, 9) == (3, 1, 7)
+
+
+@triton.jit
+def wide(tile, cols):
+    return (tile // cols).to(tl.int64), tl.multiple_of(tile % cols, 8)
+
+
+def with_casts(tile, cols):
+    i, j = wide(tile.to(tl.int64), cols)
+    return tl.max_contiguous(i, 1), (3 - j + cols).to(tl.int32)
+
+
+def test_casts_of_scalars_are_no_obstacle():
+    assert on_host(with_casts)(7, 3) == (2, 5)
+
+
+def with_a_word_of_tensors(tile, cols):
+    return tl.sum(tile), cols
+
+
+def test_a_word_that_integers_have_not_is_named():
+    with pytest.raises(UnsupportedError, match=r"calls `tl\.sum`"):
+        on_host(with_a_word_of_tensors)(1, 2)

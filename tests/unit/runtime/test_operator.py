@@ -69,7 +69,10 @@ def test_several_tensors_each_with_its_plan_and_layout():
 
 
 def test_tiles_that_an_axis_tells_apart_alone_add_to_the_same_elements():
-    split = operator("c[M]", writes=(Write("c", axes=("M", "N")),), axes=(TileAxis("K", "K", "BLOCK_SPLIT"),))
+    parts = (TileAxis("K", "K", "BLOCK_SPLIT"),)
+    split = operator("c[M]", writes=(Write("c", axes=("M", "N"), adds=True),), axes=parts)
     assert split.comms[0].adds
+    # A plain store whose index is not understood along some axis starts from nothing.
+    assert not operator("c[M]", writes=(Write("c", axes=("M", "N")),), axes=parts).comms[0].adds
     assert not operator("c[M]", writes=(Write("c", axes=("M", "N")),)).comms[0].adds
     assert not operator("a[M]").comms[0].adds

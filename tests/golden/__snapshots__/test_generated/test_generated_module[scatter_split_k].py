@@ -155,7 +155,7 @@ OL_OPERATOR = ol_rt.Operator(
     ),
     reads=(),
     writes=(
-        ol_rt.Write("c", axes=("M", "N")),
+        ol_rt.Write("c", axes=("M", "N"), adds=True),
     ),
 )
 

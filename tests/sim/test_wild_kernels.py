@@ -1,0 +1,71 @@
+"""Kernels in the many styles that people write them in (tests/kernels/wild), by every backend that can, against themselves.
+
+Each way names what would show a kind of mistake: rows without a block, helpers that load, program ids cast to int64, early
+returns, tables read once a tile, tiles that only count, rows picked by an index, sums in another order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from overlap.annotate import annotate
+from overlap.annotate.source import SourceUnit
+from overlap.pipeline import Request, compile_source
+from overlap.sim import check_module
+from tests.support.sweep import every
+
+GATHER, SCATTER, EXCHANGE = "all_gather_1d", "reduce_scatter_1d", "all_to_all_1d"
+GEMM = {"M": 70, "N": 40, "K": 40}
+HEADS = {"H": 4, "S": 70, "T": 50, "D": 16}
+MOE = {"T": 40, "K": 40, "E": 3, "N": 40, "S": 70, "P": 5}
+# kernel: sizes, dtype, dtypes of single tensors, ways of communicating
+KERNELS: dict[str, tuple[dict[str, int], str, dict[str, str], list[tuple[str, str]]]] = {
+    "while_loop": (GEMM, "fp16", {}, [(GATHER, "a[M]"), (SCATTER, "c[M]")]),
+    "column_major": (GEMM, "fp16", {}, [(GATHER, "x[K/M]"), ("all_reduce_two_shot", "y[]")]),
+    "batched": ({"B": 5, "M": 34, "N": 40, "K": 24}, "fp16", {}, [(GATHER, "x[B]"), (SCATTER, "out[B]")]),
+    "int8_dequant": ({**GEMM, "K": 64, "G": 2}, "fp16", {"qw": "int8"}, [(GATHER, "x[K]")]),
+    "epilogue": (GEMM, "bf16", {}, [(GATHER, "a[M]"), (GATHER, "residual[M]")]),
+    "two_outputs": (GEMM, "fp16", {}, [(SCATTER, "post[M]"), (GATHER, "w[N]")]),
+    "gated": (GEMM, "fp16", {}, [("all_gather_ring", "x[M]"), (EXCHANGE, "h[M:N]")]),
+    "lora": ({**GEMM, "R": 16}, "fp16", {}, [(GATHER, "a[K]")]),
+    "rms_gemm": (GEMM, "fp16", {}, [(GATHER, "x[K]"), (SCATTER, "y[N]")]),
+    "softmax_row": ({"S": 37, "D": 50}, "fp16", {}, [(GATHER, "x[S]"), (EXCHANGE, "y[S:D]")]),
+    "softmax_persistent": ({"S": 37, "D": 50}, "fp16", {}, [("all_gather_ring", "x[S]"), (SCATTER, "y[S]")]),
+    "attention": (HEADS, "fp16", {}, [(GATHER, "k[H]"), (GATHER, "k[T/H]"), (EXCHANGE, "q[S:H]")]),
+    "embedding": ({"T": 45, "V": 23, "D": 70}, "fp16", {"ids": "int8"}, [(GATHER, "ids[T]"), (GATHER, "table[V/D]")]),
+    "moe": (MOE, "fp16", {"sorted_ids": "int8", "experts": "int8"}, [(GATHER, "sorted_ids[S]"), (SCATTER, "c[S]")]),
+    "transpose": ({"M": 50, "N": 37}, "fp16", {}, [(EXCHANGE, "x[M:N]"), (EXCHANGE, "out[M:N]")]),
+    "elementwise": ({"n_elements": 1000}, "fp16", {}, [(GATHER, "x[n_elements]"), (SCATTER, "out[n_elements]")]),
+    "helpers_load": (GEMM, "fp16", {}, [(GATHER, "a[M]"), (GATHER, "b[K]"), (SCATTER, "c[M]")]),
+    "names": (GEMM, "fp32", {}, [(GATHER, "input[M]"), ("all_reduce_one_shot", "output[]")]),
+    "out_arg": (GEMM, "fp16", {}, [(GATHER, "a[M]"), (SCATTER, "out[M]")]),
+    "fp8": (GEMM, "fp16", {}, [(GATHER, "sa[M]"), (SCATTER, "c[M]")]),
+    "serpentine": (GEMM, "fp16", {}, [(GATHER, "a[M]"), (SCATTER, "c[N]")]),
+    "rope": ({"S": 37, "H": 5, "D": 16, "F": 8}, "fp16", {}, [(GATHER, "cos[S]"), (EXCHANGE, "x[S:H]")]),
+    "layernorm": ({"M": 37, "N": 40}, "fp32", {}, [(GATHER, "x[M]"), (SCATTER, "mean[M]")]),
+    "cross_entropy": ({"M": 37, "V": 40}, "fp32", {"labels": "int8"}, [(GATHER, "logits[M]"), (GATHER, "labels[M]")]),
+}
+WAYS = [(kernel, plan, on) for kernel, (_, _, _, ways) in KERNELS.items() for plan, on in ways]
+WORLDS = (1, 2, 3, 5)
+INPUTS = ("copy_engine", "ldst_inline", "ldst_reserved")
+CASES = list(itertools.product(WAYS, WORLDS, range(len(INPUTS))))
+assert math.gcd(11, len(WORLDS) * len(INPUTS)) == 1
+
+
+@pytest.mark.one_triton
+@pytest.mark.parametrize("way,world,number", every(11, CASES), ids=lambda value: str(value))
+def test_agrees_with_itself(repo, tmp_path, way, world, number):
+    kernel, plan, on = way
+    shape, dtype, dtypes, _ = KERNELS[kernel]
+    out = tmp_path / "out.py"
+    unit = SourceUnit.from_file(repo / "tests" / "kernels" / "wild" / f"{kernel}.py")
+    stores = "tma_inline" if kernel == "gated" else "ldst_inline"
+    made = on.split("[")[0] not in {t.name for t in annotate(unit).host.inputs}
+    backend = ("copy_engine", stores, stores)[number] if made else INPUTS[number]
+    settings = {"comm_sms": "2"} if backend == "ldst_reserved" else {}
+    out.write_text(compile_source(Request(unit, plan, on, backend=backend, settings=settings)).module.text)
+    report = check_module(str(out), world=world, shape=shape, dtype=dtype, dtypes=dtypes, seeds=[world], launches=2)
+    assert report.ok, str(report)

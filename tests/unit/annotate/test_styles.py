@@ -1,0 +1,153 @@
+"""Ways of writing that other people's kernels have: rows without a block, helpers that load, returns, dummy pointers."""
+
+from __future__ import annotations
+
+import pytest
+
+from overlap.annotate import SourceUnit, annotate, parse_ons
+from overlap.errors import HostEntryError, OverlapError, PragmaError, UnsupportedError
+from overlap.pipeline import Request, compile_source
+
+ROWS = """\
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def norm(x_ptr, y_ptr, rows, N, stride, BLOCK: tl.constexpr):
+    # @overlap.axis_count M=rows block=1
+    # @overlap.dispatch begin
+    # @overlap.pid_map M=row
+    row = tl.program_id(0)
+    # @overlap.dispatch end
+    cols = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * stride + cols, mask=cols < N, other=0.0)
+    tl.store(y_ptr + row * stride + cols, x / tl.sum(x), mask=cols < N)
+
+
+# @overlap.host_entry x[M,N] -> y[M,N]
+def normalize(x):
+    y = torch.empty_like(x)
+    norm[(x.shape[0],)](x, y, x.shape[0], x.shape[1], x.stride(0), BLOCK=64)
+    return y
+"""
+
+
+def unit(text: str) -> SourceUnit:
+    return SourceUnit.from_text(text, "user.py")
+
+
+def test_a_tile_of_one_row_needs_no_block_parameter():
+    program = annotate(unit(ROWS))
+    axis = program.kernel.axes[0]
+    assert (axis.extent, axis.block) == ("rows", "1")
+    assert {a.tensor: a.axes for a in program.kernel.accesses} == {"x_ptr": ("M", None), "y_ptr": ("M", None)}
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "1.5", "2x"])
+def test_a_block_is_a_positive_number(size):
+    with pytest.raises(PragmaError, match="is not a name or a NAME=NAME pair"):
+        annotate(unit(ROWS.replace("block=1", f"block={size}")))
+
+
+def test_a_host_entry_over_a_method_is_refused():
+    text = ROWS.replace("# @overlap.host_entry", "class Norm:\n    # @overlap.host_entry")
+    head, _, tail = text.partition("def normalize(x)")
+    body = "".join(f"    {line}" for line in ("def normalize(x)" + tail).splitlines(True))
+    with pytest.raises(HostEntryError, match="stands over the method `Norm.normalize`") as caught:
+        annotate(unit(head + body))
+    assert caught.value.where.line == text[: text.index("# @overlap.host_entry")].count("\n") + 1
+
+
+def test_a_result_in_a_tuple_is_refused_for_that(refusal):
+    error = refusal(("gemm[grid](a, b, c, ", "gemm[grid](a, b, (c, c), "))
+    assert error.message == "host_entry: `c` is passed to the kernel in a tuple"
+
+
+@pytest.mark.parametrize("dummy,tensor", [("c", "c"), ("a", "a")])
+def test_a_pointer_that_stands_in_for_an_absent_one_is_not_taken_for_the_tensor(model, dummy, tensor):
+    program = model(
+        ("def gemm(a_ptr,", "def gemm(bias_ptr, a_ptr,"),
+        ("def matmul(a, b):", "def matmul(a, b, bias=None):"),
+        ("gemm[grid](a, b,", f"gemm[grid](bias if bias is not None else {dummy}, a, b,"),
+    )
+    assert dict(program.host.tensor_params)[tensor] == f"{tensor}_ptr"
+
+
+LOAD_A = "a = tl.load(pa, mask=(rm[:, None] < M) & (rk[None, :] < left), other=0.0)"
+HELPER = """\
+@triton.jit
+def rows_of(tile, SIZE: tl.constexpr):
+    return tile * SIZE + tl.arange(0, SIZE)
+
+
+@triton.jit
+def fetch(p, mask, EVEN: tl.constexpr = False):
+    if EVEN:
+        x = tl.load(p)
+    else:
+        x = tl.load(p, mask=mask, other=0.0)
+    return x
+
+
+@triton.jit
+def gemm("""
+
+
+def test_helpers_of_the_module_are_followed(model):
+    """Offsets that one makes span their axis; what another loads is the caller's load, at the caller's line."""
+    kernel = model(
+        ("@triton.jit\ndef gemm(", HELPER),
+        ("rm = pid_m * BM + tl.arange(0, BM)", "rm = rows_of(pid_m, SIZE=BM)"),
+        (LOAD_A, "a = fetch(pa, mask=(rm[:, None] < M) & (rk[None, :] < left))"),
+    ).kernel
+    found = [a for a in kernel.accesses if a.tensor == "a_ptr"]
+    assert {(a.axes, a.helper, a.operation) for a in found} == {(("M", "K"), False, "load")}
+    assert {a.span.text.strip() for a in found} == {"a = fetch(pa, mask=(rm[:, None] < M) & (rk[None, :] < left))"}
+    assert next(a for a in kernel.accesses if a.tensor == "c_ptr").axes == ("M", "N")
+
+
+def test_what_a_foreign_helper_reads_depends_on_the_coordinates_it_is_given(model):
+    program = model(
+        ("import torch\n", "import torch\nfrom elsewhere import fetch\n"), (LOAD_A, "a = fetch(a_ptr, rm, k, sam)")
+    )
+    (access,) = [a for a in program.kernel.accesses if a.tensor == "a_ptr"]
+    assert access.helper and access.region == 0 and access.axes == (None, None)
+    assert {leaf.axis for index in access.offsets for leaf in index.leaves() if leaf.kind == "coord"} == {"M"}
+    parse_ons(["a[M]"], program)
+
+
+def test_a_table_read_once_a_tile_contradicts_nothing(model):
+    program = model(
+        ("def gemm(a_ptr,", "def gemm(e_ptr, a_ptr,"),
+        ("    acc = tl.zeros", "    expert = tl.load(e_ptr + pid_m)\n    acc = tl.zeros"),
+        ("host_entry a[M,K]", "host_entry experts[P] a[M,K]"),
+        ("def matmul(a, b):", "def matmul(experts, a, b):"),
+        ("gemm[grid](a, b,", "gemm[grid](experts, a, b,"),
+    )
+    assert next(a for a in program.kernel.accesses if a.tensor == "e_ptr").axes == (None,)
+
+
+LEAVES = ("    rm = pid_m", "    if pid_m * BM >= K:\n        return\n    rm = pid_m")
+
+
+def compiled(text: str, on: str) -> str:
+    plan = "all_gather_1d" if on[0] == "a" else "reduce_scatter_1d"
+    return compile_source(Request(unit(text), plan, on)).module.text
+
+
+def test_a_kernel_that_only_reads_may_leave_its_tile(grouped):
+    assert "        return\n" in compiled(grouped.replace(*LEAVES), "a[M]")
+    with pytest.raises(UnsupportedError, match="may return before its tile is counted"):
+        compiled(grouped.replace(*LEAVES), "c[M]")
+
+
+def test_no_kernel_may_leave_its_tile_loop(repo):
+    text = (repo / "templates" / "kernels" / "persistent_gemm.py").read_text()
+    pid = annotate(unit(text)).kernel.regions[0].pid_map[0][1]
+    line = next(line for line in text.splitlines() if "acc" in line and "zeros" in line)
+    indent = line[: len(line) - len(line.lstrip())]
+    text = text.replace(line, f"{indent}if {pid} > 3:\n{indent}    return\n{line}")
+    with pytest.raises(OverlapError, match="may return out of its tile loop"):
+        compiled(text, "a[M]")
