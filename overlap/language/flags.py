@@ -94,3 +94,13 @@ def raise_flag(flag, value):
     """
     tl.debug_barrier()
     tl.atomic_xchg(flag, value, sem="release", scope="sys")
+
+
+@triton.jit
+def raise_flags(flags, there, value):
+    """Raises int64 flags, a block of pointers as far as they are ``there``, to ``value``, after all stores of this program.
+
+    In one instruction: of several releases, one behind the other, each would wait for the one before it.
+    """
+    tl.debug_barrier()
+    tl.atomic_xchg(flags, value + tl.zeros(flags.shape, tl.int64), mask=there, sem="release", scope="sys")

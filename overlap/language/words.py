@@ -209,6 +209,11 @@ WORDS = {
         Word("poll", ("flag", "wanted", "state"), "polls a flag until it is at least `wanted`; the value seen (int64)"),
         Word("landed", ("value",), "`value`, behind the landing of TMA stores and a barrier", nvidia=True),
         Word("raise_flag", ("flag", "value"), "all stores of the program, then a release of `value` at system scope"),
+        Word(
+            "raise_flags",
+            ("flags", "there", "value"),
+            "as `raise_flag`, of all flags of a block that are `there`, at once",
+        ),
         Word("rank", ("h",), "this rank (int32)", rule="a load: kernels are not specialised to a rank"),
         Word("num_ranks", ("h",), "the number of ranks (int32)", rule="a load"),
         Word(

@@ -26,6 +26,7 @@ STORE_WORDS = frozenset(
         "produced_async",
         "pushed",
         "raise_flag",
+        "raise_flags",
         "atomic_xchg",
         "atomic_store",
         "scatter",

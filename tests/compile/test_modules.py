@@ -183,7 +183,9 @@ def test_the_entry_kernel_obeys_the_rules(dims, flat, wide, counters):
     arguments = tensors | sizes | strides | constants
     made = compile_kernel(entry.entry_kernel, arguments, parse_target("sm_90"))
     assert check(made, guarded=[], flags="state") == []
-    assert "sys.release" in made.assembly and "sys.acquire" in made.assembly
+    assert "sys.acquire" in made.assembly
+    # Of the epoch, of all counters and of all peers one each.
+    assert made.assembly.count("sys.release.exch.b64") == 2 + counters
     assert {"ld.global.v2.b64" in made.assembly, "st.global.v2.b64" in made.assembly} == {flat}
 
 

@@ -143,20 +143,20 @@ def poll_relaxed(flag, wanted, state):
 
 
 @triton.jit
-def raise_gpu(flag, value):
+def raise_gpu(flags, there, value):
     tl.debug_barrier()
-    tl.atomic_xchg(flag, value, sem="release", scope="gpu")
+    tl.atomic_xchg(flags, value + tl.zeros(flags.shape, tl.int64), mask=there, sem="release", scope="gpu")
 
 
 @triton.jit
-def raise_relaxed(flag, value):
+def raise_relaxed(flags, there, value):
     tl.debug_barrier()
-    tl.atomic_xchg(flag, value, sem="relaxed", scope="sys")
+    tl.atomic_xchg(flags, value + tl.zeros(flags.shape, tl.int64), mask=there, sem="relaxed", scope="sys")
 
 
 @pytest.mark.parametrize(
     ("word", "twin"),
-    [("poll", poll_gpu), ("poll", poll_relaxed), ("raise_flag", raise_gpu), ("raise_flag", raise_relaxed)],
+    [("poll", poll_gpu), ("poll", poll_relaxed), ("raise_flags", raise_gpu), ("raise_flags", raise_relaxed)],
     ids=["polled at gpu scope", "polled relaxed", "raised at gpu scope", "raised relaxed"],
 )
 def test_weaker_words(compiled, monkeypatch, word, twin):

@@ -25,9 +25,7 @@ def give_credits(words, count, epoch):
     for begin in range(0, count, _LANES):
         lanes = begin + tl.arange(0, _LANES)
         addresses = tl.load(words + lanes, mask=lanes < count, other=0)
-        values = tl.zeros((_LANES,), tl.int64) + epoch
-        to = addresses.to(tl.pointer_type(tl.int64))
-        tl.atomic_xchg(to, values, mask=lanes < count, sem="release", scope="sys")
+        ol.raise_flags(addresses.to(tl.pointer_type(tl.int64)), lanes < count, epoch)
 
 
 @triton.jit(do_not_specialize=["count"])

@@ -138,17 +138,19 @@ def entry_kernel(
             tl.debug_barrier()
             tl.atomic_xchg(state + _EPOCH, last + 1, sem="release", scope="sys")
             if READY:
-                for p in range(world):
-                    if p != rank:
-                        peer = tl.load(peers + p)
-                        slot = (_READY + rank) * _SLOT_WORDS
-                        if FAR:
-                            raise_word(state, peer, slot, last + 1)
-                        else:
-                            ol.raise_flag(peer.to(tl.pointer_type(tl.int64)) + slot, last + 1)
+                slot = (_READY + rank) * _SLOT_WORDS
                 if FAR:
+                    for p in range(world):
+                        if p != rank:
+                            raise_word(state, tl.load(peers + p), slot, last + 1)
                     # They have landed when the kernel ends, so that no later launch's is overtaken.
                     quiet()
+                else:
+                    for begin in range(0, world, _LANES):
+                        lanes = begin + tl.arange(0, _LANES)
+                        others = (lanes < world) & (lanes != rank)
+                        words = tl.load(peers + lanes, mask=others, other=0).to(tl.pointer_type(tl.int64)) + slot
+                        ol.raise_flags(words, others, last + 1)
                 for p in range(world):
                     if p != rank:
                         ol.poll(state + (_READY + p) * _SLOT_WORDS, last + 1, state)
