@@ -253,13 +253,17 @@ class Context:
         """Whether the kernel waits for anything."""
         return bool(self.consumed)
 
-    def writes(self, on: OnSpec) -> tuple[tuple[tuple[str | None, ...], bool], ...]:
-        """Distinct ways a communicated result is stored: the tile axis of each dimension, or None; if it is added."""
+    def writes(self, on: OnSpec) -> tuple[tuple[str | None, ...], ...]:
+        """Distinct ways a communicated result is stored: the tile axis that spans each dimension, or None."""
         names = {a.name for a in self.axes}
-        found: list[tuple[tuple[str | None, ...], bool]] = []
+        found: list[tuple[str | None, ...]] = []
         for access in self.program.kernel.accesses:
             if access.tensor == on.param and access.mode != "read":
-                way = (tuple(a if a in names else None for a in access.axes), access.mode == "reduce")
-                if way not in found:
-                    found.append(way)
+                axes = tuple(a if a in names else None for a in access.axes)
+                if axes not in found:
+                    found.append(axes)
         return tuple(found)
+
+    def adds(self, on: OnSpec) -> bool:
+        """Whether tiles add to a communicated result."""
+        return any(a.tensor == on.param and a.mode == "reduce" for a in self.program.kernel.accesses)

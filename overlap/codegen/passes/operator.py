@@ -69,9 +69,9 @@ def operator_lines(context: Context, programs: tuple[str, ...] | None = None) ->
         for axes, wraps in _reads(context, on)
     ]
     writes = [
-        f"{rt}.Write({repr_(on.tensor)}, axes={_tuple(axes)}{', adds=True' if adds else ''}),"
+        f"{rt}.Write({repr_(on.tensor)}, axes={_tuple(axes)}{', adds=True' if context.adds(on) else ''}),"
         for on in context.produced
-        for axes, adds in context.writes(on)
+        for axes in context.writes(on)
     ]
     lines += ["    reads=(", *(f"        {read}" for read in reads), "    ),"] if reads else ["    reads=(),"]
     if writes:
