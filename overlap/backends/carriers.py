@@ -59,11 +59,13 @@ class Carriers:
             PlanError: a text that is no plan.
         """
         found: dict[Form, str] = {}
+        everyone: set[str] = set()
         for text, produced in plans:
             named = named_backends(text)
             names_here = {chosen if n is None else n for n in named}
             if strided and None in named and moves_strided(chosen, strided, produced):
                 names_here.add(strided)
+            everyone |= names_here
             for name in sorted(names_here):
                 form = form_of(backend(name) if name == chosen else _named(name), produced)
                 other = found.setdefault(form, name)
@@ -73,7 +75,14 @@ class Carriers:
                         f"operations ask for {other} and for {name}, and a kernel {what} in one way",
                         help=f"name one of the two, or copy_engine for the others: {other} beside copy_engine",
                     )
-        return cls(chosen, found.get("moves"), found.get("stores"))
+        result = cls(chosen, found.get("moves"), found.get("stores"))
+        if result.words and len(everyone) > 1:
+            others = " and ".join(sorted(everyone - {result.storing}))
+            raise UnsupportedError(
+                f"operations ask for {result.storing} and for {others}: words of the kernel's own launch wait for nothing else",
+                help=f"{result.storing} for all of them, or ldst_inline beside copy_engine",
+            )
+        return result
 
     @property
     def words(self) -> bool:

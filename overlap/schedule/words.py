@@ -92,9 +92,7 @@ def summed(
     sent = []
     for index, op in enumerate(plan.ops[rank]):
         op_id = (rank, index)
-        if not isinstance(op, P2P) or op.src.tensor != tensor:
-            continue
-        if op.depends or not values.sends_partial(op_id):
+        if not isinstance(op, P2P) or op.depends or not values.sends_partial(op_id):
             raise UnsupportedError(
                 f"plan {plan.name}, {name_op(plan, op_id)} sends what others have sent, and words_inline sends what tiles make",
                 where=plan.where(op_id),

@@ -89,6 +89,17 @@ def test_what_is_no_tile_of_the_kernel_is_refused(generated, plan, on, said):
     assert "copy_engine" in caught.value.help
 
 
+def test_a_plan_names_words_for_all_of_its_operations_or_for_none(generated, tmp_path, repo):
+    plans = repo / "templates" / "plans"
+    every, some = tmp_path / "every.yaml", tmp_path / "some.yaml"
+    every.write_text((plans / "reduce_scatter_1d.yaml").read_text() + "    backend: words_inline\n")
+    some.write_text((plans / "mixed" / "reduce_scatter_1d.yaml").read_text().replace("ldst_inline", "words_inline"))
+    path = generated("grouped_gemm", str(every), backend="copy_engine")
+    assert check_module(path, world=2, shape={"M": 70, "N": 64, "K": 16}, sms=8).ok
+    with pytest.raises(UnsupportedError, match="operations ask for words_inline and for copy_engine"):
+        generated("grouped_gemm", str(some), backend="copy_engine")
+
+
 def test_the_second_region_of_a_kernel_stores_its_tile(tmp_path, repo):
     """Its coordinates there are those of the tile that is sent."""
     path, source = tmp_path / "out.py", repo / "tests" / "kernels" / "persistent_epilogue_tile.py"
