@@ -23,6 +23,7 @@ from overlap.schedule.carried import frees_tried, programs_tried
 from overlap.schedule.machine import Machine
 from overlap.schedule.op_ways import operator_candidates
 from overlap.schedule.operators import operator_of
+from overlap.schedule.tiles import Tile
 from overlap.schedule.work import itemsize_of
 
 from .config import Config
@@ -155,7 +156,7 @@ def _of_backend(plans: Sequence[str], backend: Backend) -> tuple[str, ...]:
 
 def predict(product: Product, machine: Machine, config: Config) -> float | None:
     """Seconds of a config on the slowest rank, or None where the model has no say."""
-    realization, meta = config.realization, dict(config.realization.meta)
+    realization = config.realization
     if unpredicted(realization.backend):
         return None
     produced = operator_of(product.op, product.sizes).produced
@@ -170,12 +171,20 @@ def predict(product: Product, machine: Machine, config: Config) -> float | None:
             dtype=product.dtype,
             split=realization.split,
             plan=config.plan or None,
-            blocks=(meta["BLOCK_M"], meta["BLOCK_N"]) if {"BLOCK_M", "BLOCK_N"} <= set(meta) else None,
+            tile=_tile_of(realization),
             named=naming(produced),
         )
     except OverlapError:
         return None
     return min((c.seconds for c in found if c.seconds is not None), default=None)
+
+
+def _tile_of(realization: Realization) -> Tile | None:
+    """The tile that a realization names, where it names all of it."""
+    meta = dict(realization.meta)
+    if not {"BLOCK_M", "BLOCK_N", "BLOCK_K"} <= set(meta) or not realization.num_warps or not realization.num_stages:
+        return None
+    return Tile(meta["BLOCK_M"], meta["BLOCK_N"], meta["BLOCK_K"], realization.num_warps, realization.num_stages)
 
 
 def ordered(

@@ -153,11 +153,20 @@ class _Run(Records):
         self._go()
 
     def _staging(self) -> float:
-        """Ranks that are pulled from first copy what they hold to where others reach it; the slowest holds all up."""
-        pulls = any(not isinstance(op, Collective) and op.direction == "pull" for op in self.ops)
-        if not pulls:
-            return 0.0
-        held = max(sum(chunk.box.size * self.width[chunk.tensor] for chunk in chunks) for chunks in self.plan.before)
+        """Ranks first copy what they hold to where others reach it, and tiles read it: all that others pull, and of a launch with
+        a kernel whatever its tiles do not make. The slowest holds all up."""
+        made = {self.plan.op(op_id).src.tensor for work in self.work for run in work.runs for op_id in run.feeds}
+        staged = {
+            tensor
+            for op in self.ops
+            if not isinstance(op, Collective) and (op.direction == "pull" or any(work.runs for work in self.work))
+            for tensor in (op.src.tensor,)
+            if tensor not in made
+        }
+        held = max(
+            sum(chunk.box.size * self.width[chunk.tensor] for chunk in chunks if chunk.tensor in staged)
+            for chunks in self.plan.before
+        )
         return 2 * held / self.machine.memory
 
     # Time

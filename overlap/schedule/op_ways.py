@@ -14,24 +14,25 @@ from .carried import Way, WayOf, programs_tried
 from .machine import Machine
 from .operators import TENSOR, Operator, Sizes, operator_of, tensor_of
 from .predict import operator_plan
+from .tiles import Tile
 from .ways import Candidate, Task, predicted, way_seconds
 from .work import best_blocks, itemsize_of
 
 
 def operator_task(
-    op: Operator, world: int, sizes: Sizes, machine: Machine, dtype: str, blocks: tuple[int, int] | None = None
+    op: Operator, world: int, sizes: Sizes, machine: Machine, dtype: str, tile: Tile | None = None
 ) -> Task:
-    """The product of one rank, in tiles of these rows and columns, else those that the model likes best, and what is
-    communicated of it."""
+    """The product of one rank, in such tiles, else in those that the model likes best, and what is communicated of it."""
     own = {**sizes, op.divided: -(-sizes[op.divided] // world)}
     gemm = best_blocks(own["M"], own["N"], own["K"], machine, dtype)
-    if blocks is not None:
-        gemm = replace(gemm, block_m=blocks[0], block_n=blocks[1])
-    itemsize = itemsize_of(dtype)
+    itemsize, slowness = itemsize_of(dtype), 1.0
+    if tile is not None:
+        gemm = replace(gemm, block_m=tile.block_m, block_n=tile.block_n)
+        slowness = tile.slowness(gemm.k, itemsize, machine.rate(dtype) / machine.units)
     whole = float(itemsize * sizes[op.moved[0]] * sizes[op.moved[1]])
     return Task(
         tiles=gemm.tiles,
-        flops=2.0 * gemm.block_m * gemm.block_n * gemm.k,
+        flops=2.0 * gemm.block_m * gemm.block_n * gemm.k * slowness,
         moved=float(itemsize * (gemm.m * gemm.k + gemm.k * gemm.n + gemm.m * gemm.n)),
         dtype=dtype,
         kinds={TENSOR: (op.kind, whole / world if op.kind == "all_to_all" else whole)},
@@ -50,7 +51,7 @@ def operator_candidates(
     dtype: str = "bf16",
     split: Split = 1,
     plan: str | None = None,
-    blocks: tuple[int, int] | None = None,
+    tile: Tile | None = None,
     named: Callable[[Way], WayOf] | None = None,
 ) -> tuple[Candidate, ...]:
     """What each of ``ways`` takes; one by moving programs whose number is open is there once for every number tried.
@@ -58,7 +59,7 @@ def operator_candidates(
     Args:
         op, sizes, dtype, split: as for `predict`.
         plan: the template that moves the tensor; None: the operator's own.
-        blocks: rows and columns of a tile; None: those that the model likes best.
+        tile: what the product is cut into; None: what the model likes best, which loses nothing.
         named: who carries the plan's operations out where those that name no backend go this way; None: all go so.
 
     Raises:
@@ -72,7 +73,7 @@ def operator_candidates(
     for way in counted(ways, machine, produced=operator.produced):
 
         def seconds(way: Way = way) -> float:
-            task = operator_task(operator, world, sizes, machine, dtype, blocks)
+            task = operator_task(operator, world, sizes, machine, dtype, tile)
             made = _plan(operator, world, sizes, split, plan, way.pushed, parts=way.free > 0)
             own = None if named is None or way.free else named(way)
             return way_seconds(way, task, made, machine, itemsize=itemsize, ways=own)
