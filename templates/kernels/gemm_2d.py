@@ -42,8 +42,8 @@ def matmul_kernel(
     for k in range(0, K, BLOCK_K):
         # The last block of K is cut by the mask; rows and columns past the edge are never read.
         ks = k + offs_k
-        a = tl.load(a_rows + ks[None, :] * stride_ak, mask=in_m & (ks[None, :] < K), other=0.0)
-        b = tl.load(b_cols + ks[:, None] * stride_bk, mask=(ks[:, None] < K) & in_n, other=0.0)
+        a = tl.load(a_rows + ks[None, :].to(tl.int64) * stride_ak, mask=in_m & (ks[None, :] < K), other=0.0)
+        b = tl.load(b_cols + ks[:, None].to(tl.int64) * stride_bk, mask=(ks[:, None] < K) & in_n, other=0.0)
         acc = tl.dot(a, b, acc)
     c_ptrs = c_ptr + offs_m[:, None].to(tl.int64) * stride_cm + offs_n[None, :] * stride_cn
     tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=in_m & in_n)

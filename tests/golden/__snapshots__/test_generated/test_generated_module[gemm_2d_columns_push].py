@@ -3,7 +3,7 @@
 # overlap source: templates/kernels/gemm_2d.py
 # overlap kernel: matmul_kernel
 # overlap host: matmul
-# overlap sha256: 00889983c5504490e80a1084b597d4782c474e099e7d172e2fef36c2e7ee8691
+# overlap sha256: 5e444d3121082f4b1e1db51ecebb6b0e196ec253a624e2396c65ac4786a51476
 # overlap plan: all_gather_1d_push
 # overlap on: b[N]
 # overlap world: any
@@ -75,8 +75,8 @@ def matmul_kernel(
     for k in range(0, K, BLOCK_K):
         # The last block of K is cut by the mask; rows and columns past the edge are never read.
         ks = k + offs_k
-        a = tl.load(a_rows + ks[None, :] * stride_ak, mask=in_m & (ks[None, :] < K), other=0.0)
-        b = tl.load(b_cols + ks[:, None] * stride_bk, mask=(ks[:, None] < K) & in_n, other=0.0)
+        a = tl.load(a_rows + ks[None, :].to(tl.int64) * stride_ak, mask=in_m & (ks[None, :] < K), other=0.0)
+        b = tl.load(b_cols + ks[:, None].to(tl.int64) * stride_bk, mask=(ks[:, None] < K) & in_n, other=0.0)
         acc = tl.dot(a, b, acc)
     c_ptrs = c_ptr + offs_m[:, None].to(tl.int64) * stride_cm + offs_n[None, :] * stride_cn
     tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=in_m & in_n)
