@@ -3,10 +3,11 @@ behind a library's product in a launch of their own, and NCCL.
 
     python -m torch.distributed.run --nproc-per-node 2 bench/decode.py --json decode.json
 
-``words_inline``: one launch of a Triton kernel; ``serial, words``: torch's product, then one of words; ``serial, nccl``: torch's
-product, then NCCL; ``product``: torch's product alone. ``graph``: calls one behind the other in a CUDA graph, time of a replay
-divided by their number; ``alone``: a graph of one call, all ranks having met before it. Medians, microseconds, on the rank where
-they are highest; every result is checked against a sum in fp32. N, K are of a whole layer, K is divided among the ranks.
+``words_inline``: one launch of a Triton kernel, with the operator's own blocks or those named; ``serial, words``: torch's
+product, then one of words; ``serial, nccl``: torch's product, then NCCL; ``product``: torch's product alone. ``graph``: calls
+one behind the other in a CUDA graph, time of a replay divided by their number; ``alone``: a graph of one call, all ranks having
+met before it. Medians, microseconds, on the rank where they are highest; every result is checked against a sum in fp32. N, K
+are of a whole layer, K is divided among the ranks.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import torch
 import torch.distributed as dist
 from common import Session
 from low_latency import captured
+
+from overlap import release
 
 LAYERS = {
     "8B attention": (4096, 4096),
@@ -56,8 +59,30 @@ class Problem:
         return bool((y.float() - self.wanted).norm() < 1e-2 * self.wanted.norm())
 
 
+def tiled(m: int, n: int, k: int, warps: int, stages: int) -> Callable[[Problem], Call]:
+    """Words inside a product with these blocks."""
+    from overlap.ops import partials
+    from overlap.ops.blocks import Blocks, choose_blocks
+
+    def make(p: Problem) -> Call:
+        call = p.fused("words_inline")
+
+        def chosen() -> torch.Tensor:
+            partials.choose_blocks = lambda **_: Blocks(m, n, k, warps, stages)
+            try:
+                return call()
+            finally:
+                partials.choose_blocks = choose_blocks
+
+        return chosen
+
+    return make
+
+
 CONTENDERS: dict[str, Callable[[Problem], Call]] = {
     "words_inline": lambda p: p.fused("words_inline"),
+    "64x32x128": lambda p: tiled(64, 32, 128, 4, 6)(p),
+    "64x32x256": lambda p: tiled(64, 32, 256, 4, 4)(p),
     "serial, words": lambda p: p.fused(None),
     "serial, nccl": lambda p: p.fused("serial"),
     "product": lambda p: lambda: p.x @ p.w,
@@ -66,6 +91,7 @@ CONTENDERS: dict[str, Callable[[Problem], Call]] = {
 
 def measured(session: Session, p: Problem, name: str, rounds: int) -> dict[str, object]:
     """A contender's times; says why there are none."""
+    release()  # what an earlier contender made ready is not this one's
     try:
         call = CONTENDERS[name](p)
         good = name == "product" or p.right(call())
@@ -95,11 +121,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     session = Session()
     clocks, rows = [record.clocks("start")], []
     session.say(f"{session.name}, {session.world} ranks, us: graph of {CALLS} | alone")
-    for scatter in (False, True):
-        for layer, (columns, depth) in LAYERS.items():
-            for count in options.rows:
-                if scatter and count < session.world:
-                    continue
+    for count in options.rows:
+        for scatter in (False, True) if count >= session.world else (False,):
+            for layer, (columns, depth) in LAYERS.items():
                 p = Problem(session, count, columns, depth, scatter)
                 found = {name: measured(session, p, name, options.rounds) for name in options.contenders}
                 kind = "gemm_rs" if scatter else "gemm_ar"
