@@ -9,9 +9,12 @@ from overlap.api.tuned import forced
 from overlap.autotune.config import Config
 from overlap.errors import RaceFault, RuntimeContractError
 from overlap.ops import gemm_a2a, gemm_ar, gemm_rs, reserve
+from overlap.runtime.faults.faults import LIMIT_WORD, RECORD_WORD, RECORD_WORDS
 from overlap.runtime.instance import instances
+from overlap.runtime.kernels.entry import gather_kernel
 from overlap.runtime.launch import launch
 from overlap.schedule import steps as st
+from overlap.schedule.table import S_EPOCH, SLOT_WORDS, flag_base, state_words
 from overlap.sim import World
 
 pytestmark = pytest.mark.one_triton
@@ -133,3 +136,17 @@ def test_ranks_must_agree(monkeypatch):
 
     with pytest.raises(RuntimeContractError, match="sum_sms"):
         World(2).run(body)
+
+
+@pytest.mark.parametrize("missing", [None, 0, 1, 2])
+def test_a_gather_waits_for_every_flag(missing):
+    """By what it records when it gives up, after a look: without ranks, in Triton's interpreter alone."""
+    state, record = torch.zeros(state_words(1, 3), dtype=torch.int64), torch.zeros(RECORD_WORDS, dtype=torch.int64)
+    state[S_EPOCH * SLOT_WORDS] = 5
+    state[LIMIT_WORD], state[RECORD_WORD] = 1, record.data_ptr()
+    flags = [(flag_base(1) + number) * SLOT_WORDS for number in range(3)]
+    for number, flag in enumerate(flags):
+        state[flag] = 4 if number == missing else 5
+    gather_kernel[(1, 1, 1)](torch.tensor(flags), len(flags), state)
+    late = [] if missing is None else [1, state.data_ptr() + 8 * flags[missing], 5, 4, 0]
+    assert record.tolist() == (late or [0] * RECORD_WORDS)
