@@ -158,6 +158,7 @@ class Operator:
         layout: stride of every dimension of the (first) communicated tensor, as text over kernel parameters (None: unknown).
         layouts: the same of further ones, by tensor.
         logged: of a traced kernel, how many loops of a tile walk over the parts of ``ranges`` and record them.
+        tile_a_program: every program makes one tile and none leaves early, so a launch has as many programs as tiles.
         persistent: programs walk over tiles; said where it matters (`moves`).
         programs: of a kernel that makes results by programs that walk over tiles, the parameters that stand for their number
             (none: it asks for it itself); None where a grid is as it is.
@@ -185,6 +186,7 @@ class Operator:
     layouts: dict[str, tuple[str | None, ...]] = field(default_factory=dict)
     ranges: tuple[RangeAxis, ...] = ()
     persistent: bool = False
+    tile_a_program: bool = False
     logged: int = 1
     programs: tuple[str, ...] | None = None
 

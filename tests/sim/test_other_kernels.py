@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from overlap.annotate.source import SourceUnit
+from overlap.errors import RuntimeContractError
 from overlap.pipeline import Request, compile_source
 from overlap.sim import check_module
 from tests.support.sweep import SWEEP
@@ -23,6 +24,39 @@ def test_agrees_with_the_original(repo, tmp_path, name, world, plan):
     out.write_text(compile_source(Request(SourceUnit.from_file(path), plan, on)).module.text)
     report = check_module(str(out), world=world, shape={"M": 130, "N": 72, "K": 64}, dtype="fp16", seeds=[0])
     assert report.ok, str(report)
+
+
+GRID = 'triton.cdiv(M, meta["BLOCK_M"]) * triton.cdiv(N, meta["BLOCK_N"])'
+
+
+def with_grid(repo, tmp_path, grid, on, plan, backend="copy_engine"):
+    """The grouped GEMM on another grid, compiled."""
+    text = (repo / "templates" / "kernels" / "grouped_gemm.py").read_text()
+    assert GRID in text
+    (tmp_path / "user.py").write_text(text.replace(GRID, grid))
+    out = tmp_path / "out.py"
+    out.write_text(
+        compile_source(Request(SourceUnit.from_file(tmp_path / "user.py"), plan, on, backend=backend)).module.text
+    )
+    return str(out)
+
+
+@pytest.mark.parametrize(
+    "on,plan,backend",
+    [("a[M]", "all_gather_1d", "ldst_reserved"), ("c[M]", "reduce_scatter_1d", "copy_engine")],
+)
+def test_programs_without_a_tile_do_nothing(repo, tmp_path, on, plan, backend):
+    """On a grid that is rounded up, whose last programs the original masks, no tile is made or counted twice."""
+    out = with_grid(repo, tmp_path, f"triton.cdiv({GRID}, 8) * 8", on, plan, backend)
+    report = check_module(out, world=3, shape={"M": 150, "N": 40, "K": 20}, dtype="fp16", seeds=[0])
+    assert report.ok, str(report)
+
+
+def test_tiles_without_a_program(repo, tmp_path):
+    """Fewer programs than tiles, as where a block size is set and the grid is made from another, are refused."""
+    out = with_grid(repo, tmp_path, f"{GRID} - 1", "a[M]", "all_gather_1d")
+    with pytest.raises(RuntimeContractError, match="launched with 2 programs, and has 3 tiles of BLOCK_M, BLOCK_N"):
+        check_module(out, world=3, shape={"M": 150, "N": 40, "K": 20}, dtype="fp16", seeds=[0])
 
 
 PUBLIC = {

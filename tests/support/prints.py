@@ -52,7 +52,7 @@ def prints() -> dict[str, str]:
         "runs": made["runs"],
         "steps": "\n".join(str(step) for step in launch_steps(plan, 1)),
         "dispatch": "\n".join(lines[first : last + 1]),
-        "operator": "\n".join(lines[operator : operator + 20]),
+        "operator": "\n".join(lines[operator : operator + 21]),
         "realization": repr(compilation.realization),
     }
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import libcst as cst
+import libcst.matchers as m
 
 from overlap.annotate.model import Access
 from overlap.annotate.on import OnSpec
 
 from ..context import Context
-from ..locate import statements
+from ..locate import find_function, statements
 from ..placement import insert_behind
 from .dispatch import ASYNC_KINDS
 from .reserve import counted_by
@@ -26,13 +27,25 @@ def run(module: cst.Module, context: Context) -> cst.Module:
         added.append(constant.with_changes(leading_lines=blank))
     added += [
         s.with_changes(leading_lines=[cst.EmptyLine()])
-        for s in statements("\n".join(operator_lines(context, counted_by(module, context))) + "\n")
+        for s in statements(
+            "\n".join(operator_lines(context, counted_by(module, context), each=_each(module, context))) + "\n"
+        )
     ]
     return insert_behind(module, above, added)
 
 
-def operator_lines(context: Context, programs: tuple[str, ...] | None = None) -> list[str]:
-    """The `Operator(...)` assignment, one field a line; ``programs``: as `reserve.counted_by` finds them."""
+def _each(module: cst.Module, context: Context) -> bool:
+    """Whether every program of the kernel makes a tile: none walks over tiles or leaves, which a surplus one would."""
+    kernel = find_function(module, context.program.kernel.name)
+    ours = int(context.moving and not context.interleaving)  # programs that only move leave by one of their own
+    return not context.persistent and len(m.findall(kernel, m.Return())) == ours
+
+
+def operator_lines(context: Context, programs: tuple[str, ...] | None = None, *, each: bool = False) -> list[str]:
+    """The `Operator(...)` assignment, one field a line.
+
+    ``programs``: as `reserve.counted_by` finds them; ``each``: every program makes a tile.
+    """
     program, names, host = context.program, context.names, context.program.host
     assert host is not None
     rt = names.runtime
@@ -95,6 +108,8 @@ def operator_lines(context: Context, programs: tuple[str, ...] | None = None) ->
         lines.append("    ),")
     if context.realization.trace and len(context.ranged_loops) > 1:
         field("logged", str(len(context.ranged_loops)))
+    if each:
+        field("tile_a_program", "True")
     if context.moving and context.persistent:
         field("persistent", "True")
     if programs is not None:

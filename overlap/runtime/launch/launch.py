@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from overlap.errors import RuntimeContractError
 from overlap.schedule import steps as st
 from overlap.schedule.moves import Move
 
@@ -68,13 +69,14 @@ def launch(
         repeat: asks that the launch be made ready for other tensors, where it can be.
 
     Raises:
-        RuntimeContractError: the grid does not enumerate the kernel's tiles.
+        RuntimeContractError: the grid has fewer programs than there are tiles, or more of them in several dimensions.
         UnsupportedError: a wait kernel of the plan would not fit beside the grid, more programs are to move chunks than can be
             resident, or a reduction that is not carried out.
     """
     runtime = instance.runtime
     bound, grid = beside_sums(instance, bound, grid)
     table = instance.table(bound)
+    grid = tiles_only(operator, grid, table.tiles)
     ours = {operator.ours[0]: table.words, operator.ours[1]: instance.state, **range_arguments(instance, bound)}
     ours |= log_arguments(instance, bound, table)
     if table.slots is not None:
@@ -142,6 +144,28 @@ def launch(
         runtime.warm(kernel, grid, arguments)
     enqueue = partial(_ready_kernel(instance, key, arguments, passed), **passed) if bound_by_name else by_triton
     carry_out(instance, acts(ends), InFlight(runtime, runtime.main_stream(), enqueue, carried, behind))
+
+
+def tiles_only(operator: Operator, grid: Grid, tiles: int) -> Grid:
+    """The grid without programs that have no tile.
+
+    The kernel as it was masks what lies outside, or its grid would be wrong. Positions of the table end with the tiles: a
+    program behind the last one would make some tile once more.
+
+    Raises:
+        RuntimeContractError: there are tiles that no program makes, or what is too much lies in several dimensions.
+    """
+    programs = grid[0] * grid[1] * grid[2]
+    if not operator.tile_a_program or not tiles or programs == tiles:
+        return grid
+    if programs > tiles and grid[1] == grid[2] == 1:
+        return tiles, 1, 1
+    blocks = ", ".join(axis.block for axis in operator.axes if axis.block)
+    raise RuntimeContractError(
+        f"`{operator.name}` is launched with {programs} programs, and has {tiles} tiles of {blocks}",
+        where=operator.span(operator.source.host_line or operator.source.kernel_line),
+        help="make the grid from the block sizes that the kernel gets: a function of `meta`",
+    )
 
 
 Key = tuple[Any, Any, Grid]

@@ -164,6 +164,7 @@ OL_OPERATOR = ol_rt.Operator(
     reads=(
         ol_rt.Read("a", axes=("M", None), wraps=(False, False)),
     ),
+    tile_a_program=True,
 )
 
 

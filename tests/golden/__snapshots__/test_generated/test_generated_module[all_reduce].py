@@ -176,6 +176,7 @@ OL_OPERATOR = ol_rt.Operator(
     writes=(
         ol_rt.Write("c", axes=("M", "N")),
     ),
+    tile_a_program=True,
 )
 
 

@@ -185,6 +185,7 @@ OL_OPERATOR = ol_rt.Operator(
         ol_rt.Write("c", axes=("M", "N")),
     ),
     world=4,
+    tile_a_program=True,
 )
 
 

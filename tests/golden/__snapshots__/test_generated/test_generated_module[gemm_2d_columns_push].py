@@ -148,6 +148,7 @@ OL_OPERATOR = ol_rt.Operator(
     reads=(
         ol_rt.Read("b", axes=(None, "N"), wraps=(False, False)),
     ),
+    tile_a_program=True,
 )
 
 

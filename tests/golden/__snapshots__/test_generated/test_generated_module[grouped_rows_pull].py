@@ -163,6 +163,7 @@ OL_OPERATOR = ol_rt.Operator(
         ol_rt.Read("a", axes=("M", None), wraps=(False, False)),
     ),
     world=4,
+    tile_a_program=True,
 )
 
 

@@ -176,6 +176,7 @@ OL_OPERATOR = ol_rt.Operator(
     reads=(
         ol_rt.Read("a", axes=("M", None), wraps=(False, False)),
     ),
+    tile_a_program=True,
     ours=("ol_table", "ol_state", "ol_log", "ol_moves"),
 )
 

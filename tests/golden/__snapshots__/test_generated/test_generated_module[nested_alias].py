@@ -122,6 +122,7 @@ OL1_OPERATOR = ol1_rt.Operator(
     reads=(
         ol1_rt.Read("x", axes=("M", None), wraps=(False, False)),
     ),
+    tile_a_program=True,
     ours=("ol1_table", "ol1_state"),
 )
 

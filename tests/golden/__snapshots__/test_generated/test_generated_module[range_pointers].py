@@ -173,6 +173,7 @@ OL_OPERATOR = ol_rt.Operator(
     ranges=(
         ol_rt.RangeAxis("K", extent="K", block="BLOCK_K"),
     ),
+    tile_a_program=True,
     ours=("ol_table", "ol_state", "ol_parts"),
 )
 

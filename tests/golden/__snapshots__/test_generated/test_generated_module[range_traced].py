@@ -145,6 +145,7 @@ OL_OPERATOR = ol_rt.Operator(
         ol_rt.RangeAxis("K", extent="K", block="BK"),
     ),
     logged=2,
+    tile_a_program=True,
     ours=("ol_table", "ol_state", "ol_parts", "ol_log"),
 )
 

@@ -135,6 +135,7 @@ OL_OPERATOR = ol_rt.Operator(
     ranges=(
         ol_rt.RangeAxis("K", extent="K", block="BK"),
     ),
+    tile_a_program=True,
     ours=("ol_table", "ol_state", "ol_parts"),
 )
 

@@ -151,6 +151,7 @@ OL_OPERATOR = ol_rt.Operator(
         ol_rt.Write("c", axes=("M", "N")),
     ),
     world=3,
+    tile_a_program=True,
 )
 
 

@@ -157,6 +157,7 @@ OL_OPERATOR = ol_rt.Operator(
     writes=(
         ol_rt.Write("c", axes=("M", "N"), adds=True),
     ),
+    tile_a_program=True,
 )
 
 

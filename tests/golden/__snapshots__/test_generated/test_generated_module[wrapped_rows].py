@@ -128,6 +128,7 @@ OL_OPERATOR = ol_rt.Operator(
     reads=(
         ol_rt.Read("a", axes=("M", None), wraps=(True, False)),
     ),
+    tile_a_program=True,
 )
 
 
