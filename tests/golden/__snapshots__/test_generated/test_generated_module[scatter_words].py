@@ -174,6 +174,7 @@ OL_OPERATOR = ol_rt.Operator(
     writes=(
         ol_rt.Write("c", axes=("M", "N")),
     ),
+    tile_a_program=True,
     ours=("ol_table", "ol_state", "ol_slots", "ol_words", "ol_made", "ol_out", "ol_unit", "ol_sum"),
 )
 
