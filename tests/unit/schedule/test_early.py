@@ -9,7 +9,7 @@ import pytest
 
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.library import find_template
-from overlap.chunkplan.plan import CommPlan, TensorSpec
+from overlap.chunkplan.plan import P2P, CommPlan, TensorSpec
 from overlap.chunkplan.split import split_plan
 from overlap.errors import ScheduleError
 from overlap.schedule.early import can_be_early, early_sums, in_rounds, kept_chunks, rounds_of
@@ -36,7 +36,7 @@ from overlap.schedule.verify import verify_schedule
 from overlap.schedule.verify_steps import verify_steps
 from overlap.schedule.work import work_of_schedules, work_per_chunk
 
-from .plans import chunk_of, exchange, one_shot, reduce_scatter, ring_scatter, two_shot
+from .plans import SUM, chunk_of, exchange, one_shot, pieces, reduce_scatter, reduced, ring_scatter, two_shot
 from .protocol_model import outcome, outcomes
 
 C = ("c",)
@@ -94,6 +94,18 @@ def test_a_plan_that_relies_on_the_order_of_its_channel_stays_as_it_is():
     plan = ring_scatter((6, 1), 0, 3)
     assert in_rounds(plan, C) is plan and not can_be_early(plan, C)
     assert launch_steps(plan, 0, produced=C, early=False) == launch_steps(plan, 0, produced=C)
+
+
+def test_an_order_that_decides_what_is_added_stays_as_it_is():
+    """Rank 1 sends row 1 on behind row 2, and so behind what rank 0 sends it of row 1: by rounds that came later."""
+    rows = [row[0] for row in pieces((3, 1), 0, 3, 1, "c")]
+    sent = [(0, 1, rows[0], ()), (0, 1, rows[1], ()), (0, 2, rows[2], ())], [(1, 2, rows[1], ((0, 2),))], []
+    ops = [[P2P("push", a, b, row, row, needs, reduce=SUM) for a, b, row, needs in some] for some in sent]
+    plan = reduced("relies", 3, (3, 1), [(row,) for row in rows], ops, "c")
+    assert [rounds_of(plan)[0, i] for i in range(3)] == [0, 1, 0]
+    assert in_rounds(plan, C) is plan
+    free = replace(plan, ops=(plan.ops[0], (replace(plan.ops[1][0], depends=((0, 1),)),), ()))
+    assert [op.dst_rank for op in in_rounds(free, C).ops[0]] == [1, 2, 1]
 
 
 @pytest.mark.parametrize(
