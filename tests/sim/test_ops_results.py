@@ -332,7 +332,7 @@ EXCHANGED = {
 }
 
 
-def exchanged(case: Case, call, *, seed: int, launches: int = 2):
+def exchanged(case: Case, call, *, seed: int, launches: int = 2, sms: int | None = None):
     """Every rank's results of several calls beside the whole product; x and w are the same on all ranks."""
     generator = torch.Generator().manual_seed(seed)
     calls = []
@@ -346,7 +346,7 @@ def exchanged(case: Case, call, *, seed: int, launches: int = 2):
         group.overlap_runtime.synchronize()
         return results
 
-    results = World(case.world, seed=seed).run(body)
+    results = World(case.world, seed=seed, sms=sms).run(body)
     for i, (x, w, bias) in enumerate(calls):
         wanted = x.double() @ w.double() + (bias.double() if bias is not None else 0)
         magnitude = x.double().abs() @ w.double().abs() + 4
@@ -376,6 +376,7 @@ def test_a2a_gemm(name):
 
 EXCHANGED_BY = [(name, "copy_engine") for name in EXCHANGED]
 EXCHANGED_BY += [(name, "tma_inline") for name in ("[B, S, K] by TMA", "fewer rows than ranks", "chunks of a piece")]
+EXCHANGED_BY += [(name, "words_inline") for name in ("[B, S, K] by TMA", "fewer rows than ranks")]
 
 
 @pytest.mark.parametrize(("name", "backend"), EXCHANGED_BY)
@@ -387,7 +388,7 @@ def test_gemm_a2a(name, backend):
         options = {"gather_dim": case.dim, "gather_size": size, "backend": backend, "group": group}
         return gemm_a2a(held, w, bias=bias, **options, **case.options)
 
-    for rank, y, wanted, allowed in exchanged(case, call, seed=len(name)):
+    for rank, y, wanted, allowed in exchanged(case, call, seed=len(name), sms=RESIDENT.get(backend)):
         assert_near(case, y, piece(case, wanted, -1, rank), piece(case, allowed, -1, rank))
     said = last_plan("gemm_a2a")
     assert (said.backend, said.kind, said.shape) == (backend, "all_to_all", (*case.lead, case.columns))

@@ -153,6 +153,26 @@ def test_the_space_of_an_operator_is_what_the_capability_table_leaves():
     assert all(name in list_templates() for names in PLANS.values() for name in names)
 
 
+def test_words_are_tried_of_small_results_alone():
+    """Whole, by plans of one step; the model has no say of them, so they are measured in any case."""
+    machine, need = load_machine("h100-nvlink"), Need("x", moves="result", triton=(3, 6))
+    for op, plan in (
+        ("gemm_rs", "reduce_scatter_1d"),
+        ("gemm_ar", "all_reduce_one_shot"),
+        ("gemm_a2a", "all_to_all_1d"),
+    ):
+        product = Product(op, {"M": 16, "N": 4096, "K": 4096}, "bf16", 2)
+        configs, _ = communication(product, machine, need, lacking=lambda name: "")
+        words = [c for c in configs if c.realization.backend == "words_inline"]
+        assert words == [Config(Realization("words_inline"), plan)]
+        assert predict(product, machine, words[0]) is None
+        chosen, _, _ = ordered(configs, lambda c, product=product: predict(product, machine, c), most=12, each=1)
+        assert words[0] in chosen
+        large = replace(product, sizes={"M": 8192, "N": 8192, "K": 4096})
+        configs, _ = communication(large, machine, need, lacking=lambda name: "")
+        assert "words_inline" not in {c.realization.backend for c in configs}
+
+
 def test_tiles_and_numbers_around_a_config():
     start = Config(Realization("ldst_reserved", split=2, comm_sms=8), "all_gather_1d")
     tile = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "GROUP_M": 4, "num_warps": 8, "num_stages": 2}
