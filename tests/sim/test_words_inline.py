@@ -161,3 +161,20 @@ def test_reserved_memory_serves_smaller_shapes_and_no_larger_one(generated):
 
     for results in World(2, sms=8).run(body):
         assert [tuple(y.shape) for y in results] == [(35, 64), (35, 67)]
+
+
+@pytest.mark.one_triton
+def test_a_result_in_the_memory_of_an_operand_is_refused(generated):
+    """Programs write it while others still read: what copies allow, whose sums follow the kernel."""
+    module = load_module(generated("grouped_gemm"))
+    a, b = torch.randn(64, 16), torch.randn(16, 64)
+
+    def body(group):
+        whole = torch.empty(64, 64)
+        x = whole.view(-1)[: 64 * 16].view(64, 16).copy_(a)
+        with pytest.raises(RuntimeContractError, match="out lies in the memory of `a_ptr`"):
+            module.matmul(x, b, group=group, out=whole[:32])
+        return module.matmul(x, b, group=group, out=whole[32:])
+
+    for y in World(2, sms=8).run(body):
+        assert tuple(y.shape) == (32, 64)

@@ -26,7 +26,7 @@ from ..repeat.places import over_base
 from ..repeat.repeat import Repeat
 from .hostcall import HostCall
 from .resolve import Bound
-from .shapes import check_device, check_sizes, global_shape, piece
+from .shapes import check_device, check_sizes, global_shape, overlapping, piece
 from .standin import stand_in, unwrap
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class Call(HostCall):
                 made = self.made[comm.tensor]
                 value = bound.arguments[comm.param]
                 bound.arguments[comm.param] = part.tensor if value is made else over_base(value, part.tensor)
-                self.results[comm.tensor] = self._out(part, made)
+                self.results[comm.tensor] = self._out(part, made, bound)
                 if comm.adds:
                     given[comm.tensor] = made
             launch.launch(self.operator, instance, given, bound, grid, self.results, repeat=self._repeat(bound))
@@ -217,7 +217,7 @@ class Call(HostCall):
         self.made[comm.tensor] = made
         return Given(shape, made.dtype, order)
 
-    def _out(self, part: Part, made: torch.Tensor) -> torch.Tensor:
+    def _out(self, part: Part, made: torch.Tensor, bound: Bound) -> torch.Tensor:
         """Where this rank's piece of an output goes."""
         shape = part.held.shape
         if self.out is None:
@@ -229,6 +229,17 @@ class Call(HostCall):
             raise RuntimeContractError(
                 f"out is {found}; this rank's piece of `{part.comm.tensor}` has shape {shape} on {made.device}"
             )
+        if self.operator.carriers.words:
+            # Programs write it while others still read what the kernel reads.
+            for name, value in bound.arguments.items():
+                base = getattr(value, "base", value)
+                if not isinstance(base, torch.Tensor) or not base.numel() or not out.numel():
+                    continue
+                if _same_storage(base, out) and overlapping(base, out):
+                    raise RuntimeContractError(
+                        f"out lies in the memory of `{name}`, which the kernel reads while its result is added up",
+                        help="give the result memory of its own",
+                    )
         return out
 
     def _output_param(self) -> str:

@@ -28,7 +28,7 @@ from ..protocol import Runtime
 from ..repeat.repeat import Repeat
 from .hostcall import HostCall
 from .resolve import Bound, parameters_of, python_function
-from .shapes import GLOBAL, check_device, launch_shape, piece
+from .shapes import GLOBAL, check_device, launch_shape, overlapping, piece
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 
@@ -147,7 +147,7 @@ class KernelCall(HostCall):
                 if name == comm.param or not isinstance(base, torch.Tensor):
                     continue
                 if base.numel() and base.untyped_storage().data_ptr() == shard.untyped_storage().data_ptr():
-                    if _overlap(base, shard):
+                    if overlapping(base, shard):
                         raise RuntimeContractError(
                             f"the result `{comm.param}` lies in the memory of `{name}`",
                             help="give the result memory of its own",
@@ -196,17 +196,6 @@ def _layout(comm: Comm) -> tuple[CodeType | None, ...]:
 
 def _is_descriptor(value: Any) -> bool:
     return hasattr(value, "block_shape") and hasattr(value, "base")
-
-
-def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether the extents of two tensors in one memory overlap."""
-
-    def ends(tensor: torch.Tensor) -> tuple[int, int]:
-        last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-        return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
-
-    (a, b), (c, d) = ends(one), ends(other)
-    return a < d and c < b
 
 
 def global_strides(comm: Comm, arguments: dict[str, Any], value: Any, shape: tuple[int, ...]) -> tuple[int | None, ...]:

@@ -128,3 +128,14 @@ def check_device(name: str, tensor: torch.Tensor, runtime: Runtime) -> None:
             f"`{name}` is on {tensor.device}; rank {runtime.rank} of this group works on {runtime.device}",
             help="call torch.cuda.set_device on every rank, before the group is used first",
         )
+
+
+def overlapping(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether the extents of two tensors in one memory overlap."""
+
+    def ends(tensor: torch.Tensor) -> tuple[int, int]:
+        last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+        return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+    (a, b), (c, d) = ends(one), ends(other)
+    return a < d and c < b
