@@ -210,7 +210,7 @@ class KernelMemory:
 
         A single word makes edges both ways. Of a tensor-shaped atomic (``lanes``) every int64 word in symmetric memory, a
         counter or a flag, is acquired and released as by its own thread: what a lane learns, only that lane's later
-        releases pass on. Other tensor-shaped atomics move data and make no edges.
+        releases pass on, until a barrier tells it to all. Other tensor-shaped atomics move data and make no edges.
         """
         agent, shadow = fibre.agent, self._shadow
         where = where_in_kernel(fibre)
@@ -229,7 +229,7 @@ class KernelMemory:
             if modifies:
                 word.last = (agent, sem, scope)
                 word.heard = False
-        elif modifies and dtype == np.int64 and buffer.copies is not None:
+        elif dtype == np.int64 and buffer.copies is not None:
             for lane, offset in zip(lanes.tolist(), offsets.tolist(), strict=True):
                 word = buffer.word(offset)
                 learned = agent.lanes.setdefault(lane, {})
@@ -237,7 +237,10 @@ class KernelMemory:
                     word.acquire_into(learned, agent.rank, scope)
                 if publishes:
                     word.release(agent, scope, learned)
-                word.last = (agent, sem, scope)
+                if modifies:
+                    word.last = (agent, sem, scope)
+                else:
+                    self._note(agent, buffer, offset, word.last, sem, scope)
             if publishes:
                 agent.releases.add(agent.step)
         access = shadow.access(agent, "updates atomically" if modifies else "polls", where, scope)
@@ -266,8 +269,12 @@ class KernelMemory:
     # order inside a program
 
     def barrier(self) -> None:
-        """A CTA barrier: releases that follow cover all stores before it."""
-        self._scheduler.current.agent.tick()
+        """A CTA barrier: releases that follow cover all stores before it, and all threads know what each has acquired."""
+        agent = self._scheduler.current.agent
+        for learned in agent.lanes.values():
+            agent.see(learned)
+        agent.lanes.clear()
+        agent.tick()
 
     def proxy_fence(self) -> None:
         """TMA loads that follow see what the program has acquired so far."""

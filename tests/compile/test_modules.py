@@ -183,7 +183,10 @@ def test_the_entry_kernel_obeys_the_rules(dims, flat, wide, counters):
     arguments = tensors | sizes | strides | constants
     made = compile_kernel(entry.entry_kernel, arguments, parse_target("sm_90"))
     assert check(made, guarded=[], flags="state") == []
-    assert "sys.acquire" in made.assembly
+    assert "ld.global.sys.acquire" in made.assembly
+    # All peers are looked at at once: what their threads see goes to all, behind a barrier.
+    looks = re.findall(r"atom\.global\.sys\.acquire\.add\.u64.*?bar\.sync", made.assembly, re.DOTALL)
+    assert len(looks) == 2 and all("st.shared" in look for look in looks)
     # Of the epoch, of all counters and of all peers one each.
     assert made.assembly.count("sys.release.exch.b64") == 2 + counters
     assert {"ld.global.v2.b64" in made.assembly, "st.global.v2.b64" in made.assembly} == {flat}

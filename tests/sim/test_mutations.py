@@ -10,11 +10,15 @@ import triton
 import triton.language as tl
 
 import overlap.language as ol
+from overlap.runtime.kernels import entry
 from overlap.runtime.memory.part import Part
 from overlap.schedule import steps as st
+from overlap.schedule.table import SLOT_WORDS
 from overlap.sim import check_module
 
 pytestmark = pytest.mark.one_triton
+
+_SLOT_WORDS: tl.constexpr = tl.constexpr(SLOT_WORDS)
 
 SHAPE = {"M": 130, "N": 40, "K": 40}
 SEEDS = range(4)
@@ -162,6 +166,55 @@ def raise_relaxed(flags, there, value):
 def test_weaker_words(compiled, monkeypatch, word, twin):
     monkeypatch.setattr(ol, word, twin)
     assert faults(compiled()) == ["race"] * len(SEEDS)
+
+
+@triton.jit
+def looked_at_relaxed(slot, wanted, rank, world, state):
+    lanes = tl.arange(0, 4)
+    others = (lanes < world) & (lanes != rank)
+    words = state + (slot + lanes) * _SLOT_WORDS
+    seen = tl.atomic_add(words, tl.zeros((4,), tl.int64), mask=others, sem="relaxed", scope="sys")
+    least = tl.min(tl.where(others, seen, wanted))
+    tl.debug_barrier()
+    if least < wanted:
+        for p in range(world):
+            if p != rank:
+                ol.poll(state + (slot + p) * _SLOT_WORDS, wanted, state)
+
+
+@triton.jit
+def known_to_one_thread(slot, wanted, rank, world, state):
+    lanes = tl.arange(0, 4)
+    others = (lanes < world) & (lanes != rank)
+    words = state + (slot + lanes) * _SLOT_WORDS
+    seen = tl.atomic_add(words, tl.zeros((4,), tl.int64), mask=others, sem="acquire", scope="sys")
+    if tl.min(tl.where(others, seen, wanted)) < wanted:
+        for p in range(world):
+            if p != rank:
+                ol.poll(state + (slot + p) * _SLOT_WORDS, wanted, state)
+
+
+@triton.jit
+def looked_at_too_few(slot, wanted, rank, world, state):
+    for p in range(1):
+        if p != rank:
+            ol.poll(state + (slot + p) * _SLOT_WORDS, wanted, state)
+
+
+@pytest.mark.parametrize(
+    ("twin", "plan"),
+    [
+        (looked_at_relaxed, "all_gather_1d"),
+        (looked_at_relaxed, "all_gather_1d_push"),
+        (looked_at_too_few, "all_gather_1d"),
+        (looked_at_too_few, "all_gather_1d_push"),
+        (known_to_one_thread, "all_gather_1d"),
+    ],
+)
+def test_a_weaker_look_at_all_peers(compiled, monkeypatch, twin, plan):
+    """It races where all were there at the first look, as some are under some seeds."""
+    monkeypatch.setattr(entry, "await_peers", twin)
+    assert "race" in faults(compiled(plan=plan), seeds=range(12))
 
 
 # the launch protocol: found in the second and third launch

@@ -80,9 +80,7 @@ def entry_kernel(
     pid = tl.program_id(0)
     last = tl.load(state + _EPOCH)
     if WAIT_DONE:
-        for p in range(world):
-            if p != rank:
-                ol.poll(state + (_READY + world + p) * _SLOT_WORDS, last, state)
+        await_peers(_READY + world, last, rank, world, state)
     if DIMS > 0:
         total = tl.cast(n0, tl.int64) * n1 * n2 * n3
         step = tl.cast(programs, tl.int64) * BLOCK
@@ -151,9 +149,31 @@ def entry_kernel(
                         others = (lanes < world) & (lanes != rank)
                         words = tl.load(peers + lanes, mask=others, other=0).to(tl.pointer_type(tl.int64)) + slot
                         ol.raise_flags(words, others, last + 1)
-                for p in range(world):
-                    if p != rank:
-                        ol.poll(state + (_READY + p) * _SLOT_WORDS, last + 1, state)
+                await_peers(_READY, last + 1, rank, world, state)
+
+
+@triton.jit
+def await_peers(slot, wanted, rank, world, state):
+    """Waits until the words of all peers, from ``slot`` on, are at least ``wanted``.
+
+    Of several they are looked at together, and one after the other only where one is not there yet: each look takes as long as
+    the way to the memory and back, and none begins before the one ahead of it has come.
+    """
+    least = wanted - 1
+    if world > 2:
+        least = wanted
+        for begin in range(0, world, _LANES):
+            lanes = begin + tl.arange(0, _LANES)
+            others = (lanes < world) & (lanes != rank)
+            words = state + (slot + lanes) * _SLOT_WORDS
+            seen = tl.atomic_add(words, tl.zeros((_LANES,), tl.int64), mask=others, sem="acquire", scope="sys")
+            least = tl.minimum(least, tl.min(tl.where(others, seen, wanted)))
+        # What one thread has seen, all of them are behind.
+        tl.debug_barrier()
+    if least < wanted:
+        for p in range(world):
+            if p != rank:
+                ol.poll(state + (slot + p) * _SLOT_WORDS, wanted, state)
 
 
 @triton.jit
