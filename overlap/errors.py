@@ -40,11 +40,15 @@ class OverlapError(Exception):
         self.message = message
         self.where = where
         self.help = help
+        self.about = False
 
-    def at(self, where: SourceSpan) -> OverlapError:
-        """The same error, given a place if it has none yet."""
+    def at(self, where: SourceSpan, *, about: bool = False) -> OverlapError:
+        """The same error, given a place if it has none yet.
+
+        ``about``: what the mistake is about, and not where it was made, so whoever knows that place may say it instead.
+        """
         if self.where is None:
-            self.where = where
+            self.where, self.about = where, about
         return self
 
     def render(self) -> str:

@@ -6,10 +6,10 @@ backend only here.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, replace
 
 from overlap.chunkplan.cuts import Split, split_of
+from overlap.chunkplan.document import close_to
 from overlap.errors import PlanError, UsageError
 
 
@@ -112,6 +112,8 @@ class Realization:
                     raise UsageError(f"{key} must be an integer of at least {low}, not {text!r}")
                 if key == "trace" and number > 1:
                     raise UsageError(f"trace must be 1 or 0, not {text!r}")
+                if key == "num_warps" and number & (number - 1):
+                    raise UsageError(f"num_warps must be a power of two, not {text!r}", help="--set num_warps=4")
                 result = replace(result, **{key: number})  # type: ignore[arg-type]
             elif key in constexprs:
                 assert number is not None
@@ -119,7 +121,7 @@ class Realization:
                 result = replace(result, meta=(*kept, (key, number)))
             else:
                 valid = [k for k in type(self).__dataclass_fields__ if k != "meta"] + list(constexprs)
-                near = difflib.get_close_matches(key, valid, 1)
+                near = close_to(key, valid)
                 raise UsageError(
                     f"unknown setting {key!r}",
                     help=(f"did you mean {near[0]!r}? " if near else "") + "settings: " + ", ".join(valid),
@@ -140,4 +142,5 @@ def _integer(key: str, text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise UsageError(f"{key} must be an integer, not {text!r}", help=f"--set {key}=2") from None
+        shown = {"trace": 1, "num_warps": 4}.get(key, 64 if key.startswith("BLOCK") else 2)
+        raise UsageError(f"{key} must be an integer, not {text!r}", help=f"--set {key}={shown}") from None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-
+from overlap.chunkplan.document import close_to
 from overlap.errors import UsageError
 
 from .base import Backend
@@ -30,8 +29,14 @@ def backend(name: str) -> Backend:
         return backends[name]
     if name == "collective":
         return COPY_ENGINE
-    near = difflib.get_close_matches(name, backends, 1)
+    if name == "serial":
+        raise UsageError(
+            "serial is a way to call, not to compile: a collective, and then the kernel as it was",
+            help="--backend collective compiles a module with a collective of a library",
+        )
+    known = (*backends, "collective")
+    near = close_to(name, known)
     raise UsageError(
         f"unknown backend {name!r}",
-        help=(f"did you mean {near[0]!r}? " if near else "") + "backends: " + ", ".join(backends),
+        help=(f"did you mean {near[0]!r}? " if near else "") + "backends: " + ", ".join(known),
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from overlap.codegen.module_io import Header, find_operator, find_source, load_module, read_header
+from overlap.codegen.module_io import Header, find_operator, find_source, load_module, read_header, read_module
 from overlap.codegen.original import load_original
 from overlap.errors import OverlapError, SourceSpan, UnsupportedError, UsageError
 from overlap.language.words import WORDS
@@ -131,9 +131,8 @@ def build_module(
 
 def _header(path: str) -> Header:
     if not os.path.isfile(path):
-        raise UsageError(f"no such file: {path}")
-    text = Path(path).read_text(encoding="utf-8")
-    return read_header(text, path)
+        raise UsageError(f"no such file: `{path}`")
+    return read_header(read_module(path), path)
 
 
 def _source(header: Header, path: str) -> tuple[str | None, str]:

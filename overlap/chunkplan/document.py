@@ -24,10 +24,17 @@ _NULL = "tag:yaml.org,2002:null"
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+def close_to(word: str, known: Iterable[str]) -> list[str]:
+    """The known word closest to ``word``, capitals and file suffixes aside; none where none is close."""
+    folded = {k.lower().removesuffix(".yaml").removesuffix(".yml"): k for k in known}
+    near = difflib.get_close_matches(word.lower().removesuffix(".yaml").removesuffix(".yml"), folded, n=1)
+    return [folded[name] for name in near]
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Help text: the known word closest to ``word`` if one is close, and all of them."""
     words = sorted(set(known))
-    close = difflib.get_close_matches(word, words, n=1)
+    close = close_to(word, words)
     hint = f"did you mean `{close[0]}`? " if close else ""
     return f"{hint}there is {', '.join(words)}" if words else hint.strip()
 
@@ -75,7 +82,8 @@ class Document:
         except RecursionError:
             raise self.error_at(0, 0, "nested too deeply", help="a plan needs a few levels only") from None
         if root is None:
-            raise self.error_at(0, 0, "the plan is empty", help="start with `plan: NAME`")
+            starts = "a plan starts with `plan: NAME`, links with `world: 8`, a machine with `machine: NAME`"
+            raise self.error_at(0, 0, "the file is empty", help=starts)
         return root
 
     # Places and errors

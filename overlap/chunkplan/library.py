@@ -62,6 +62,8 @@ def read_text(path: Path, name: str, what: str = "plan") -> str:
     except FileNotFoundError:
         beside = [p.name for p in path.parent.iterdir() if p.suffix in _SUFFIXES] if path.parent.is_dir() else []
         close = nearest(path.name, beside) if beside else ""
+        if what == "plan" and path.stem in list_templates():
+            close = f"`{path.stem}` is the template of that name"
         raise PlanError(f"there is no {what} file {name}", help=close or "write the path of a .yaml file") from None
     except UnicodeDecodeError:
         raise PlanError(f"the {what} file {name} is not UTF-8 text", help="save it as UTF-8") from None

@@ -101,7 +101,10 @@ def main(args: list[str] | None = None) -> None:
         # here says that a fault was found.
         code = PIPE_CLOSED if sys.stdout is not stdout else ended.code
     except OverlapError as error:
-        click.echo(error.at(on_command_line(words, error.message)).render(), err=True)
+        place = on_command_line(words, error.message)
+        if error.about and place.width < len(place.text):
+            error.where = place  # the wrong word itself
+        click.echo(error.at(place).render(), err=True)
         code = error.exit_code
     except click.ClickException as error:
         usage = error.ctx.get_usage() if isinstance(error, click.UsageError) and error.ctx is not None else ""

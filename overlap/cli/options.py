@@ -238,6 +238,10 @@ def request_of(
     source, kernel = file, None
     if not os.path.exists(source) and ":" in source:
         source, kernel = source.rsplit(":", 1)
+        kernel = kernel or None
+    if os.path.exists(source) and not os.path.isfile(source):
+        kind = "a folder" if os.path.isdir(source) else "no file of text that stays"
+        raise SourceError(f"`{source}` is {kind}", help="overlap compile FILE.py[:kernel] ...")
     if not os.path.isfile(source):
         raise SourceError(f"no such file: `{source}`", help="overlap compile FILE.py[:kernel] ...")
     values: dict[str, str] = {}
@@ -250,6 +254,10 @@ def request_of(
         values["machine"] = machine
     if not plan and path is None:
         raise UsageError("no plan", help="--plan all_gather_1d, or --path synth to have one made for the links")
+    if links is not None and path is None:
+        raise UsageError(
+            "--links without --path", help="--path synth makes a plan for links, --path template chooses one"
+        )
     return Request(
         unit=SourceUnit.from_file(source),
         plan=plan,

@@ -151,6 +151,14 @@ def command(
         click.echo("\n".join(f"  {candidate}" for candidate in listed(candidates)))
         click.echo(f"auto takes {best(candidates).way}")
         return
+    if sum_sms and operator.kind not in ("reduce_scatter", "all_reduce"):
+        raise UsageError(f"--sum-sms with {op}, which adds nothing up", help="leave it out")
+    for option, taken in ("--comm-sms", comm_sms), ("--sum-sms", sum_sms):
+        if taken >= on_machine.units:
+            raise UsageError(
+                f"{option} {taken}: {on_machine.name} has {on_machine.units} multiprocessors, and some must compute",
+                help=f"give a few of them, such as {option} {on_machine.units // 8}",
+            )
     need = Need(op, moves="result" if operator.produced else "input", far=ranks > on_machine.on_mesh(mesh).node)
     way = _way(need, backend, comm_sms, sum_sms)
     made = None

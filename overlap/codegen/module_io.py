@@ -54,6 +54,20 @@ def _wrapped(line: str, width: int = 120) -> list[str]:
     return lines
 
 
+def read_module(path: str) -> str:
+    """The text of a generated module.
+
+    Raises:
+        SourceError: the file cannot be read, or is no UTF-8 text.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise SourceError(f"`{path}` is not UTF-8 text", help="a module is made by `overlap compile`") from None
+    except OSError as error:
+        raise SourceError(f"cannot read `{path}`: {(error.strerror or 'no reason given').lower()}") from None
+
+
 def read_header(text: str, path: str) -> Header:
     """The header of a generated module.
 

@@ -80,9 +80,14 @@ def realize(request: Request, program: ProgramModel) -> Realization:
         UsageError: unknown backend or setting.
     """
     constexprs = tuple(p.name for p in program.kernel.params if p.is_constexpr)
-    realization = Realization(backend=request.backend or "copy_engine").with_settings(
-        dict(request.settings), constexprs
-    )
+    named = "copy_engine" if request.backend is None else request.backend
+    realization = Realization(backend=named).with_settings(dict(request.settings), constexprs)
+    blocks = {axis.block for axis in program.kernel.axes}
+    for name, value in realization.meta:
+        if name in blocks and value < 1:
+            raise UsageError(
+                f"{name} is the size of a block, and must be at least 1, not '{value}'", help=f"--set {name}=64"
+            )
     if request.backend and realization.backend != request.backend:
         raise UsageError(f"--backend says {request.backend}, --set says {realization.backend}")
     find_backend(realization.backend)

@@ -23,7 +23,7 @@ from overlap.backends import backend as find_backend
 from overlap.backends.base import Realization
 from overlap.chunkplan.describe import describe as describe_plan
 from overlap.codegen import GeneratedModule, PlanText, generate, generate_kernel
-from overlap.errors import HostEntryError, OverlapError, SourceSpan, UnsupportedError, UsageError
+from overlap.errors import HostEntryError, OnError, OverlapError, PlanError, SourceSpan, UnsupportedError, UsageError
 from overlap.schedule.describe import describe as describe_schedule
 from overlap.schedule.events import ItemSize
 
@@ -138,7 +138,10 @@ def _communicated(
         looped = carriers.storing is not None and find_backend(carriers.storing).writer != "tma store"
         safe = probe(program, ons, plans, realization, request.world) and not looped
     except OverlapError as error:
-        raise error.at(where) from None
+        # The host entry lists the tensors that --on may name; plans and machines it knows nothing of.
+        raise error.at(
+            where, about=isinstance(error, (PlanError, UsageError)) and not isinstance(error, OnError)
+        ) from None
     check_programs(carriers, realization)
     return ons, tuple(plans), safe or not _flattens(request.unit, program)
 
@@ -254,6 +257,12 @@ class _Dump:
 
     def __call__(self, stage: str, text: str) -> None:
         if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / f"{self.number:02d}_{stage}.txt").write_text(text, encoding="utf-8")
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                (self.folder / f"{self.number:02d}_{stage}.txt").write_text(text, encoding="utf-8")
+            except OSError as error:
+                raise UsageError(
+                    f"`{self.folder}` cannot be written: {(error.strerror or 'no reason given').lower()}",
+                    help="OVERLAP_DUMP_DIR is a folder that may be written; unset: no stage is written",
+                ) from None
         self.number += 1

@@ -184,7 +184,12 @@ def machine_for(world: int, mesh: Mesh | None = None, name: str | None = None, *
     """
     several = world > 8 or (mesh is not None and len(mesh.sizes) > 1)
     named = settings.get("machine", keyword=name) or ("h100-nvlink-ib400" if several else "h100-nvlink")
-    machine = load_machine(named).on_mesh(mesh)
+    try:
+        machine = load_machine(named).on_mesh(mesh)
+    except PlanError as error:
+        if name is None and error.where is None:
+            raise PlanError(f"{error.message} (the setting OVERLAP_MACHINE)", help=error.help) from None
+        raise
     if stretched and machine.between is None and world > machine.node:
         machine = replace(machine, node=world)
     machine.check_world(world)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +76,9 @@ def make_inputs(
     instead of random numbers.
     """
     dtypes = dtypes or {}
+    named = {comm.tensor for comm in operator.comms if not comm.produced}
+    copies = {name: launches * (1 if name in named else world) for name in operator.inputs}
+    need_memory(sum(n * math.prod(sizes[axis] for axis in operator.inputs[name]) for name, n in copies.items()), sizes)
     generator = torch.Generator().manual_seed(20)
     fill = payload_of if payload else _random
     rest = _other_arguments(operator)
@@ -117,6 +122,24 @@ def shard_of(tensor: torch.Tensor, dim: int, world: int, rank: int) -> torch.Ten
     """A rank's piece along ``dim``, contiguous."""
     low, high = shard_interval(tensor.shape[dim], world, rank)
     return tensor.narrow(dim, low, high - low).contiguous()
+
+
+def need_memory(elements: int, sizes: Mapping[str, int]) -> None:
+    """Refuses inputs of more fp32 elements than this machine has memory for, ahead of being ended by it.
+
+    Raises:
+        UsageError: there is less memory.
+    """
+    try:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return
+    if 4 * elements > there:
+        shown = ",".join(f"{axis}={size}" for axis, size in sizes.items())
+        raise UsageError(
+            f"{shown}: the inputs of all simulated ranks take {4 * elements:,} bytes, and this machine has {there:,}",
+            help="ragged sizes of a few hundred show what larger ones do: --shape M=1000,N=130,K=64",
+        )
 
 
 def _other_arguments(operator: Any) -> dict[str, Any]:

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from overlap import settings
-from overlap.codegen.module_io import find_operator, find_source, load_module, read_header
+from overlap.codegen.module_io import find_operator, find_source, load_module, read_header, read_module
 from overlap.codegen.original import load_original
-from overlap.errors import MismatchFault, OverlapError, SimFault, SourceError, UnwrittenFault, UsageError
+from overlap.errors import MismatchFault, OverlapError, SimFault, UnwrittenFault, UsageError
 from overlap.runtime.launch import launch as launch_layer
 from overlap.schedule.steps import Step
 
@@ -62,13 +62,7 @@ class ModuleCheck:
         self.mutate_steps = mutate_steps
         self.payload = payload
         self.blocking = blocking
-        try:
-            with open(path, encoding="utf-8") as file:
-                header = read_header(file.read(), path)
-        except OSError as error:
-            raise SourceError(f"cannot read {path}: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise SourceError(f"{path} is not UTF-8 text") from None
+        header = read_header(read_module(path), path)
         self.original = original or find_source(header, path)
         self._original_host = None if original else load_original(header, path)
         module = load_module(path, search=(os.path.dirname(os.path.abspath(self.original)),))

@@ -18,6 +18,7 @@ from overlap.cli import main
 
 FIRST = re.compile(r"^(?P<path>[^\s:]+):(?P<line>\d+):(?P<col>\d+): \S.*$")
 KERNEL = "templates/kernels/grouped_gemm.py"
+PREDICT = ["predict", "--op", "ag_gemm", "--world", "4", "--shape", "M=64,N=64,K=64"]
 COMPILE = ["--plan", "all_gather_1d", "--on", "a[M]", "-o", "-"]
 
 
@@ -134,9 +135,12 @@ def test_return_above_the_region_is_fine(cli, repo, tmp_path):
 
 
 def test_unknown_plan(cli, repo, tmp_path):
-    text = edited(repo, tmp_path)
+    edited(repo, tmp_path)
     result = cli("compile", "user.py", "--plan", "all_gather_1f", "--on", "a[M]", "-o", "-")
-    refused(result, "user.py", line_of(text, "host_entry"), "all_gather_1f", "did you mean `all_gather_1d`")
+    refused(result, "<command-line>", 1, "all_gather_1f", "did you mean `all_gather_1d`")
+    assert "--plan all_gather_1f" in result.stderr  # the wrong word is shown, not the kernel that it was said of
+    result = cli("check", "all_gather_1d.yaml", "--world", "2", "--shape", "M=4")
+    refused(result, "<command-line>", 1, "no plan file", "`all_gather_1d` is the template")
     refused(cli("check", "all_gather_4d", "--world", "2", "--shape", "M=4"), "<command-line>", 1, "all_gather_1d")
 
 
@@ -172,6 +176,18 @@ def test_plan_that_does_not_cover(cli, repo, tmp_path):
         (["compile", "user.py", *COMPILE, "--set", "split"], "KEY=VALUE"),
         (["compile", "user.py", *COMPILE, "--backend", "copy_engin"], "did you mean 'copy_engine'"),
         (["compile", "user.py", *COMPILE, "--world", "0"], "--world"),
+        (["compile", "user.py", *COMPILE, "--set", "block_m=64"], "did you mean 'BLOCK_M'"),
+        (["compile", "user.py", *COMPILE, "--set", "BLOCK_M=0"], "at least 1"),
+        (["compile", "user.py", *COMPILE, "--set", "num_warps=3"], "power of two"),
+        (["compile", "user.py", *COMPILE, "--set", "trace=yes"], "--set trace=1"),
+        (["compile", "user.py", *COMPILE, "--backend", "COPY_ENGINE"], "did you mean 'copy_engine'"),
+        (["compile", "user.py", *COMPILE, "--backend", "serial"], "not to compile"),
+        (["compile", "user.py", *COMPILE, "--backend", ""], "unknown backend ''"),
+        (["compile", "user.py", *COMPILE, "--machine", "pci"], "did you mean `pcie`"),
+        (["compile", "user.py", *COMPILE, "--links", "l.yaml"], "--links without --path"),
+        (["compile", ".", *COMPILE], "is a folder"),
+        ([*PREDICT, "--backend", "ldst_reserved", "--comm-sms", "9999"], "has 132 multiprocessors"),
+        ([*PREDICT, "--sum-sms", "8"], "adds nothing up"),
         (["check", "all_gather_1d", "--world", "3", "--shape", "M"], "AXIS=SIZE"),
         (["check", "all_gather_1d", "--world", "3", "--shape", "M=4", "--on", "x[Q]"], "--on x[Q]"),
         (["bogus"], "bogus"),
@@ -259,6 +275,28 @@ def test_streams_that_end(repo, tmp_path):
         refused(
             run(["-m", "overlap", "check", "--schema"], full), "<command-line>", 1, "standard output cannot be used"
         )
+
+
+def test_a_generated_module_as_source(cli, repo, tmp_path):
+    edited(repo, tmp_path)
+    assert cli("compile", "user.py", *COMPILE[:-1], "made.py").returncode == 0
+    refused(cli("compile", "made.py", *COMPILE), "made.py", 1, "made by overlap already")
+
+
+def test_settings_that_lead_nowhere(cli, repo, tmp_path, monkeypatch):
+    edited(repo, tmp_path)
+    with monkeypatch.context() as env:
+        env.setenv("OVERLAP_DUMP_DIR", str(tmp_path / "user.py"))
+        refused(cli("compile", "user.py", *COMPILE), "<command-line>", 1, "cannot be written", "OVERLAP_DUMP_DIR")
+    monkeypatch.setenv("OVERLAP_MACHINE", "h101")
+    refused(
+        cli("compile", "user.py", *COMPILE), "user.py", None, "unknown machine `h101` (the setting OVERLAP_MACHINE)"
+    )
+
+
+def test_modules_that_are_no_text(cli, tmp_path):
+    (tmp_path / "bytes.py").write_bytes(b"\xaf\xfe")
+    refused(cli("build", "bytes.py", "--target", "sm_90"), "<command-line>", 1, "not UTF-8 text")
 
 
 def test_shape_without_an_axis(cli, repo, tmp_path):

@@ -92,7 +92,7 @@ def test_programs_that_move_chunks_take_as_long_as_programs_do(cli, tmp_path, pr
     [
         (("--html", "OUT", "--machine", "h100"), "h100", "h100-nvlink"),
         (("--trace", "OUT", "--machine", "h100-nvlink", "--world", "9"), "one node of 8 ranks, not 9", "h100-nvlink-ib400"),
-        (("--html", "missing/folder/out.html"), "cannot write missing/folder/out.html", ""),
+        (("--html", "missing/folder/out.html"), "there is no folder 'missing/folder'", ""),
         (("--html", "OUT", "--tile-us", "0"), "--tile-us", ""),
         (("--trace", "OUT", "--dtype", "int3"), "int3", "fp16"),
     ],

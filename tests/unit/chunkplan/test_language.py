@@ -311,7 +311,7 @@ OP = HEAD + "ops:\n  - "
 
 MISTAKES = [
     # (text, line, column, what is said, what helps)
-    ("", 1, 1, "the plan is empty", "plan: NAME"),
+    ("", 1, 1, "the file is empty", "plan: NAME"),
     ("- a\n- b\n", 1, 1, "a plan is a mapping", "`plan: ...`"),
     ("plan: [\n", 2, 1, "not valid YAML", "quote text"),
     ("plan: p\n\tbefore: x\n", 2, 1, "not valid YAML", "indent with spaces"),
