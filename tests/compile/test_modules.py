@@ -1,5 +1,6 @@
 """Generated modules: every kernel style compiles for every target it can, breaks no rule and loses nothing."""
 
+import itertools
 import re
 
 import pytest
@@ -187,8 +188,11 @@ def test_the_entry_kernel_obeys_the_rules(dims, flat, wide, counters):
     # All peers are looked at at once: what their threads see goes to all, behind a barrier.
     looks = re.findall(r"atom\.global\.sys\.acquire\.add\.u64.*?bar\.sync", made.assembly, re.DOTALL)
     assert len(looks) == 2 and all("st.shared" in look for look in looks)
-    # Of the epoch, of all counters and of all peers one each.
-    assert made.assembly.count("sys.release.exch.b64") == 2 + counters
+    # One of the counters, the epoch and all peers each, by other threads: a barrier stands ahead of each, and behind the
+    # count of the programs that have staged.
+    told = [found.start() for found in re.finditer(r"gpu\.acq_rel\.add|sys\.release\.exch\.b64", made.assembly)]
+    assert len(told) == 3 + counters
+    assert all("bar.sync" in made.assembly[one:other] for one, other in itertools.pairwise(told))
     assert {"ld.global.v2.b64" in made.assembly, "st.global.v2.b64" in made.assembly} == {flat}
 
 
