@@ -126,7 +126,7 @@ def check_device(name: str, tensor: torch.Tensor, runtime: Runtime) -> None:
     if tensor.device != runtime.device:
         raise RuntimeContractError(
             f"`{name}` is on {tensor.device}; rank {runtime.rank} of this group works on {runtime.device}",
-            help="call torch.cuda.set_device on every rank, before the group is used first",
+            help="move it there, or call torch.cuda.set_device on every rank before the group is used first",
         )
 
 
