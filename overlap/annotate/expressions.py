@@ -68,6 +68,9 @@ class Evaluator:
             return opaque(repr(node.value), 0)
         if isinstance(node, ast.Name):
             known = self.env.get(node.id)
+            if known is None and node.id not in self.locals | self.params:
+                number = self.names.constant(node.id)
+                return IndexExpr.of(Atom("param", node.id)) if number is None else IndexExpr.constant(number)
             return known if known is not None else IndexExpr.of(Atom("param", node.id))
         if isinstance(node, (ast.Tuple, ast.List)):
             return Sequence(tuple(self.value(e) for e in node.elts))

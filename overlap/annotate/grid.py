@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from dataclasses import replace
 
 from overlap.errors import PragmaError, SourceSpan
 
 from .discover import KernelSource
 from .expressions import Evaluator
-from .index import Atom, IndexExpr
+from .index import Atom, IndexExpr, size_expr
 from .model import Axis, Param, TileId
 from .names import Names, blocks, parameters, statements, writes
 from .pragmas import Pragma, nearest
@@ -59,6 +60,9 @@ def read_axes(
     axes: dict[str, Axis] = {}
     counts: dict[tuple[str, int], str] = {}
     for pragma in (p for p in kernel.pragmas if p.name == "axis_count"):
+        number = names.constant(pragma.block or "") if pragma.block not in params else None
+        if number is not None:
+            pragma = replace(pragma, block=str(number))
         if pragma.axis in axes:
             first = axes[pragma.axis].span.line
             raise PragmaError(f"axis {pragma.axis} is declared twice (first on line {first})", where=pragma.span)
@@ -93,7 +97,7 @@ def _count(unit: SourceUnit, kernel: KernelSource, names: Names, pragma: Pragma,
     """Where the number of tiles is assigned: under the pragma, or else the one place that divides extent by block."""
     assert pragma.block
     params = frozenset(p.name for p in read_params(kernel.node))
-    block = IndexExpr.constant(int(pragma.block)) if pragma.block.isdecimal() else _param(pragma.block)
+    block = size_expr(pragma.block)
     wanted = _param(extent).cdiv(block)
     found: list[tuple[str, int]] = []
     under = anchor(kernel, pragma)
@@ -126,7 +130,7 @@ def _check_unchanged(
         for name in writes(statement) & set(params):
             value = None
             if isinstance(statement, ast.Assign) and single_target(statement) is not None:
-                value = Evaluator(names, frozenset(), frozenset(), {}).value(statement.value)
+                value = Evaluator(names, frozenset(), frozenset(params), {}).value(statement.value)
             if value != _param(name):
                 raise PragmaError(
                     f"axis {pragma.axis}: the kernel changes `{name}`, so its tiles cannot be counted at launch",

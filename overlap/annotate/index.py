@@ -227,3 +227,8 @@ class IndexExpr:
 
 def _operand(expr: IndexExpr) -> str:
     return str(expr) if len(expr.terms) == 1 and len(expr.terms[0][0]) <= 1 else f"({expr})"
+
+
+def size_expr(text: str) -> IndexExpr:
+    """A size as a pragma has it: a number, or a parameter's name."""
+    return IndexExpr.constant(int(text)) if text.isdecimal() else IndexExpr.of(Atom("param", text))

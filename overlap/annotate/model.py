@@ -11,7 +11,7 @@ from typing import Literal
 
 from overlap.errors import SourceSpan
 
-from .index import Atom, IndexExpr
+from .index import IndexExpr, size_expr
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Param:
 class Axis:
     """``axis_count``: a tile axis, or (``block`` None) a range axis, an in-tile loop.
 
-    ``extent`` is a parameter name, ``block`` one or a number (``1``: a tile is one row). ``count_name`` is the variable
+    ``extent`` is a parameter name, ``block`` one or a number (a module's constant too). ``count_name`` is the variable
     that holds the number of tiles, if the statement under the pragma assigns it.
     """
 
@@ -44,8 +44,7 @@ class Axis:
     @property
     def block_expr(self) -> IndexExpr:
         """The block size as a number."""
-        block = self.block or ""
-        return IndexExpr.constant(int(block)) if block.isdecimal() else IndexExpr.of(Atom("param", block))
+        return size_expr(self.block or "")
 
 
 @dataclass(frozen=True)

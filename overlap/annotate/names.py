@@ -14,6 +14,7 @@ class Names:
 
     def __init__(self, tree: ast.Module) -> None:
         self._alias: dict[str, str] = {}
+        self._constants = _constants(tree)
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 for item in node.names:
@@ -42,6 +43,10 @@ class Names:
         root = self._alias.get(node.id, node.id)
         return ".".join([root, *reversed(parts)])
 
+    def constant(self, name: str) -> int | None:
+        """The value of a number of the module, ``BLOCK: tl.constexpr = tl.constexpr(64)``; None for anything else."""
+        return self._constants.get(name)
+
     def imported(self, name: str) -> bool:
         return name in self._alias
 
@@ -50,6 +55,33 @@ class Names:
         if isinstance(decorator, ast.Call):
             decorator = decorator.func
         return self.dotted(decorator) in ("triton.jit", "triton.runtime.jit", "triton.runtime.jit.jit")
+
+
+def _constants(tree: ast.Module) -> dict[str, int]:
+    """Names that the module assigns once, at its top level, a whole number above zero, bare or as a ``constexpr``."""
+    found: dict[str, int] = {}
+    times = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+            target, value = statement.targets[0], statement.value
+        elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+            target, value = statement.target, statement.value
+        else:
+            continue
+        if (
+            isinstance(value, ast.Call)
+            and ast.unparse(value.func).split(".")[-1] == "constexpr"
+            and len(value.args) == 1
+        ):
+            value = value.args[0]
+        if (
+            isinstance(target, ast.Name)
+            and isinstance(value, ast.Constant)
+            and type(value.value) is int
+            and value.value > 0
+        ):
+            found[target.id] = value.value
+    return {name: value for name, value in found.items() if times.count(name) == 1}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from overlap.errors import OnError, SourceSpan, UnsupportedError
 from .model import HostTensor, ProgramModel
 from .pragmas import nearest
 from .produced import check_produced
-from .ranged import check_one_block, check_ranged, ranged_loops
+from .ranged import check_one_block, check_ranged, ranged_loops, reads_in_loops
 
 _AXIS = r"[A-Za-z_]\w*"
 _ON = re.compile(
@@ -35,7 +35,8 @@ class OnSpec:
     sharded along ``axis`` before, a result of a reduce-scatter after; an all-reduce has no axis (``""``, dimension 0).
     An all-to-all moves the sharding from ``axis`` to ``to``, dimension ``to_dim``. ``produced``: the kernel makes it.
     ``ranged``: gathered along a range axis, so that an in-tile loop waits for its chunks; with ``by``, another axis of the
-    tensor, tiles wait before that loop, for the parts along ``by`` of all shards that they read.
+    tensor, tiles wait before that loop, for the parts along ``by`` of all shards that they read. An input gathered along an
+    axis in which no loop walks and no tile differs, such as a table of rows picked by an index, is waited for whole.
     """
 
     tensor: str
@@ -159,7 +160,12 @@ def parse_on(text: str, program: ProgramModel) -> OnSpec:
         to=match["to"] or "",
         to_dim=tensor.dims.index(match["to"]) if match["to"] else None,
         produced=produced,
-        ranged=kind == "gather" and match["axis"] not in tiled and not match["by"],
+        ranged=(
+            kind == "gather"
+            and match["axis"] not in tiled
+            and not match["by"]
+            and reads_in_loops(program.kernel, _param(program, tensor, where), tensor.dims.index(match["axis"]))
+        ),
         by=match["by"] or "",
         by_dim=tensor.dims.index(match["by"]) if match["by"] else None,
     )
@@ -242,7 +248,9 @@ def _check_consumed(on: OnSpec, program: ProgramModel, where: SourceSpan) -> Non
     """What the kernel must do with an input whose chunks arrive while it runs."""
     kernel = program.kernel
     if on.ranged:
-        check_ranged(kernel, on.param, on.dim, on.axis, str(on), where)
+        dims = next((t.dims for t in program.host.inputs if t.name == on.tensor), ()) if program.host else ()
+        tiled = [a.name for a in kernel.axes if a.block is not None and a.name in dims]
+        check_ranged(kernel, on.param, on.dim, on.axis, str(on), where, by=tiled[0] if tiled else "")
         return
     reads = [a for a in kernel.accesses if a.tensor == on.param and a.mode == "read"]
     if not reads:

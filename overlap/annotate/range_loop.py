@@ -20,7 +20,7 @@ from .discover import KernelSource
 from .evaluate import Walk
 from .flow import behind, exposed, names_of, single_update
 from .grid import read_params
-from .index import Atom, IndexExpr
+from .index import Atom, IndexExpr, size_expr
 from .model import Advance, Axis, LoopBlock, RangeLoop, Refusal
 from .names import statements, writes
 from .source import SourceUnit
@@ -76,15 +76,22 @@ def _form(bounds: tuple[IndexExpr, ...], axis: Axis, constexprs: frozenset[str])
     stop = bounds[0] if len(bounds) == 1 else bounds[1]
     step = bounds[2] if len(bounds) == 3 else _ONE
     if stop == extent:
-        atom = step.as_atom()
-        block, elements = (atom.name if atom is not None and atom.kind == "param" else None), True
+        block, elements = _size(step), True
     else:
         atom = stop.as_atom()
         if step != _ONE or atom is None or atom.kind != "cdiv" or atom.args[0] != extent:
             return None
-        by = atom.args[1].as_atom()
-        block, elements = (by.name if by is not None and by.kind == "param" else None), False
-    return (block, elements) if block in constexprs and block is not None else None
+        block, elements = _size(atom.args[1]), False
+    known = block is not None and (block in constexprs or block.isdecimal())
+    return (block, elements) if block is not None and known else None
+
+
+def _size(step: IndexExpr) -> str | None:
+    """A parameter or a number above zero, as text."""
+    number, atom = step.as_int(), step.as_atom()
+    if number is not None:
+        return str(number) if number > 0 else None
+    return atom.name if atom is not None and atom.kind == "param" else None
 
 
 def loop_blocks(
@@ -114,7 +121,7 @@ def _loop_block(index: IndexExpr, size: IndexExpr | None, loops: Mapping[int, Ra
     atoms = {a for a in _affine_atoms(index) if a.kind == "loop" and a.line in loops}
     for atom in atoms:
         loop = loops[atom.line]
-        block = IndexExpr.of(Atom("param", loop.block))
+        block = size_expr(loop.block)
         rest = index - IndexExpr.of(atom) * block
         if not any(leaf == atom for leaf in rest.leaves()) and _inside_block(rest, size, block):
             return LoopBlock(loop.number, loop.block)

@@ -19,17 +19,34 @@ def ranged_loops(kernel: KernelModel, param: str, dim: int) -> tuple[RangeLoop, 
     return tuple(loop for loop in kernel.loops if loop.number in numbers)
 
 
-def check_ranged(kernel: KernelModel, param: str, dim: int, axis: str, on: str, where: SourceSpan) -> None:
+def reads_in_loops(kernel: KernelModel, param: str, dim: int) -> bool:
+    """Whether a load's index along ``dim`` changes in a loop, or may: one in a helper that is not followed."""
+    accesses = [a for a in kernel.accesses if a.tensor == param]
+    indices = [list(a.offsets[dim].leaves()) for a in accesses if dim < len(a.offsets)]
+    # What was loaded in a loop, such as the number of a page, may be any index.
+    looped = any(leaf.kind == "loop" for leaves in indices for leaf in leaves if all(x.kind != "data" for x in leaves))
+    return looped or not accesses or any(a.helper or a.mode != "read" for a in accesses)
+
+
+def check_ranged(
+    kernel: KernelModel, param: str, dim: int, axis: str, on: str, where: SourceSpan, *, by: str = ""
+) -> None:
     """Refuses loops whose blocks of ``axis`` cannot be taken as they arrive.
 
     Args:
         param, dim: the gathered tensor and its dimension along ``axis``.
         on: the gather as the user named it, for messages.
         where: the place of errors that have no line of their own.
+        by: a tile axis of the tensor, along whose parts tiles can wait ahead of the loop.
 
     Raises:
         UnsupportedError: with the line of the load or of the statement in the loop.
     """
+    ahead = (
+        f"; or gather {on.split('[')[0]}[{axis}/{by}]: tiles wait ahead of the loop, which may then do anything"
+        if by
+        else ""
+    )
     accesses = [a for a in kernel.accesses if a.tensor == param]
     for access in accesses:
         if access.mode != "read":
@@ -44,7 +61,7 @@ def check_ranged(kernel: KernelModel, param: str, dim: int, axis: str, on: str, 
         )
     for access in accesses:
         if dim >= len(access.loops) or access.loops[dim] is None:
-            raise _not_in_a_loop(access, dim, axis, on, kernel.loops)
+            raise _not_in_a_loop(access, dim, axis, on, kernel.loops, ahead)
     loops = ranged_loops(kernel, param, dim)
     for loop in loops:
         if loop.axis != axis:
@@ -54,7 +71,9 @@ def check_ranged(kernel: KernelModel, param: str, dim: int, axis: str, on: str, 
                 help=f"declare the dimension the loop runs over: # @overlap.tensor {param}[...] read",
             )
         if loop.refusal is not None:
-            raise UnsupportedError(f"{on}: {loop.refusal.message}", where=loop.refusal.span, help=loop.refusal.help)
+            raise UnsupportedError(
+                f"{on}: {loop.refusal.message}", where=loop.refusal.span, help=loop.refusal.help + ahead
+            )
         _check_stores(kernel, loop, on)
     check_one_block(loops, on)
 
@@ -91,19 +110,22 @@ def check_one_block(loops: Sequence[RangeLoop], on: str) -> None:
             )
 
 
-def _not_in_a_loop(access: Access, dim: int, axis: str, on: str, loops: Sequence[RangeLoop]) -> UnsupportedError:
+def _not_in_a_loop(
+    access: Access, dim: int, axis: str, on: str, loops: Sequence[RangeLoop], ahead: str
+) -> UnsupportedError:
     over = [loop for loop in loops if loop.axis == axis]
     block = over[0].block if over else "BLOCK"
+    what = "" if block.isdecimal() else f"; {block} is a constexpr parameter"
     offset = f" ({access.offsets[dim]})" if dim < len(access.offsets) else ""
     if access.helper:
         return UnsupportedError(
             f"{on}: `{access.tensor}` is handed to `{access.operation}`, so it cannot be seen which block it reads",
             where=access.span,
-            help="load it in the kernel itself",
+            help=f"load it in the kernel itself{ahead}",
         )
     return UnsupportedError(
         f"{on}: the index of this load of {access.tensor} along {axis}{offset} is not block k of a loop over all of {axis}",
         where=access.span,
         help=f"in `for k in range(0, tl.cdiv({axis}, {block}))` load at k * {block} + tl.arange(0, {block}), or move the "
-        f"pointer on by {block} * its stride at the end of each iteration; {block} is a constexpr parameter",
+        f"pointer on by {block} * its stride at the end of each iteration{what}{ahead}",
     )

@@ -47,13 +47,9 @@ class TileAxis:
 
 
 @dataclass(frozen=True)
-class RangeAxis:
+class RangeAxis(TileAxis):
     """An axis that tiles loop over themselves, waiting for chunks: its name, and the kernel parameters that hold its extent
-    and the block that one iteration takes."""
-
-    name: str
-    extent: str
-    block: str
+    and the block that one iteration takes, which may be a number."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from tests.support.sweep import every
 
 GATHER, SCATTER, EXCHANGE = "all_gather_1d", "reduce_scatter_1d", "all_to_all_1d"
 GEMM = {"M": 70, "N": 40, "K": 40}
+PAGES = {"B": 7, "P": 9, "S": 16, "D": 32, "T": 3}
 HEADS = {"H": 4, "S": 70, "T": 50, "D": 16}
 MOE = {"T": 40, "K": 40, "E": 3, "N": 40, "S": 70, "P": 5}
 # kernel: sizes, dtype, dtypes of single tensors, ways of communicating
@@ -35,8 +36,18 @@ KERNELS: dict[str, tuple[dict[str, int], str, dict[str, str], list[tuple[str, st
     "softmax_row": ({"S": 37, "D": 50}, "fp16", {}, [(GATHER, "x[S]"), (EXCHANGE, "y[S:D]")]),
     "softmax_persistent": ({"S": 37, "D": 50}, "fp16", {}, [("all_gather_ring", "x[S]"), (SCATTER, "y[S]")]),
     "attention": (HEADS, "fp16", {}, [(GATHER, "k[H]"), (GATHER, "k[T/H]"), (EXCHANGE, "q[S:H]")]),
-    "embedding": ({"T": 45, "V": 23, "D": 70}, "fp16", {"ids": "int8"}, [(GATHER, "ids[T]"), (GATHER, "table[V/D]")]),
-    "moe": (MOE, "fp16", {"sorted_ids": "int8", "experts": "int8"}, [(GATHER, "sorted_ids[S]"), (SCATTER, "c[S]")]),
+    "embedding": (
+        {"T": 45, "V": 23, "D": 70},
+        "fp16",
+        {"ids": "int8"},
+        [(GATHER, "ids[T]"), (GATHER, "table[V/D]"), (GATHER, "table[V]")],
+    ),
+    "moe": (
+        MOE,
+        "fp16",
+        {"sorted_ids": "int8", "experts": "int8"},
+        [(GATHER, "sorted_ids[S]"), (GATHER, "a[T]"), (SCATTER, "c[S]")],
+    ),
     "transpose": ({"M": 50, "N": 37}, "fp16", {}, [(EXCHANGE, "x[M:N]"), (EXCHANGE, "out[M:N]")]),
     "elementwise": ({"n_elements": 1000}, "fp16", {}, [(GATHER, "x[n_elements]"), (SCATTER, "out[n_elements]")]),
     "helpers_load": (GEMM, "fp16", {}, [(GATHER, "a[M]"), (GATHER, "b[K]"), (SCATTER, "c[M]")]),
@@ -48,8 +59,19 @@ KERNELS: dict[str, tuple[dict[str, int], str, dict[str, str], list[tuple[str, st
     "layernorm": ({"M": 37, "N": 40}, "fp32", {}, [(GATHER, "x[M]"), (SCATTER, "mean[M]")]),
     "cross_entropy": ({"M": 37, "V": 40}, "fp32", {"labels": "int8"}, [(GATHER, "logits[M]"), (GATHER, "labels[M]")]),
 }
+KERNELS |= {
+    "global_const": (GEMM, "fp16", {}, [(GATHER, "a[M]"), (GATHER, "a[K]"), (SCATTER, "c[M]")]),
+    "xcd_remap": (GEMM, "fp16", {}, [(GATHER, "a[M]"), (SCATTER, "c[N]")]),
+    "unmasked": ({"M": 64, "N": 40}, "fp32", {}, [(GATHER, "y[N]"), (EXCHANGE, "x[M:N]")]),
+    "row_reduce": ({"M": 70, "N": 72}, "fp16", {}, [(GATHER, "x[M]"), (SCATTER, "s[M]")]),
+    "paged_kv": (PAGES, "fp16", {"table": "int8", "lens": "int8"}, [(GATHER, "k[P]"), (EXCHANGE, "o[B:D]")]),
+    "conv1d": ({"B": 3, "S": 50, "C": 40, "F": 4}, "fp16", {}, [(GATHER, "x[S]"), (SCATTER, "y[B]")]),
+    "pid_helper2": (GEMM, "fp16", {}, [(GATHER, "b[N]")]),
+}
 WAYS = [(kernel, plan, on) for kernel, (_, _, _, ways) in KERNELS.items() for plan, on in ways]
 WORLDS = (1, 2, 3, 5)
+STORES = {"gated": "tma_inline", "row_reduce": "copy_engine"}
+"""Kernels that store by descriptors, and that add."""
 INPUTS = ("copy_engine", "ldst_inline", "ldst_reserved")
 CASES = list(itertools.product(WAYS, WORLDS, range(len(INPUTS))))
 assert math.gcd(11, len(WORLDS) * len(INPUTS)) == 1
@@ -62,7 +84,7 @@ def test_agrees_with_itself(repo, tmp_path, way, world, number):
     shape, dtype, dtypes, _ = KERNELS[kernel]
     out = tmp_path / "out.py"
     unit = SourceUnit.from_file(repo / "tests" / "kernels" / "wild" / f"{kernel}.py")
-    stores = "tma_inline" if kernel == "gated" else "ldst_inline"
+    stores = STORES.get(kernel, "ldst_inline")
     made = on.split("[")[0] not in {t.name for t in annotate(unit).host.inputs}
     backend = ("copy_engine", stores, stores)[number] if made else INPUTS[number]
     settings = {"comm_sms": "2"} if backend == "ldst_reserved" else {}

@@ -68,4 +68,4 @@ def range_schedule(instance: Instance, bound: Bound) -> RankSchedule | None:
 def _sizes(instance: Instance, bound: Bound) -> tuple[int, int]:
     """Extent and block of the axis whose loop waits."""
     (axis,) = instance.operator.ranges
-    return int(bound.arguments[axis.extent]), int(bound.arguments[axis.block])
+    return axis.sizes(bound.arguments)

@@ -151,3 +151,41 @@ def test_no_kernel_may_leave_its_tile_loop(repo):
     text = text.replace(line, f"{indent}if {pid} > 3:\n{indent}    return\n{line}")
     with pytest.raises(OverlapError, match="may return out of its tile loop"):
         compiled(text, "a[M]")
+
+
+def test_sizes_may_be_constants_of_the_module():
+    """A parameter of the same name goes before one."""
+    numbers = "BLOCK: tl.constexpr = tl.constexpr(64)\nROWS = 4\n\n\n@triton.jit"
+    text = ROWS.replace("@triton.jit", numbers).replace("block=1", "block=ROWS")
+    text = text.replace("row * stride", "(row * ROWS + tl.arange(0, ROWS))[:, None] * stride")
+    kernel = annotate(unit(text)).kernel
+    assert kernel.axes[0].block == "4"
+    assert {a.tensor: a.axes for a in kernel.accesses} == {"x_ptr": ("M", None), "y_ptr": ("M", None)}
+    named = annotate(unit(text.replace("stride, BLOCK:", "stride, ROWS: tl.constexpr, BLOCK:"))).kernel
+    assert named.axes[0].block == "ROWS"
+    assert {a.tensor: a.axes for a in named.accesses} == {"x_ptr": ("M", None), "y_ptr": ("M", None)}
+
+
+def test_a_constant_that_is_assigned_twice_is_none():
+    text = ROWS.replace("@triton.jit", "ROWS = 4\nROWS = 8\n\n\n@triton.jit").replace("block=1", "block=ROWS")
+    with pytest.raises(PragmaError, match="block `ROWS` is no parameter of norm"):
+        annotate(unit(text))
+
+
+def test_rows_picked_by_an_index_are_waited_for_whole(model):
+    """No block of them could be waited for in a loop, so nobody is told to write one."""
+    picked = ("rm = pid_m * BM + tl.arange(0, BM)", "rm = pid_m * BM + tl.arange(0, BM)\n    ids = tl.load(c_ptr + rm)")
+    program = model(
+        picked, ("pa = a_ptr + rm[:, None]", "pa = a_ptr + ids[:, None]"), ("host_entry a[M,K]", "host_entry a[T,K]")
+    )
+    (on,) = parse_ons(["a[T]"], program)
+    assert not on.ranged
+    assert parse_ons(["a[K]"], program)[0].ranged
+
+
+def test_a_loop_in_order_is_told_of_the_parts_ahead_of_it(model):
+    program = model(("        acc = tl.dot(a, b, acc)\n", "        acc = acc * 0.5 + tl.dot(a, b)\n"))
+    with pytest.raises(UnsupportedError, match="`acc` goes from one iteration") as caught:
+        parse_ons(["a[K]"], program)
+    assert "or gather a[K/M]" in caught.value.help
+    parse_ons(["a[K/M]"], program)
