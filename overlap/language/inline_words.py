@@ -268,6 +268,8 @@ def sum_words(slots, words, state, made, out, UNIT: tl.constexpr, ACCUMULATOR: t
         capacity = tl.load(slots + _CAPACITY)
         for begin in range(tl.load(slots + _USED) + pid * _LANES, capacity, programs * _LANES):
             send(own + (begin + lanes) * _LINE, nothing, 0, begin + lanes < capacity)
+    # Every thread has read the epoch that one now replaces.
+    tl.debug_barrier()
     tl.store(words + pid, epoch)
     if pid == 0:
         # Programs that this launch has not: a later one may.

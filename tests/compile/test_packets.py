@@ -75,6 +75,15 @@ def test_words_are_sent_and_looked_at_whole(name):
     assert found.spill_bytes in (0, None)
 
 
+@pytest.mark.parametrize("name", MADE)
+def test_the_next_epoch_is_stored_once_every_thread_has_read_this_one(name):
+    """A warp whose lines have come is not ahead of one that has not begun."""
+    told = MADE[name]().assembly.rsplit("bra again", 1)[1]
+    assert told.count("bar.sync") == 1
+    ahead, behind = (part.count("st.global.b64") for part in told.split("bar.sync"))
+    assert ahead >= 5 and behind >= 2, "a record of a wait in vain; then the program's epoch, and those of others"
+
+
 @pytest.mark.parametrize("senders", SENDERS)
 def test_a_look_is_inside_the_loop_and_all_are_under_way_at_once(senders):
     loops = LOOP.findall(summing(8, 8, senders=senders).assembly)

@@ -64,3 +64,12 @@ def test_looks_are_made_again_and_of_four_at_once(built, name):
     loops = re.findall(r"^again\S*:$(.*?)bra again", built(name).artifact.assembly, re.MULTILINE | re.DOTALL)
     looks = sorted(loop.count("ld.relaxed.sys.global.v2.b64") for loop in loops)
     assert looks and set(looks) == {1, 4}, "hellos one by one, summands by four"
+
+
+@pytest.mark.parametrize("name", ["grouped_gemm", "persistent_gemm"])
+def test_the_next_epoch_is_stored_once_every_thread_has_read_this_one(built, name):
+    """A warp whose words have come is not ahead of one that has not begun."""
+    text = built(name).artifact.assembly
+    told = text[text.rindex("bra again") :]
+    assert "bar.sync" in told and told[told.rindex("bar.sync") :].count("st.global.b64") >= 2
+    assert "st.global" not in told[told.rindex("bar.sync") :].split("st.global.b64", 1)[0]

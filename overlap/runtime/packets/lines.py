@@ -172,6 +172,8 @@ def finish(slots, calls, state, epoch, side, pid, programs, late, seen, rank, wo
                         line = begin + lanes
                         send(base + tl.cast(line, tl.int64) * _LINE, tl.zeros(late.shape, tl.int64), 0, line < capacity)
                     base += world * tl.cast(capacity, tl.int64) * _LINE
+    # Every thread has read the epoch that one now replaces.
+    tl.debug_barrier()
     tl.store(calls + pid, epoch)
     if pid == 0:
         # Programs that this launch has not: a later one may.
