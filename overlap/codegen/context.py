@@ -141,7 +141,7 @@ class Context:
             "ways": self.pushing_async,
             "log": self.realization.trace,
             "slots": self.pushing,
-            **dict.fromkeys(("words", "made", "out", "unit", "sum"), self.sending),
+            **dict.fromkeys(("words", "made", "out", "unit", "lanes", "sum"), self.sending),
             "moves": self.moving,
         }
         return tuple(self.names.local(name) for name, there in wanted.items() if there)

@@ -33,7 +33,6 @@ _R_WAY: tl.constexpr = tl.constexpr(_layout.R_WAY)
 _LINE: tl.constexpr = tl.constexpr(LINE_BYTES)
 _MOST: tl.constexpr = tl.constexpr(MOST_PROGRAMS)
 _CLEAN: tl.constexpr = tl.constexpr(CLEAN_EVERY - 1)
-_LANES: tl.constexpr = tl.constexpr(_words.LANES)
 _HEADER: tl.constexpr = tl.constexpr(_words.HEADER_WORDS)
 _SIDE: tl.constexpr = tl.constexpr(_words.H_SIDE)
 _RANK: tl.constexpr = tl.constexpr(_words.H_RANK)
@@ -94,9 +93,12 @@ def _bits(data, UNIT: tl.constexpr):
 
 
 @triton.jit
-def _send_tile(table, run, slots, words, made, UNIT: tl.constexpr,
+def _send_tile(table, run, slots, words, made, UNIT: tl.constexpr, LANES: tl.constexpr,
                begin0, block0, begin1, block1, begin2, block2):  # fmt: skip
-    """Sends what lies in the box of a tile, from ``begin`` on in each dimension, to whoever adds any of it."""
+    """Sends what lies in the box of a tile, from ``begin`` on in each dimension, to whoever adds any of it.
+
+    ``UNIT``: bytes of a row in a line; ``LANES``: lines at a time, one a thread.
+    """
     size: tl.constexpr = made.dtype.element_ty.primitive_bitwidth // 8
     each: tl.constexpr = UNIT // size
     epoch = tl.load(words + _position()) + 1
@@ -122,8 +124,8 @@ def _send_tile(table, run, slots, words, made, UNIT: tl.constexpr,
         count0 = tl.maximum(tl.minimum(hi0 - from0, block0 - (from0 - begin0)), 0)
         count1 = tl.maximum(tl.minimum(hi1 - from1, block1 - (from1 - begin1)), 0)
         count2 = tl.maximum(tl.minimum(hi2 - from2, block2 - (from2 - begin2)), 0) // each
-        for start in range(0, count0 * count1 * count2, _LANES):
-            i = start + tl.arange(0, _LANES)
+        for start in range(0, count0 * count1 * count2, LANES):
+            i = start + tl.arange(0, LANES)
             inside = i < count0 * count1 * count2
             i2 = i % count2
             i1 = i // count2 % count1
@@ -133,7 +135,7 @@ def _send_tile(table, run, slots, words, made, UNIT: tl.constexpr,
                 # Rows are as long as lines divide them, wherever they begin.
                 line = _bits(tl.load(data + at // each, mask=inside, other=0), UNIT)
             else:
-                line = tl.zeros((_LANES,), tl.int64)
+                line = tl.zeros((LANES,), tl.int64)
                 for k in tl.static_range(each):
                     line |= packed(tl.load(made + at + k * step2, mask=inside, other=0), k, made.dtype.element_ty)
             row = (from0 - lo0 + i0) * (hi1 - lo1) + from1 - lo1 + i1
@@ -142,22 +144,22 @@ def _send_tile(table, run, slots, words, made, UNIT: tl.constexpr,
 
 
 @triton.jit
-def send_words(table, run, slots, words, made, UNIT: tl.constexpr,
+def send_words(table, run, slots, words, made, UNIT: tl.constexpr, LANES: tl.constexpr,
                begin0, block0, begin1, block1, begin2, block2):  # fmt: skip
     """Sends a tile that this program has stored, by pointers, to whoever adds any of it."""
     tl.debug_barrier()
-    _send_tile(table, run, slots, words, made, UNIT, begin0, block0, begin1, block1, begin2, block2)
+    _send_tile(table, run, slots, words, made, UNIT, LANES, begin0, block0, begin1, block1, begin2, block2)
 
 
 @triton.jit
-def send_words_async(table, run, slots, words, made, UNIT: tl.constexpr,
+def send_words_async(table, run, slots, words, made, UNIT: tl.constexpr, LANES: tl.constexpr,
                      begin0, block0, begin1, block1, begin2, block2):  # fmt: skip
     """As `send_words`, of a tile that was stored by TMA (sm_90)."""
-    _send_tile(table, landed(run), slots, words, made, UNIT, begin0, block0, begin1, block1, begin2, block2)
+    _send_tile(table, landed(run), slots, words, made, UNIT, LANES, begin0, block0, begin1, block1, begin2, block2)
 
 
 @triton.jit
-def sum_words(slots, words, state, made, out, UNIT: tl.constexpr, ACCUMULATOR: tl.constexpr):
+def sum_words(slots, words, state, made, out, UNIT: tl.constexpr, LANES: tl.constexpr, ACCUMULATOR: tl.constexpr):
     """The end of a program: its share of the rank's part of the result, added in rank order and rounded once, into ``out``.
 
     ``made``: the kernel's own result, for its dtype; what only one rank makes arrives bit by bit.
@@ -171,15 +173,15 @@ def sum_words(slots, words, state, made, out, UNIT: tl.constexpr, ACCUMULATOR: t
     mark = mark_of(epoch)
     side = (epoch & 1) * tl.load(slots + _SIDE)
     own = (words + _MOST).to(tl.int64) + side
-    lanes = tl.arange(0, _LANES)
-    late = tl.zeros((_LANES,), tl.int64)
-    marks = tl.zeros((_LANES,), tl.int32)
-    nothing = tl.zeros((_LANES,), tl.int64)
+    lanes = tl.arange(0, LANES)
+    late = tl.zeros((LANES,), tl.int64)
+    marks = tl.zeros((LANES,), tl.int32)
+    nothing = tl.zeros((LANES,), tl.int64)
     rank = tl.load(slots + _RANK).to(tl.int32)
     world = tl.load(slots + _WORLD).to(tl.int32)
     # One program says hello and hears the others.
     greeted = tl.where(pid == 0, world, 0)
-    for peer in range(0, greeted, _LANES):
+    for peer in range(0, greeted, LANES):
         there = (peer + lanes < world) & (peer + lanes != rank)
         send(tl.load(slots + _HEADER + peer + lanes, mask=there, other=0) + side, nothing, mark, there)
     for number in range(tl.load(slots + _PIECES).to(tl.int32)):
@@ -196,14 +198,14 @@ def sum_words(slots, words, state, made, out, UNIT: tl.constexpr, ACCUMULATOR: t
         whole = tl.load(piece + _PACKED) != 0
         # Pieces are dealt out one behind the other, so that small ones do not all fall to the same programs.
         turn = (pid - tl.load(piece + _BLOCK).to(tl.int32) % programs + programs) % programs
-        for start in range(turn * _LANES, lines, programs * _LANES):
+        for start in range(turn * LANES, lines, programs * LANES):
             i = start + lanes
             inside = i < lines
             i2 = i % width
             i1 = i // width % rows
             i0 = i // width // rows
             moved = nothing
-            sum0 = tl.zeros((_LANES,), ACCUMULATOR)
+            sum0 = tl.zeros((LANES,), ACCUMULATOR)
             sum1 = sum0
             sum2 = sum0
             sum3 = sum0
@@ -256,7 +258,7 @@ def sum_words(slots, words, state, made, out, UNIT: tl.constexpr, ACCUMULATOR: t
                     value = sum0 if k == 0 else (sum1 if k == 1 else (sum2 if k == 2 else sum3))
                     value = tl.where(count == 1, element(moved, k, DTYPE).to(to_type), value.to(to_type))
                     tl.store(out + at + k * to2, value, mask=inside)
-    for peer in range(0, greeted, _LANES):
+    for peer in range(0, greeted, LANES):
         there = (peer + lanes < world) & (peer + lanes != rank)
         place = own + (peer + lanes) * _LINE
         data, left, seen = receive(place, there, mark, state)
@@ -266,7 +268,7 @@ def sum_words(slots, words, state, made, out, UNIT: tl.constexpr, ACCUMULATOR: t
     if (epoch > _CLEAN) & ((epoch & _CLEAN) < 2):
         # Lines that this launch has not: their marks would come round again.
         capacity = tl.load(slots + _CAPACITY)
-        for begin in range(tl.load(slots + _USED) + pid * _LANES, capacity, programs * _LANES):
+        for begin in range(tl.load(slots + _USED) + pid * LANES, capacity, programs * LANES):
             send(own + (begin + lanes) * _LINE, nothing, 0, begin + lanes < capacity)
     # Every thread has read the epoch that one now replaces.
     tl.debug_barrier()

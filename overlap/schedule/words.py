@@ -47,7 +47,7 @@ SUMMAND_WORDS = DIMS
 """Line of a side where a summand of a piece begins, and its strides in lines along dimensions 0 and 1."""
 
 LANES = 256
-"""Lines that a program sends or looks at together."""
+"""Lines of a block: what pieces are dealt out to programs by, so that they begin at different ones."""
 
 
 def first_way(world: int) -> int:

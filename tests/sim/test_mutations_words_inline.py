@@ -69,8 +69,8 @@ def test_a_hello_that_nobody_hears(generated):
 
 def test_words_ahead_of_what_they_carry(generated):
     """Sent before the tile is stored, they carry what was there before."""
-    given = "ol_table, ol_run, ol_slots, ol_words, ol_made, ol_unit, 0, 1, pid_m * BLOCK_M, BLOCK_M, pid_n * BLOCK_N, BLOCK_N"
-    sent, stored = f"    ol.send_words(\n        {given}\n    )\n", "    c_ptrs = c_ptr"
+    given = "ol_table, ol_run, ol_slots, ol_words, ol_made, ol_unit, ol_lanes, 0, 1, pid_m * BLOCK_M, BLOCK_M, pid_n * BLOCK_N, "
+    sent, stored = f"    ol.send_words(\n        {given}BLOCK_N\n    )\n", "    c_ptrs = c_ptr"
     path = generated((SEND, ""), (sent, ""), (stored, f"{sent}{stored}"))
     assert "ok" not in found(path)
 

@@ -26,7 +26,7 @@ from ..locate import replace_function, statements
 def run(module: cst.Module, context: Context) -> cst.Module:
     names = context.names
     added = list(context.ours)
-    constants = {names.local(name) for name in ("ways", "unit", "sum")}
+    constants = {names.local(name) for name in ("ways", "unit", "lanes", "sum")}
 
     def change(node: cst.FunctionDef) -> cst.FunctionDef:
         if not isinstance(node.body, cst.IndentedBlock):

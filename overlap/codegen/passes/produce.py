@@ -17,7 +17,7 @@ After::
 or, where results go in words (`words_inline`)::
 
     # Send the tile of c to the ranks that add it up, in words.
-    ol.send_words(ol_table, ol_run, ol_slots, ol_words, ol_made, ol_unit, 0, 1, pid_m * BLOCK_M, BLOCK_M, ...)
+    ol.send_words(ol_table, ol_run, ol_slots, ol_words, ol_made, ol_unit, ol_lanes, 0, 1, pid_m * BLOCK_M, ...)
 
 The place is behind the statement that holds the last store, in the block of the dispatch region: every tile gets
 there, and ``ol_run`` still is its run. Runs before any pass that adds lines to the kernel. Kernels that make no
@@ -89,7 +89,7 @@ def run(module: cst.Module, context: Context) -> cst.Module:
         word, said = "send_words", f"Send the tile of {tensors} to the ranks that add it up, in words."
         if any(_by_descriptor(context)):
             word = "send_words_async"
-        names_of = ("slots", "words", "made", "unit")
+        names_of = ("slots", "words", "made", "unit", "lanes")
         arguments = [*arguments[:2], *map(names.local, names_of), *_box(context, region)]
         _check_coordinates(context, region, [s for s in body[: at + 1] if first(s) > region.end_line])
     elif context.pushing:

@@ -62,7 +62,7 @@ def capture(
     if operator.stores:
         call.bound.arguments.update(store_arguments(operator, Slots(state, ways=1), call.bound.arguments))
     if operator.carriers.words:
-        call.bound.arguments.update(word_arguments(operator, state, call.bound.arguments))
+        call.bound.arguments.update(word_arguments(operator, state, call.bound))
     if log := operator.parameter("log"):
         call.bound.arguments[log] = state
     if operator.moves:

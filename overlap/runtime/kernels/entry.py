@@ -225,9 +225,11 @@ def far_move_kernel(moves, state):
 
 
 @triton.jit
-def word_sums_kernel(slots, words, state, made, out, UNIT: tl.constexpr, ACCUMULATOR: tl.constexpr):
+def word_sums_kernel(
+    slots, words, state, made, out, UNIT: tl.constexpr, LANES: tl.constexpr, ACCUMULATOR: tl.constexpr
+):
     """Programs that add up what comes in words (`overlap.language.sum_words`) where a rank has no tile."""
-    ol.sum_words(slots, words, state, made, out, UNIT, ACCUMULATOR)
+    ol.sum_words(slots, words, state, made, out, UNIT, LANES, ACCUMULATOR)
 
 
 @triton.jit

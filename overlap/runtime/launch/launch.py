@@ -81,7 +81,7 @@ def launch(
     ours |= log_arguments(instance, bound, table)
     if table.slots is not None:
         ours |= store_arguments(operator, table.slots, bound.arguments, table.tiles)
-    words = given_words(instance, table, results) if table.receivers is not None else {}
+    words = given_words(instance, table, results, bound.options) if table.receivers is not None else {}
     ours |= {operator.parameter(name): value for name, value in words.items()}
     linked = runtime.linked if operator.moves and operator.mover.far else {}
     kernel, options, place = bound.kernel, joined(bound.options, linked), operator.moves

@@ -28,6 +28,7 @@ from ..memory.part import Part
 from .sums import ACCUMULATORS, check_pieces
 
 if TYPE_CHECKING:
+    from ..calls.resolve import Bound
     from ..instance import Instance, LaunchTable
     from ..operator import Operator
 
@@ -35,6 +36,8 @@ MOST_ELEMENTS = 4
 """Of a line: so many sums a thread holds."""
 SIZES = (1, 2, 4, 8)
 LINE_WORDS = LINE_BYTES // 8
+USUAL_WARPS = 4
+"""Of a program, where nobody says how many: Triton's own number."""
 ALONE = {"num_warps": LANES // 32}
 """Launch options of `overlap.runtime.kernels.entry.word_sums_kernel`."""
 
@@ -235,11 +238,14 @@ def _padded(values: Sequence[int], by: int) -> list[int]:
     return [by] * (DIMS - len(values)) + list(values)
 
 
-def given_words(instance: Instance, table: LaunchTable, results: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+def given_words(
+    instance: Instance, table: LaunchTable, results: Mapping[str, torch.Tensor], options: Mapping[str, Any]
+) -> dict[str, Any]:
     """What a launch is given for its words, by what its parameters are for.
 
     Args:
         results: by tensor, this rank's part; written.
+        options: of the launch.
     """
     words, part = instance.words, instance.made
     assert words is not None
@@ -254,25 +260,32 @@ def given_words(instance: Instance, table: LaunchTable, results: Mapping[str, to
         "made": part.tensor,
         "out": out,
         "unit": words.elements * part.dtype.itemsize,
+        "lanes": lanes_of(options),
         "sum": words.accumulator,
     }
 
 
-def word_arguments(operator: Operator, state: torch.Tensor, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def word_arguments(operator: Operator, state: torch.Tensor, bound: Bound) -> dict[str, Any]:
     """Stand-ins for what a launch is given for its words, for building without ranks.
 
     Args:
         state: of the dtype that tables have.
-        arguments: the launch's own.
+        bound: the launch.
     """
-    (result,) = (arguments[comm.param] for comm in operator.comms if comm.produced)
+    (result,) = (bound.arguments[comm.param] for comm in operator.comms if comm.produced)
     made = getattr(result, "base", result)
     unit = min(DATA_BYTES, MOST_ELEMENTS * made.element_size())
-    given = {"slots": state, "words": state, "made": made, "out": made, "unit": unit, "sum": ACCUMULATORS["fp32"]}
+    given = {"slots": state, "words": state, "made": made, "out": made, "unit": unit}
+    given |= {"lanes": lanes_of(bound.options), "sum": ACCUMULATORS["fp32"]}
     return {operator.parameter(name): value for name, value in given.items()}
+
+
+def lanes_of(options: Mapping[str, Any]) -> int:
+    """Lines at a time: one for each thread of a launch with these options."""
+    return 32 * int(options.get("num_warps", USUAL_WARPS))
 
 
 def alone(words: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of `overlap.runtime.kernels.entry.word_sums_kernel`, but for the state."""
-    names = {"unit": "UNIT", "sum": "ACCUMULATOR"}
-    return {names.get(name, name): value for name, value in words.items()}
+    names = {"unit": "UNIT", "lanes": "LANES", "sum": "ACCUMULATOR"}
+    return {names.get(name, name): value for name, value in {**words, "lanes": lanes_of(ALONE)}.items()}

@@ -12,7 +12,7 @@ from .test_passes import SOURCE, after
 from .test_produce import STORE, persistent
 
 WORDS = {"on": "c[M]", "realization": Realization("words_inline")}
-GIVEN = "ol_table, ol_run, ol_slots, ol_words, ol_made, ol_unit, 0, 1, i * BM, BM, j * BN, BN"
+GIVEN = "ol_table, ol_run, ol_slots, ol_words, ol_made, ol_unit, ol_lanes, 0, 1, i * BM, BM, j * BN, BN"
 SUMS = "    # This program's share of the rank's part of c: words of all ranks, in rank order.\n    ol.sum_words("
 END = "    # @overlap.dispatch begin\n"
 

@@ -56,6 +56,7 @@ def matmul_kernel(
     ol_made,
     ol_out,
     ol_unit: ol.constexpr,
+    ol_lanes: ol.constexpr,
     ol_sum: ol.constexpr,
 ):
     # Rows are contiguous: a descriptor's last stride is 1.
@@ -96,10 +97,10 @@ def matmul_kernel(
         c_desc.store([off_m, off_n], acc.to(c_ptr.dtype.element_ty))
         # Send the tile of c to the ranks that add it up, in words.
         ol.send_words_async(
-            ol_table, ol_run, ol_slots, ol_words, ol_made, ol_unit, 0, 1, pid_m * BLOCK_M, BLOCK_M, pid_n * BLOCK_N, BLOCK_N
+            ol_table, ol_run, ol_slots, ol_words, ol_made, ol_unit, ol_lanes, 0, 1, pid_m * BLOCK_M, BLOCK_M, pid_n * BLOCK_N, BLOCK_N
         )
     # This program's share of the rank's part of c: words of all ranks, in rank order.
-    ol.sum_words(ol_slots, ol_words, ol_state, ol_made, ol_out, ol_unit, ol_sum)
+    ol.sum_words(ol_slots, ol_words, ol_state, ol_made, ol_out, ol_unit, ol_lanes, ol_sum)
 
 
 def ol_tile_map(ol_tile, ol_num_pid_m, ol_num_pid_n, *, GROUP_M):
@@ -173,7 +174,7 @@ OL_OPERATOR = ol_rt.Operator(
     ),
     descriptors={"a_ptr": 59, "b_ptr": 60, "c_ptr": 62},
     programs=("NUM_SMS",),
-    ours=("ol_table", "ol_state", "ol_slots", "ol_words", "ol_made", "ol_out", "ol_unit", "ol_sum"),
+    ours=("ol_table", "ol_state", "ol_slots", "ol_words", "ol_made", "ol_out", "ol_unit", "ol_lanes", "ol_sum"),
 )
 
 

@@ -47,6 +47,7 @@ def matmul_kernel(
     ol_made,
     ol_out,
     ol_unit: ol.constexpr,
+    ol_lanes: ol.constexpr,
     ol_sum: ol.constexpr,
 ):
     # @overlap.tensor a_ptr[M,K] read
@@ -95,10 +96,10 @@ def matmul_kernel(
     tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=(offs_m[:, None] < M) & (offs_n[None, :] < N))
     # Send the tile of c to the ranks that add it up, in words.
     ol.send_words(
-        ol_table, ol_run, ol_slots, ol_words, ol_made, ol_unit, 0, 1, pid_m * BLOCK_M, BLOCK_M, pid_n * BLOCK_N, BLOCK_N
+        ol_table, ol_run, ol_slots, ol_words, ol_made, ol_unit, ol_lanes, 0, 1, pid_m * BLOCK_M, BLOCK_M, pid_n * BLOCK_N, BLOCK_N
     )
     # This program's share of the rank's part of c: words of all ranks, in rank order.
-    ol.sum_words(ol_slots, ol_words, ol_state, ol_made, ol_out, ol_unit, ol_sum)
+    ol.sum_words(ol_slots, ol_words, ol_state, ol_made, ol_out, ol_unit, ol_lanes, ol_sum)
 
 
 def ol_tile_map(ol_pid, ol_num_pid_m, ol_num_pid_n, *, GROUP_M):
@@ -175,7 +176,7 @@ OL_OPERATOR = ol_rt.Operator(
         ol_rt.Write("c", axes=("M", "N")),
     ),
     tile_a_program=True,
-    ours=("ol_table", "ol_state", "ol_slots", "ol_words", "ol_made", "ol_out", "ol_unit", "ol_sum"),
+    ours=("ol_table", "ol_state", "ol_slots", "ol_words", "ol_made", "ol_out", "ol_unit", "ol_lanes", "ol_sum"),
 )
 
 
