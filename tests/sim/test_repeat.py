@@ -6,7 +6,7 @@ watches the short way as it watches the long one: for races, for deadlocks, for 
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,11 @@ import torch
 
 import overlap.runtime.repeat.repeat as repeat_layer
 from overlap.api.repeat import Known
-from overlap.errors import RaceFault, RuntimeContractError, UsageError
+from overlap.errors import DeadlockFault, RaceFault, RuntimeContractError, UsageError
 from overlap.ops import a2a_gemm, ag_gemm, ag_gemm_k, gemm_a2a, gemm_ar, gemm_rs
+from overlap.runtime.launch.acts import OnLane
 from overlap.sim import World
+from overlap.sim.runtime import SimRuntime
 
 pytestmark = pytest.mark.one_triton
 
@@ -375,6 +377,37 @@ def test_a_repeated_launch_that_raises_half_way_poisons_its_workspace(repeated):
             assert error.value.where is not None and error.value.where.path == __file__
 
     World(1).run(body)
+
+
+def test_a_launch_that_raises_with_lanes_open_joins_them(repeated, monkeypatch):
+    """What is enqueued on the caller's stream next, or frees what the launch was given, comes behind what lanes still read."""
+    case, joined = Case(gemm_rs, calls=1), []
+    plain = SimRuntime.join
+    monkeypatch.setattr(SimRuntime, "join", lambda self, lane: (joined.append((self.rank, lane)), plain(self, lane)))
+
+    def body(group):
+        runtime = group.overlap_runtime
+        case.call(group, 0)
+        runtime.synchronize()
+        runtime.agree("all have called", None)
+        (known,) = runtime.overlap_calls.values()
+
+        def fails(now):
+            ends[runtime.rank] = set(now.lanes.values())
+            raise ZeroDivisionError
+
+        acts = known._launch()._acts
+        acts.insert(next(n for n, act in enumerate(acts) if isinstance(act, OnLane)), fails)
+        joined.clear()
+        with pytest.raises(ZeroDivisionError):
+            case.call(group, 0)
+
+    ends: dict[int, set] = {}
+    with suppress(DeadlockFault):  # what was enqueued waits for copies that were not
+        World(2).run(body)
+    assert all(ends.values()) and len(ends) == 2
+    for rank, lanes in ends.items():
+        assert lanes == {lane for other, lane in joined if other == rank}
 
 
 def test_further_work_of_a_repeated_call_runs_before_peers_may_overwrite_what_it_reads(monkeypatch):
