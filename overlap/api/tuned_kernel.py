@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import triton
 
 from overlap.autotune.config import Config
 from overlap.autotune.key import Key, text_hash
@@ -15,6 +14,7 @@ from overlap.backends import backend as find_backend
 from overlap.backends.capabilities import Need
 from overlap.chunkplan.cuts import split_text
 from overlap.runtime.calls.kernel_call import KernelCall, parameters
+from overlap.runtime.cuda.launchers import triton_here
 from overlap.runtime.memory.part import Given
 from overlap.runtime.operator import Operator
 from overlap.runtime.protocol import runtime_of
@@ -73,14 +73,13 @@ def _tensor(value: Any) -> torch.Tensor | None:
 
 def needs_of(operator: Operator, device: torch.device) -> list[Need]:
     """What a kernel's communicated tensors need of a backend here."""
-    major, minor = triton.__version__.split(".")[:2]
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     return [
         Need(
             str(comm),
             comm.tensor,
             "result" if comm.produced else "input",
-            triton=(int(major), int(minor)),
+            triton=triton_here(),
             capability=capability,
         )
         for comm in operator.comms

@@ -22,6 +22,11 @@ from overlap.errors import UsageError
 from .target import Target
 
 
+def tells_functions_their_memory() -> bool:
+    """Whether a function that is not inlined is told where its shared memory is, as of 3.9; 3.6 to 3.8 were seen not to."""
+    return tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 9)
+
+
 def gpu_target(target: Target) -> Any:
     """Triton's own form of a target."""
     return GPUTarget(target.backend, target.arch, target.warp)

@@ -16,6 +16,7 @@ from overlap.schedule.moves import BETWEEN_BYTES, SHARED_BYTES
 
 from . import ptx, ttir
 from .artifact import Artifact
+from .callees import borrowed_memory
 from .compare import compare
 from .dataflow import backward_slice, bases, constant, constant_offset, ops_of, parameter_of
 from .flattened import early_tails
@@ -67,6 +68,7 @@ def check(
     if artifact.target.nvidia:
         program = ptx.parse(artifact.assembly)
         found += _machine_code(kernel, program)
+        found += borrowed_memory(artifact.assembly)
         for name in sorted(sent):
             stored = {op.line for op in kernel.function.ops(*_STORES) if name in kernel.tensors(op)} - {0}
             found += check_words(name, stored, program)

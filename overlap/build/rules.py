@@ -23,6 +23,7 @@ RULES = {
     "one-cta": "num_ctas is 1: only the first CTA of a cluster would poll",
     "no-warp-specialised-wait": "no wait stands in a warp-specialised loop",
     "tail-reads-carried": "in a flattened loop, what tiles carry on before their tail is read in their head alone",
+    "callee-shared-memory": "a function that is not inlined has shared memory of its own",
     "same-engines": "matrix instructions and TMA loads of the original are still there",
     "same-stages": "every pipelined operand has as many buffers as in the original",
     "same-shared-memory": "no more shared memory than the original, a few words for the waits aside",

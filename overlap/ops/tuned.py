@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 
 from overlap.api.auto import DTYPES, Problem, machine_world
 from overlap.api.fallback import Choice
@@ -16,6 +15,7 @@ from overlap.api.tuned import device_name, look_up, refusal, sizes_of, versions
 from overlap.autotune.config import Config
 from overlap.autotune.key import Key, text_hash
 from overlap.backends.capabilities import Need
+from overlap.runtime.cuda.launchers import triton_here
 from overlap.runtime.cuda.runtime import known_runtime
 
 from . import kernels
@@ -43,10 +43,9 @@ def key_of(problem: Problem, world: int, device: torch.device) -> Key:
 
 def need_of(problem: Problem, device: torch.device) -> Need:
     """What the problem needs of a backend here."""
-    major, minor = triton.__version__.split(".")[:2]
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     moves = "result" if problem.produced else "input"
-    return Need(problem.op, "", moves, triton=(int(major), int(minor)), capability=capability)
+    return Need(problem.op, "", moves, triton=triton_here(), capability=capability)
 
 
 def tuned_choice(group: Any, x: torch.Tensor, problem: Problem) -> Choice | None:

@@ -97,6 +97,21 @@ def test_the_same_programs_store_the_result(tmp_path, repo, group):
     check(group)
 
 
+@pytest.mark.parametrize("backend", (*BACKENDS, "ldst_reserved", "tma_reserved"))
+def test_parts_between_tiles_that_are_pipelined(group, backend):
+    """Programs with several tiles each before the first that waits: what they move may not come into the buffers of the next."""
+    rows, columns, depth, dtype = 8192, 3072, 4096, torch.bfloat16
+    rank = dist.get_rank(group)
+    x, w = random((rows, depth), 1, dtype), random((depth, columns), 2 + rank, dtype)
+    wanted = x.float() @ w.float()
+    for _ in range(3):
+        y = torch.full((rows, columns), float("nan"), dtype=dtype, device="cuda")
+        ag_gemm(piece(x, 0, rank).clone(), w, gather_size=rows, group=group, backend=backend, out=y)
+        assert last_plan("ag_gemm").backend == backend
+        assert not wrong(y, wanted, wanted.abs() + 1, dtype, depth)
+    check(group)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("lead", "dim"), [((8192,), 0), ((2, 1032), 1), ((33,), 0), ((1,), 0)])
 def test_operators(group, backend, lead, dim):

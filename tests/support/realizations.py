@@ -6,8 +6,9 @@ import importlib.util
 from typing import NamedTuple
 
 from overlap.backends.bitcode import find_library
-from overlap.backends.capabilities import AUTO, COLLECTIVE, SERIAL, names
+from overlap.backends.capabilities import AUTO, COLLECTIVE, SERIAL, Need, names
 from overlap.backends.registry import backends
+from overlap.runtime.cuda.launchers import triton_here
 
 
 class Realized(NamedTuple):
@@ -56,4 +57,8 @@ def no_nvshmem() -> str:
 
 def missing(name: str) -> str:
     """Why a realization cannot be tried on this machine; empty where it can."""
-    return no_nvshmem() if REALIZATIONS[name].far else ""
+    how = REALIZATIONS[name]
+    need = Need(name, moves="result" if how.on[0] == "c" else "input", triton=triton_here())
+    if how.backend in backends and (lacking := need.lacking(backends[how.backend])):
+        return lacking
+    return no_nvshmem() if how.far else ""

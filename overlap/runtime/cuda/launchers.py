@@ -16,7 +16,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from triton import knobs
+from triton import __version__, knobs
 
 _NVIDIA = "triton.backends.nvidia.driver"
 _INNER = "launcher"
@@ -33,6 +33,12 @@ class At:
 
     def data_ptr(self) -> int:
         return self._address
+
+
+def triton_here() -> tuple[int, int]:
+    """Triton's major and minor version."""
+    major, minor = __version__.split(".")[:2]
+    return int(major), int(minor)
 
 
 def watched() -> bool:

@@ -37,6 +37,7 @@ from overlap.schedule.moves import (
 from overlap.schedule.table import SLOT_WORDS, counter_base
 
 from ..calls.resolve import python_function
+from ..cuda.launchers import triton_here
 from ..launch.prepared import flag_word
 from ..memory.copies import CopyPiece, plan_copy
 from ..nvshmem.far_moves import pieces_of, signal_of
@@ -81,12 +82,13 @@ def reserved(
 
     Raises:
         UnsupportedError: more moving programs than can be resident beside one that computes, a helper of the kernel that
-            reads program ids, or a device that is too old.
+            reads program ids, or a device or a Triton that is too old.
     """
     runtime, operator = instance.runtime, instance.operator
     device = instance.state.device
     if device.type == "cuda":
-        need = Need(f"`{operator.name}`", moves="input", capability=torch.cuda.get_device_capability(device))
+        here = torch.cuda.get_device_capability(device)
+        need = Need(f"`{operator.name}`", moves="input", triton=triton_here(), capability=here)
         require(operator.mover, need, where=operator.span(operator.source.kernel_line))
     if tiles and operator.mover.inline:
         programs = min(runtime.resident(kernel, grid, arguments), math.prod(grid))

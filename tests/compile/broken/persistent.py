@@ -237,3 +237,31 @@ def counts_the_tile_before(
         tl.atomic_add(ol_state + at + before % 16, 1, sem="release", scope="sys")
         c_desc.store([pid_m * BLOCK, pid_n * BLOCK], acc.to(c_ptr.dtype.element_ty))
         before = seen
+
+
+@triton.jit(noinline=True)
+def smooth(x_ptr, n):
+    i = tl.arange(0, 128)
+    x = tl.load(x_ptr + i, mask=i < n, other=0.0).to(tl.float32)
+    tl.store(x_ptr + i, x - tl.sum(x) / n, mask=i < n)
+
+
+@triton.jit
+def calls_a_function(
+    a_ptr, b_ptr, c_ptr, M, N, K, BLOCK: tl.constexpr, SMS: tl.constexpr, FLAT: tl.constexpr, ol_state
+):
+    epoch = ol.now(ol_state)
+    a_desc = tl.make_tensor_descriptor(a_ptr, [M, K], [K, 1], [BLOCK, BLOCK // 2])
+    b_desc = tl.make_tensor_descriptor(b_ptr, [N, K], [K, 1], [BLOCK, BLOCK // 2])
+    c_desc = tl.make_tensor_descriptor(c_ptr, [M, N], [N, 1], [BLOCK, BLOCK])
+    npn = tl.cdiv(N, BLOCK)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(M, BLOCK) * npn, SMS, flatten=FLAT):
+        pid_m, pid_n = tile // npn, tile % npn
+        smooth(c_ptr + tile, M)
+        pid_m = ol.after_async(pid_m, wait_for(ol_state, pid_m, epoch))
+        acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+        for k in range(tl.cdiv(K, BLOCK // 2)):
+            acc = tl.dot(
+                a_desc.load([pid_m * BLOCK, k * (BLOCK // 2)]), b_desc.load([pid_n * BLOCK, k * (BLOCK // 2)]).T, acc
+            )
+        c_desc.store([pid_m * BLOCK, pid_n * BLOCK], acc.to(c_ptr.dtype.element_ty))
