@@ -69,6 +69,10 @@ def compile(
         )
     options: dict[str, str] = {}
     if realization is not None:
+        if not isinstance(realization, Realization):
+            raise UsageError(
+                f"realization={realization!r} is no Realization", help='overlap.Realization(backend="copy_engine")'
+            )
         backend = backend or realization.backend
         values = {key: getattr(realization, key) for key in _KEYS}
         options = {key: _text(v) for key, v in values.items() if v is not None and (v or key in ("split", "sum_sms"))}

@@ -7,12 +7,21 @@ import torch
 from overlap.api import LastPlan
 from overlap.api.fallback import Choice
 from overlap.api.report import announce
+from overlap.chunkplan.document import nearest
+from overlap.errors import UsageError
+from overlap.schedule.operators import OPERATORS
 
 _LAST: dict[str, LastPlan] = {}
 
 
 def last_plan(operator: str = "ag_gemm") -> LastPlan | None:
-    """What the last call of a prebuilt operator did in this process, or None before the first."""
+    """What the last call of a prebuilt operator did in this process, or None before the first.
+
+    Raises:
+        UsageError: no such operator.
+    """
+    if operator not in OPERATORS and operator not in _LAST:
+        raise UsageError(f"no operator {operator!r}", help=nearest(operator, OPERATORS))
     return _LAST.get(operator)
 
 

@@ -63,8 +63,10 @@ def gather_view(x: torch.Tensor, dim: int, gather_size: int | None, world: int, 
     """
     if x.dim() < 2:
         raise UsageError(f"x has {x.dim()} dimensions", help="x is [..., D], with a dimension to gather along")
-    if not -x.dim() <= dim < x.dim():
-        raise UsageError(f"gather_dim={dim}, x has {x.dim()} dimensions")
+    if not isinstance(dim, int) or not -x.dim() <= dim < x.dim():
+        raise UsageError(
+            f"gather_dim={dim!r}, x has {x.dim()} dimensions", help=f"gather_dim is one of 0 to {x.dim() - 2}"
+        )
     dim %= x.dim()
     if dim == x.dim() - 1:
         raise UnsupportedError(

@@ -159,7 +159,9 @@ def regenerate_command(request: Request, program: ProgramModel) -> str:
 
 def check_command(request: Request, program: ProgramModel) -> str:
     """A command that simulates the module on an uneven shape."""
-    sizes = {**default_sizes(program), **(request.sizes or {})}
+    # Sizes by which a backend was chosen are no part of the module.
+    made_for = request.sizes if request.path is not None else None
+    sizes = {**default_sizes(program), **(made_for or {})}
     shape = ",".join(f"{d}={n}" for d, n in sizes.items())
     world = request.world or 4
     return shlex.join(["overlap", "simulate", shown_path(request.output), "--world", str(world), "--shape", shape])

@@ -1,8 +1,11 @@
 """``--backend auto`` on the command line: resolved for one world and shape, or refused by name."""
 
+import shlex
+
 import pytest
 
 from overlap.cli import main
+from overlap.codegen.module_io import read_header
 
 KERNEL = "templates/kernels/grouped_gemm.py"
 
@@ -34,6 +37,14 @@ def test_a_module_for_what_is_predicted_to_take_least(compiled):
     assert code == 0 and said.startswith("copy_engine of: copy_engine 4."), said
     assert "; ldst_reserved with 4 programs 5." in said
     assert 'Realization(backend="copy_engine")' in text and "--backend copy_engine" in text
+
+
+def test_its_header_makes_it_again(compiled, repo, tmp_path, capsys, monkeypatch):
+    """The command in the header names the backend that was chosen, and writes the same bytes."""
+    _, _, text = compiled("all_gather_1d", "a[M]", "--world", "4", "--shape", "M=640,N=64,K=64")
+    command = read_header(text, "out.py").regenerate
+    assert run(capsys, *shlex.split(command)[1:])[0] == 0
+    assert (tmp_path / "out.py").read_text() == text
 
 
 def test_programs_that_move_are_counted(compiled, repo, tmp_path):

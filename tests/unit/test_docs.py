@@ -11,7 +11,7 @@ import pytest
 
 from overlap.cli.main import cli
 
-PAGES = ("docs/architecture.md", "docs/plans.md", "docs/tracing.md", "README.md")
+PAGES = (*(f"docs/{name}.md" for name in ("architecture", "backends", "plans", "tracing", "tuning")), "README.md")
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +32,16 @@ def test_prints_are_todays(repo, prints):
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_exist(repo, page):
     text = (repo / page).read_text()
-    commands = re.findall(r"^overlap +(\S.*)$", text, re.M)
+    commands = re.findall(r"^(?:[A-Z_]+=\S+ )*overlap +(\S.*)$", text, re.M)
+    assert commands, page
     for line in commands:
         name, *words = shlex.split(line, comments=True)
         command = cli.get_command(click.Context(cli), name)
         assert command is not None, line
+        while isinstance(command, click.Group):
+            name, *words = words
+            command = command.get_command(click.Context(command), name)
+            assert command is not None, line
         known = {o for p in command.params for o in p.opts}
         assert {w for w in words if w.startswith("-")} <= known, line
     if page == "README.md":

@@ -162,8 +162,8 @@ def tiles_only(operator: Operator, grid: Grid, tiles: int) -> Grid:
         return tiles, 1, 1
     blocks = ", ".join(axis.block for axis in operator.axes if axis.block)
     raise RuntimeContractError(
-        f"`{operator.name}` is launched with {programs} programs, and has {tiles} tiles of {blocks}",
-        where=operator.span(operator.source.host_line or operator.source.kernel_line),
+        f"`{operator.name}` is launched with {programs} program{'s' * (programs != 1)}, and has {tiles} tiles of {blocks}",
+        where=None if operator.body is None else operator.span(operator.source.host_line),
         help="make the grid from the block sizes that the kernel gets: a function of `meta`",
     )
 

@@ -85,6 +85,8 @@ def test_called_without_a_grid(template):
 def test_an_unknown_backend():
     with pytest.raises(UsageError, match="did you mean 'copy_engine'"):
         overlap.compile(plan="all_gather_1d", on="a[M]", backend="copyengine")
+    with pytest.raises(UsageError, match="is no Realization"):
+        overlap.compile(plan="all_gather_1d", on="a[M]", realization="copy_engine")
 
 
 @pytest.mark.parametrize(

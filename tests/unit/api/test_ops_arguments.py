@@ -27,6 +27,7 @@ X, W, BOTH = torch.randn(6, 8), torch.randn(8, 5), torch.randn(160)
         ((X, W, dict(gather_dim=1)), UnsupportedError, "sums over.*along K"),
         ((X, W, dict(gather_dim=-1)), UnsupportedError, "sums over"),
         ((X, W, dict(gather_dim=2)), UsageError, "gather_dim=2, x has 2 dimensions"),
+        ((X, W, dict(gather_dim="rows")), UsageError, "gather_dim='rows'.*\n.*is one of 0 to 0"),
         ((X[0], W), UsageError, "x has 1 dimensions"),
         ((X, W, dict(gather_size=23)), RuntimeContractError, r"rank 1 of 4: the piece of 23 .* is 6|x has 6"),
         ((X, W, dict(gather_size=-4)), RuntimeContractError, "the piece of -4"),
@@ -133,3 +134,8 @@ def test_without_peer_copies_there_is_nothing_to_reserve(fake_group, caplog):
     assert {"nothing to reserve for ag_gemm_any", "nothing to reserve for ag_gemm_tma"} == {
         r.getMessage().split(":")[0] for r in caplog.records if r.name == "overlap"
     }
+
+
+def test_the_last_plan_of_no_operator():
+    with pytest.raises(UsageError, match="no operator 'ag_gem'\n.*did you mean `ag_gemm`"):
+        last_plan("ag_gem")
