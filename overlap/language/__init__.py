@@ -23,7 +23,7 @@ from triton.language import constexpr, static_range
 from overlap.schedule import table as _layout
 
 from .far import move_chunks_far
-from .flags import after, after_async, landed, poll, raise_flag, raise_flags
+from .flags import after, after_async, landed, look, poll, raise_flag, raise_flags
 from .inline_words import WHOLE, send_words, send_words_async, sum_words
 from .interleave import move_rest, move_rest_async, move_rest_boxes, move_some, move_some_async, move_some_boxes
 from .moves import computing_id, computing_position, computing_programs, move_chunks, move_chunks_async, moving
@@ -46,6 +46,7 @@ __all__ = [
     "log_ready",
     "log_tile",
     "log_waits",
+    "look",
     "lowest",
     "no_run",
     "move_chunks",

@@ -104,3 +104,16 @@ def raise_flags(flags, there, value):
     """
     tl.debug_barrier()
     tl.atomic_xchg(flags, value + tl.zeros(flags.shape, tl.int64), mask=there, sem="release", scope="sys")
+
+
+@triton.jit
+def look(flags, there, wanted):
+    """The least that int64 flags, a block of pointers as far as they are ``there``, have come to; ``wanted`` at most.
+
+    Each look takes the way to the memory and back, and of several, one behind the other, none begins before the one ahead has
+    come. All threads are behind what one has seen. Flags that are not there yet are `poll`'s, which knows of deadlines.
+    """
+    seen = tl.atomic_add(flags, tl.zeros(flags.shape, tl.int64), mask=there, sem="acquire", scope="sys")
+    least = tl.min(tl.where(there, tl.minimum(seen, wanted), wanted))
+    tl.debug_barrier()
+    return least

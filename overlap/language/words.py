@@ -209,6 +209,11 @@ WORDS = {
         Word("log_ready", ("log", "line"), "it has waited", nvidia=True),
         Word("log_ends", ("log", "line"), "the tile has ended", nvidia=True),
         Word("poll", ("flag", "wanted", "state"), "polls a flag until it is at least `wanted`; the value seen (int64)"),
+        Word(
+            "look",
+            ("flags", "there", "wanted"),
+            "the least of a block of flags, as far as they are `there`, seen at once (int64)",
+        ),
         Word("landed", ("value",), "`value`, behind the landing of TMA stores and a barrier", nvidia=True),
         Word("raise_flag", ("flag", "value"), "all stores of the program, then a release of `value` at system scope"),
         Word(

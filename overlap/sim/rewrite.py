@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-WAIT_WORDS = frozenset({"wait", "wait_run", "get", "poll"})
+WAIT_WORDS = frozenset({"wait", "wait_run", "get", "look", "poll"})
 STORE_WORDS = frozenset(
     {
         "store",

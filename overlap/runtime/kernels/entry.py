@@ -156,8 +156,7 @@ def entry_kernel(
 def await_peers(slot, wanted, rank, world, state):
     """Waits until the words of all peers, from ``slot`` on, are at least ``wanted``.
 
-    Of several they are looked at together, and one after the other only where one is not there yet: each look takes as long as
-    the way to the memory and back, and none begins before the one ahead of it has come.
+    Of several they are looked at together, and one after the other only where one is not there yet.
     """
     least = wanted - 1
     if world > 2:
@@ -165,11 +164,7 @@ def await_peers(slot, wanted, rank, world, state):
         for begin in range(0, world, _LANES):
             lanes = begin + tl.arange(0, _LANES)
             others = (lanes < world) & (lanes != rank)
-            words = state + (slot + lanes) * _SLOT_WORDS
-            seen = tl.atomic_add(words, tl.zeros((_LANES,), tl.int64), mask=others, sem="acquire", scope="sys")
-            least = tl.minimum(least, tl.min(tl.where(others, seen, wanted)))
-        # What one thread has seen, all of them are behind.
-        tl.debug_barrier()
+            least = tl.minimum(least, ol.look(state + (slot + lanes) * _SLOT_WORDS, others, wanted))
     if least < wanted:
         for p in range(world):
             if p != rank:

@@ -36,6 +36,7 @@ _OUT: tl.constexpr = tl.constexpr(P_OUT)
 _KEPT: tl.constexpr = tl.constexpr(P_KEPT)
 _SUMMAND: tl.constexpr = tl.constexpr(SUMMAND_WORDS)
 _FLAG: tl.constexpr = tl.constexpr(S_FLAG)
+_LANES: tl.constexpr = tl.constexpr(32)
 
 
 @triton.jit
@@ -90,11 +91,20 @@ def sum_kernel(
         turn = (pid - tl.load(piece + _BLOCK).to(tl.int32) % programs + programs) % programs
         begin = tl.cast(turn, words.dtype) * BLOCK
         if begin < words:
-            seen = epoch
-            for j in range(count):
-                flag = tl.load(first + j * _SUMMAND + _FLAG)
-                if flag >= 0:
-                    seen = tl.minimum(seen, ol.poll(state + flag, epoch, state))
+            seen = epoch - 1
+            if count > 2:
+                # All flags at once, and one after the other only where one is not up yet.
+                seen = epoch
+                for j0 in range(0, count, _LANES):
+                    js = j0 + tl.arange(0, _LANES)
+                    flags = tl.load(first + js * _SUMMAND + _FLAG, mask=js < count, other=-1)
+                    seen = tl.minimum(seen, ol.look(state + flags, flags >= 0, epoch))
+            if seen < epoch:
+                seen = epoch
+                for j in range(count):
+                    flag = tl.load(first + j * _SUMMAND + _FLAG)
+                    if flag >= 0:
+                        seen = tl.minimum(seen, ol.poll(state + flag, epoch, state))
             begin = begin + tl.minimum(seen, 0).to(words.dtype)
             n1 = tl.load(piece + _EXTENTS + 1).to(words.dtype)
             n2 = tl.load(piece + _EXTENTS + 2).to(words.dtype)
