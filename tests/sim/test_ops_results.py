@@ -12,6 +12,7 @@ from overlap.chunkplan.region import shard_interval
 from overlap.errors import RuntimeContractError, UsageError
 from overlap.ops import a2a_gemm, ag_gemm_k, gemm_a2a, gemm_ar, gemm_rs, last_plan, measure, reserve
 from overlap.sim import World
+from overlap.sim.world import DEFAULT_SMS
 
 pytestmark = pytest.mark.one_triton
 
@@ -113,7 +114,7 @@ def operands(case: Case, generator: torch.Generator, depth: int) -> tuple[torch.
     return x, w
 
 
-def summed(case: Case, operator, *, seed: int = 0, launches: int = 2, sms: int | None = None):
+def summed(case: Case, operator, *, seed: int = 0, launches: int = 2, sms: int = DEFAULT_SMS):
     """Every rank's results of several calls in a row with new data, the fp64 sums, and what rounding may add to them."""
     generator = torch.Generator().manual_seed(seed)
     calls = []
@@ -191,7 +192,7 @@ def test_gemm_rs(name, backend):
     def operator(x, w, **options):
         return gemm_rs(x, w, scatter_dim=case.dim, backend=backend, **options)
 
-    for ys, wanted, allowed in summed(case, operator, seed=len(name), sms=RESIDENT.get(backend)):
+    for ys, wanted, allowed in summed(case, operator, seed=len(name), sms=RESIDENT.get(backend, DEFAULT_SMS)):
         for rank, y in enumerate(ys):
             low, high = shard_interval(wanted.shape[case.dim], case.world, rank)
             pieces = (t.narrow(case.dim, low, high - low) for t in (wanted, allowed))
@@ -217,7 +218,7 @@ def test_gemm_ar(name, plan, backend):
     def operator(x, w, **options):
         return gemm_ar(x, w, plan=plan, backend=backend, **options)
 
-    for ys, wanted, allowed in summed(case, operator, seed=len(name), sms=RESIDENT.get(backend)):
+    for ys, wanted, allowed in summed(case, operator, seed=len(name), sms=RESIDENT.get(backend, DEFAULT_SMS)):
         for y in ys:
             # In two steps the sum travels, rounded to the transport's dtype.
             assert_near(case, y, wanted, allowed + EPSILON[case.moved] * wanted.abs())
@@ -332,7 +333,7 @@ EXCHANGED = {
 }
 
 
-def exchanged(case: Case, call, *, seed: int, launches: int = 2, sms: int | None = None):
+def exchanged(case: Case, call, *, seed: int, launches: int = 2, sms: int = DEFAULT_SMS):
     """Every rank's results of several calls beside the whole product; x and w are the same on all ranks."""
     generator = torch.Generator().manual_seed(seed)
     calls = []
@@ -388,7 +389,7 @@ def test_gemm_a2a(name, backend):
         options = {"gather_dim": case.dim, "gather_size": size, "backend": backend, "group": group}
         return gemm_a2a(held, w, bias=bias, **options, **case.options)
 
-    for rank, y, wanted, allowed in exchanged(case, call, seed=len(name), sms=RESIDENT.get(backend)):
+    for rank, y, wanted, allowed in exchanged(case, call, seed=len(name), sms=RESIDENT.get(backend, DEFAULT_SMS)):
         assert_near(case, y, piece(case, wanted, -1, rank), piece(case, allowed, -1, rank))
     said = last_plan("gemm_a2a")
     assert (said.backend, said.kind, said.shape) == (backend, "all_to_all", (*case.lead, case.columns))
