@@ -96,6 +96,11 @@ def launch_shape(
         extent = arguments.get(parameter) if parameter is not None else None
         if isinstance(extent, bool) or not isinstance(extent, int):
             if d == comm.held:
+                if parameter is None:
+                    raise UsageError(
+                        f"nobody says which parameter of the kernel is the extent of {axis}, along which `{comm.tensor}` is cut",
+                        help=f"add to the kernel: # @overlap.axis_count {axis}=range extent=PARAMETER",
+                    )
                 raise UsageError(
                     f"the launch gives `{parameter}`, the extent of {axis}, no integer: {extent!r}",
                     help=f"pass the global extent of `{comm.tensor}` along {axis}",

@@ -112,3 +112,10 @@ def test_a_tensor_is_where_its_rank_works():
     with pytest.raises(RuntimeContractError, match="`a` is on meta; rank 2 of this group works on cpu") as caught:
         check_device("a", tensor(3), runtime)
     assert "set_device" in caught.value.help
+
+
+def test_an_extent_that_no_parameter_is_has_to_be_declared():
+    nobody = type(OPERATOR)(**{**vars(OPERATOR), "extents": {"N": "n"}})
+    with pytest.raises(UsageError, match="which parameter of the kernel is the extent of M") as caught:
+        launch_shape(nobody, comm("reduce_scatter"), {"n": 8}, tensor(4, 8), 4, 3)
+    assert "axis_count M=range extent=PARAMETER" in caught.value.help
