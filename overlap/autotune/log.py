@@ -144,13 +144,13 @@ def read_log(path: Path) -> dict[str, Any]:
     where = SourceSpan(str(path), 1)
     if not isinstance(value, dict) or value.get(MARK) != VERSION or not isinstance(value.get("trials"), list):
         raise UsageError(
-            f'a log begins with "{MARK}": {VERSION}', where=where, help="`overlap tune --log FILE` writes one"
+            f'a log begins with "{MARK}": {VERSION}', where=where, help="`overlap tune --logs FOLDER` writes one"
         )
     for row in value["trials"]:
         times = row.get("times", []) if isinstance(row, dict) else None
         good = isinstance(times, list) and all(isinstance(t, list) and len(t) == 2 and _number(t[1]) for t in times)
         if not good or not (row.get("predicted_ms") is None or _number(row["predicted_ms"])):
-            raise UsageError("a trial of this log is none", where=where, help="`overlap tune --log FILE` writes one")
+            raise UsageError("a trial of this log is none", where=where, help="`overlap tune --logs FOLDER` writes one")
     return value
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from overlap.chunkplan.cuts import Split, split_of
+from overlap.chunkplan.cuts import Split, parts_in, split_of
 from overlap.chunkplan.document import close_to
 from overlap.errors import PlanError, UsageError
 
@@ -130,11 +130,21 @@ class Realization:
         return result
 
 
+MOST_PARTS = 1024
+"""Parts of a transfer of a kernel; a plan is proven operation by operation, and more take minutes."""
+
+
 def _split(text: str) -> Split:
     if text.strip().lstrip("-").isdecimal() and int(text) < 1:
         raise UsageError(f"split must be an integer of at least 1, or weights, not {text!r}", help="--set split=2")
     try:
-        return split_of(text)
+        split = split_of(text)
+        if parts_in(split) > MOST_PARTS:
+            raise UsageError(
+                f"split={text}: a transfer is cut into {MOST_PARTS} parts at most",
+                help="each costs a copy and a flag: 2 to 8 parts are what pays",
+            )
+        return split
     except PlanError as error:
         raise UsageError(f"split must be an integer or weights, not {text!r}", help=error.help) from None
 

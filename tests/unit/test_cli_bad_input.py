@@ -179,6 +179,7 @@ def test_plan_that_does_not_cover(cli, repo, tmp_path):
         (["compile", "user.py", *COMPILE, "--set", "block_m=64"], "did you mean 'BLOCK_M'"),
         (["compile", "user.py", *COMPILE, "--set", "BLOCK_M=0"], "at least 1"),
         (["compile", "user.py", *COMPILE, "--set", "num_warps=3"], "power of two"),
+        (["compile", "user.py", *COMPILE, "--set", "split=99999"], "1024 parts at most"),
         (["compile", "user.py", *COMPILE, "--set", "trace=yes"], "--set trace=1"),
         (["compile", "user.py", *COMPILE, "--backend", "COPY_ENGINE"], "did you mean 'copy_engine'"),
         (["compile", "user.py", *COMPILE, "--backend", "serial"], "not to compile"),
