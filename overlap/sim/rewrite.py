@@ -33,7 +33,7 @@ STORE_WORDS = frozenset(
     }
 )
 
-MOVE_WORDS = frozenset({"move_some", "move_some_async"})
+MOVE_WORDS = frozenset({"move_some", "move_some_async", "move_some_boxes"})
 
 
 def compile_function(fn: Callable[..., Any], lines: list[str], first_line: int) -> tuple[CodeType, list[CodeType]]:

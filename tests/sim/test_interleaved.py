@@ -113,6 +113,15 @@ def test_by_tma(generated, kernel, way):
     assert report.ok, str(report)
 
 
+@pytest.mark.parametrize("flattened", [True, False])
+def test_by_tma_with_many_tiles_a_program(generated, flattened):
+    """The head of a flattened loop, run ahead of its iteration, makes its moves once and not again in the iteration."""
+    path = generated("persistent_gemm", backend="tma_inline")
+    shape = {"M": 264, "N": 40, "K": 64}
+    report = check_module(path, world=3, shape=shape, dtype="fp16", seeds=[0], launches=1, flattened=flattened)
+    assert report.ok, str(report)
+
+
 def test_two_levels(generated):
     path = generated(plan="all_gather_2d", mesh=parse_mesh("2x2"))
     report = check_module(path, world=4, shape=SHAPE, dtype="bf16", seeds=SEEDS, launches=2)
