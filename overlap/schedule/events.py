@@ -155,14 +155,15 @@ class _Run(Records):
     def _staging(self) -> float:
         """Ranks first copy what they hold to where others reach it, and tiles read it: all that others pull, and of a launch with
         a kernel whatever its tiles do not make. The slowest holds all up."""
-        made = {self.plan.op(op_id).src.tensor for work in self.work for run in work.runs for op_id in run.feeds}
+        kernel = any(work.runs for work in self.work)
         staged = {
-            tensor
-            for op in self.ops
-            if not isinstance(op, Collective) and (op.direction == "pull" or any(work.runs for work in self.work))
-            for tensor in (op.src.tensor,)
-            if tensor not in made
+            op.src.tensor for op in self.ops if not isinstance(op, Collective) and (kernel or op.direction == "pull")
         }
+        for work in self.work:
+            for run in work.runs:
+                staged -= {self.plan.op(op_id).src.tensor for op_id in run.feeds}
+        if not staged:
+            return 0.0
         held = max(
             sum(chunk.box.size * self.width[chunk.tensor] for chunk in chunks if chunk.tensor in staged)
             for chunks in self.plan.before

@@ -100,9 +100,13 @@ def test_a_correct_kernel_breaks_no_rule(file, kernel, options):
     assert [finding for finding in look(file, kernel, options) if finding.severity != "note"] == []
 
 
+BROKEN_WORDS = {"sent-behind-store", "whole-words"}
+"""Seen to fail in test_words_inline.py."""
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_has_been_seen_to_fail(rule):
-    assert rule in {row[0] for row in BROKEN} | {row[1] for row in BROKEN_UNTIL}
+    assert rule in {row[0] for row in BROKEN} | {row[1] for row in BROKEN_UNTIL} | BROKEN_WORDS
 
 
 def test_a_finding_names_the_line_of_the_load():

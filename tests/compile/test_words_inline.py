@@ -5,7 +5,8 @@ import re
 import pytest
 
 from overlap.annotate.source import SourceUnit
-from overlap.build import build_module
+from overlap.build import build_module, ptx
+from overlap.build.words import check_words
 from overlap.pipeline import Request, compile_source
 
 KERNELS = {"grouped_gemm": "templates", "persistent_gemm": "templates", "host_descriptors": "tests"}
@@ -59,6 +60,20 @@ def test_what_a_word_carries_was_stored_ahead_of_a_barrier(built, kernel):
               "persistent_gemm": ("ol.send_words_async(", "ol.inline_words._send_tile(")}  # fmt: skip
     broken = built(kernel, edits=(direct[kernel],))
     assert "sent-behind-store" in {f.rule for f in broken.findings if f.severity == "error"}
+
+
+@pytest.mark.parametrize("what", ["st", "ld"])
+def test_a_word_that_goes_in_parts_is_found(built, what):
+    """Half of one could come with the mark of another call."""
+    made = built("grouped_gemm").artifact
+    text = made.stages["ptx"].replace(f"{what}.relaxed.sys.global.v2.b64", f"{what}.relaxed.sys.global.v4.b32")
+    assert text != made.stages["ptx"]
+    program = ptx.parse(text)
+    stores = {i.line for i in program.instructions if ptx.stores(i)}
+    found = {finding.rule for finding in check_words("c_ptr", stores, program)}
+    assert "whole-words" in found and "whole-words" not in {
+        finding.rule for finding in check_words("c_ptr", stores, ptx.parse(made.stages["ptx"]))
+    }
 
 
 @pytest.mark.parametrize("name", ["grouped_gemm", "persistent_gemm"])
