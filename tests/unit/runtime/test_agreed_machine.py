@@ -34,5 +34,5 @@ def test_a_machine_that_differs_is_named(monkeypatch, tmp_path):
 def test_what_is_wrong_with_a_machine_is_told_before_it_is_raised(monkeypatch):
     """A rank that raised alone would leave the others waiting: its words differ, and every rank names it."""
     monkeypatch.setenv("OVERLAP_MACHINE", "h80")
-    assert words() == "unknown machine `h80`"
+    assert words() == "unknown machine `h80` (the setting OVERLAP_MACHINE)"
     assert "one node of 8 ranks, not 9" in words("pcie", world=9)
