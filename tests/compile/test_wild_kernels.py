@@ -16,6 +16,7 @@ CASES = {
     "out_arg": ("reduce_scatter_1d", "out[M]", {}),
     "global_const": (GATHER, "a[M]", {}),
     "epilogue": (GATHER, "a[M]", {}),
+    "inline_asm": (GATHER, "a[M]", {}),
 }
 
 

@@ -41,12 +41,44 @@ _WORD = {"load/store": "move_chunks", "tma store": "move_chunks_async", "nvshmem
 """By who writes, the word that moves."""
 
 
+_IDS = frozenset({"program_id", "num_programs"})
+
+
+def _calls_in(node: cst.FunctionDef) -> set[str]:
+    """Last components of what a function calls."""
+    functions = [call.func for call in m.findall(node, m.Call()) if isinstance(call, cst.Call)]
+    return {f.attr.value if isinstance(f, cst.Attribute) else getattr(f, "value", "") for f in functions}
+
+
+def _refuse_helpers(module: cst.Module, kernel: cst.FunctionDef, context: Context) -> None:
+    """Refuses helpers that read program ids: theirs would count the programs that move chunks too.
+
+    Raises:
+        UnsupportedError: with the kernel's line.
+    """
+    helpers = {f.name.value: f for f in m.findall(module, m.FunctionDef()) if isinstance(f, cst.FunctionDef)}
+    seen: set[str] = set()
+    pending = _calls_in(kernel) & set(helpers)
+    while pending:
+        name = pending.pop()
+        seen.add(name)
+        called = _calls_in(helpers[name])
+        if called & _IDS:
+            raise UnsupportedError(
+                f"helper `{name}` reads program ids, which count the programs that {context.realization.backend} reserves too",
+                where=context.program.kernel.span,
+                help='read tl.program_id in the kernel and pass it to the helper, or backend="copy_engine"',
+            )
+        pending |= called & set(helpers) - seen
+
+
 def run(module: cst.Module, context: Context) -> cst.Module:
     if not context.moving or context.interleaving:
         return module
     names = context.names
     kernel = find_function(module, context.program.kernel.name)
     persistent = [tile for tile in context.program.kernel.tile_ids if tile.form != "assign"]
+    _refuse_helpers(module, kernel, context)
     steps = _Steps(context, persistent)
     kernel.visit(steps)
     shift = _Shift(context, steps)

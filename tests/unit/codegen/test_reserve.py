@@ -157,3 +157,15 @@ def test_a_grid_of_one_tile_a_program_stays_as_it_is():
     assert reserve.counted_by(cst.parse_module(SOURCE), context(on="c[M]")) is None
     stored = context(persistent("range"), on="c[M]", realization=Realization("ldst_inline"))
     assert reserve.counted_by(cst.parse_module(persistent("range")), stored) is None
+
+
+@pytest.mark.parametrize("inner", ["tl.program_id(0)", "deeper()"])
+def test_program_ids_that_a_helper_reads_are_refused(inner):
+    """They would count the programs that move as well, whatever the kernel reads itself."""
+    helpers = f"@triton.jit\ndef deeper():\n    return tl.num_programs(0)\n\n\n@triton.jit\ndef here():\n    return {inner}\n\n\n"
+    at = SOURCE.index("@triton.jit")
+    text = SOURCE[:at] + helpers + SOURCE[at:].replace("acc = tl.zeros", "x = here()\n    acc = tl.zeros", 1)
+    made = context(text, realization=RESERVED)
+    with pytest.raises(UnsupportedError, match="helper `(here|deeper)` reads program ids") as caught:
+        reserve.run(cst.parse_module(text), made)
+    assert "copy_engine" in caught.value.help
