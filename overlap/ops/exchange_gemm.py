@@ -19,7 +19,7 @@ import torch
 
 from overlap.api import small
 from overlap.api.auto import Problem
-from overlap.api.fallback import MOVING, STORING, check_backend
+from overlap.api.fallback import MOVING, STORING, Choice, check_backend
 from overlap.api.groups import group_by_name, no_group, resolve_group
 from overlap.chunkplan.cuts import Split, SplitLike, split_of, split_text
 from overlap.chunkplan.region import shard_interval
@@ -39,6 +39,7 @@ from .arguments import (
     result,
     result_dtypes,
 )
+from .autocast import without_autocast
 from .blocks import blocks_of
 from .gather_gemm import compiled_kernel
 from .partials import launch_partial, out_by_tma, storing_reason
@@ -223,10 +224,10 @@ def run_a2a_gemm(
     comm_sms = choice.programs or comm_sms
     plan, split = choice.of(plan, split)
     check_programs(choice.backend, comm_sms)
+    serially = None
     if choice.backend == "serial":
-        held = x.new_empty(view.shape)
-        went_by = small.all_to_all(group, choice, x, x.dim() - 1, dim, held)
-        multiply(held.flatten(0, -2), w, bias, made, y.view(-1, columns))
+        serially = partial(_exchanged_product, group, choice, tuple(view.shape), dim, made)
+        went_by = serially(x, w, *([] if bias is None else [bias]), y)
         said = serial_plan("a2a_gemm", "all_to_all", choice, world, rank, view.whole, x.dtype, went_by)
     else:
         part, most = (_part(v.shape, depth, v.batch, v.rows, v.along) for v in (view, largest))
@@ -239,9 +240,31 @@ def run_a2a_gemm(
         said = compiled.launch(grid, (), arguments, group=group, backend=choice.backend, repeat=repeat)
     said = replace(said, operator="a2a_gemm", shape=view.whole, considered=choice.considered, source=choice.source)
     remember(said, warn=choice.forced)
-    if asked is not None:
+    if serially is not None:
+        small.keep(asked, group, went_by, serially, [y], said, choice.forced)
+    elif asked is not None:
         asked.keep([y], said, forced=choice.forced)
     return y
+
+
+@without_autocast
+def _exchanged_product(
+    group: Any, choice: Choice, shape: tuple[int, ...], dim: int, made: torch.dtype, *tensors: torch.Tensor
+) -> str:
+    """An all-to-all into ``shape``, then the product; ``tensors``: x, w, the bias if there is one, y. Gives what it went by."""
+    x, w, *bias, y = tensors
+    held = x.new_empty(shape)
+    went_by = small.all_to_all(group, choice, x, x.dim() - 1, dim, held)
+    multiply(held.flatten(0, -2), w, bias[0] if bias else None, made, y.view(-1, w.shape[1]))
+    return went_by
+
+
+@without_autocast
+def _product_exchanged(group: Any, choice: Choice, dim: int, moved: torch.dtype, *tensors: torch.Tensor) -> str:
+    """The product, then an all-to-all; as `_exchanged_product`."""
+    x, w, *bias, y = tensors
+    own = multiply(x.flatten(0, -2), w, bias[0] if bias else None, moved)
+    return small.all_to_all(group, choice, own.view(*x.shape[:-1], w.shape[1]), dim, x.dim() - 1, y)
 
 
 def _part(shape: tuple[int, ...], depth: int, batch: int, rows: int, along: str) -> GatherView:
@@ -290,9 +313,10 @@ def run_gemm_a2a(
     row_bytes = -(-columns // world) * moved.itemsize
     choice = choose_way(group, x, moved_bytes, check_backend(backend, STORING), reasons, problem, row_bytes)
     plan, split = choice.of(plan, split)
+    serially = None
     if choice.backend == "serial":
-        own = multiply(x.flatten(0, -2), w, bias, moved)
-        went_by = small.all_to_all(group, choice, own.view(*x.shape[:-1], columns), dim, x.dim() - 1, y)
+        serially = partial(_product_exchanged, group, choice, dim, moved)
+        went_by = serially(x, w, *([] if bias is None else [bias]), y)
         said = serial_plan("gemm_a2a", "all_to_all", choice, world, rank, whole, moved, went_by)
     else:
         how = {
@@ -309,7 +333,9 @@ def run_gemm_a2a(
         said = launch_partial(view.shard(x, dim), w, bias, part, columns, group=group, backend=choice.backend, **how)
     said = replace(said, operator="gemm_a2a", shape=whole, considered=choice.considered, source=choice.source)
     remember(said, warn=choice.forced)
-    if asked is not None:
+    if serially is not None:
+        small.keep(asked, group, went_by, serially, [y], said, choice.forced)
+    elif asked is not None:
         asked.keep([y], said, forced=choice.forced)
     return y
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from overlap.api import small
 from overlap.api.auto import Problem
-from overlap.api.fallback import MOVING, check_backend
+from overlap.api.fallback import MOVING, Choice, check_backend
 from overlap.api.groups import group_by_name, no_group, resolve_group
 from overlap.chunkplan.cuts import Split, SplitLike, split_of, split_text
 from overlap.interop import define, group_name, traced
@@ -34,6 +35,7 @@ from .arguments import (
     result,
     result_dtypes,
 )
+from .autocast import without_autocast
 from .blocks import blocks_of
 from .exchange_gemm import check_piece
 from .gather_gemm import PLAN, compiled_kernel
@@ -123,9 +125,10 @@ def run(
     comm_sms = choice.programs or comm_sms
     plan, split = choice.of(plan, split)
     check_programs(choice.backend, comm_sms)
+    serially = None
     if choice.backend == "serial":
-        gathered, went_by = small.gather(group, choice, x, whole, x.dim() - 1)
-        multiply(gathered.view(-1, depth), w, bias, made, y.view(-1, columns))
+        serially = partial(_gathered_product, group, choice, tuple(whole), made)
+        went_by = serially(x, w, *([] if bias is None else [bias]), y)
         said = serial_plan("ag_gemm_k", "gather", choice, world, rank, whole, x.dtype, went_by)
     else:
         view = GatherView(whole, 1, math.prod(lead), depth, "K")
@@ -139,9 +142,22 @@ def run(
         said = compiled.launch(grid, (), arguments, group=group, backend=choice.backend, repeat=repeat)
     said = replace(said, operator="ag_gemm_k", shape=whole, considered=choice.considered, source=choice.source)
     remember(said, warn=choice.forced)
-    if asked is not None:
+    if serially is not None:
+        small.keep(asked, group, went_by, serially, [y], said, choice.forced)
+    elif asked is not None:
         asked.keep([y], said, forced=choice.forced)
     return y
+
+
+@without_autocast
+def _gathered_product(
+    group: Any, choice: Choice, whole: tuple[int, ...], made: torch.dtype, *tensors: torch.Tensor
+) -> str:
+    """A gather into ``whole``, then the product; ``tensors``: x, w, the bias if there is one, y. Gives what it went by."""
+    x, w, *bias, y = tensors
+    gathered, went_by = small.gather(group, choice, x, whole, x.dim() - 1)
+    multiply(gathered.view(-1, whole[-1]), w, bias[0] if bias else None, made, y.view(-1, w.shape[1]))
+    return went_by
 
 
 def along_of(split: Split) -> str:

@@ -8,10 +8,10 @@ import torch.distributed as dist
 
 from overlap.api import small
 from overlap.api.repeat import Known
-from overlap.ops import ag_gemm, gemm_ar, gemm_rs, last_plan
+from overlap.ops import a2a_gemm, ag_gemm, ag_gemm_k, gemm_a2a, gemm_ar, gemm_rs, last_plan
 from overlap.runtime.repeat import known_calls
 
-OPERATORS = {"ag_gemm": ag_gemm, "gemm_rs": gemm_rs, "gemm_ar": gemm_ar}
+OPERATORS = {each.__name__: each for each in (ag_gemm, ag_gemm_k, gemm_rs, gemm_ar, a2a_gemm, gemm_a2a)}
 
 
 @pytest.fixture
