@@ -120,12 +120,12 @@ def test_a_broken_lock_raises_everywhere(ranks, tmp_path):
 
 def test_what_cannot_serve_the_call_is_told_of_and_left(ranks, caplog):
     for entry, why in (
-        (kept("tma_inline"), "asleep"),
+        (kept("tma_reserved"), "asleep"),
         (replace(kept("copy_engine"), config=Config(Realization(), "no_such_plan")), "unknown plan"),
         (kept("copy_engine", comm_sms=4), "takes no programs"),
     ):
         cache.write(entry)
-        problem = replace(PROBLEM, lacking=lambda name: "asleep" * (name == "tma_inline"))
+        problem = replace(PROBLEM, lacking=lambda name: "asleep" * (name == "tma_reserved"))
         with caplog.at_level(logging.WARNING, "overlap"):
             assert ranks.choose(problem) == [None] * 4
         assert why in caplog.text and caplog.text.count("is not used") == 1
