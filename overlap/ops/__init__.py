@@ -1,8 +1,9 @@
 """Prebuilt operators: a kernel, a plan and a default realization each."""
 
-from .exchange_gemm import a2a_gemm, gemm_a2a
+from .exchange_gemm import a2a_gemm
 from .gather_gemm import ag_gemm
 from .gather_k_gemm import ag_gemm_k
+from .gemm_exchange import gemm_a2a
 from .measure import measure
 from .record import last_plan
 from .reduce_gemm import gemm_ar

@@ -14,9 +14,13 @@ from overlap.api.fallback import NARROW_INPUT, NARROW_RESULT, Choice, choose
 from overlap.api.tuned import BUILT_IN, KEYWORD
 from overlap.backends.capabilities import AUTO
 from overlap.backends.registry import backends
-from overlap.errors import UsageError
+from overlap.chunkplan.region import shard_interval
+from overlap.errors import RuntimeContractError, UsageError
 
 from .tuned import tuned_choice
+
+UNEVEN = "uneven shards of a dimension with others on both sides"
+"""Why a tensor cannot be exchanged by a kernel."""
 
 FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 """What the kernels compute and transports carry."""
@@ -223,3 +227,25 @@ def multiply(
     if bias is not None:
         total = total + bias.to(wide)
     return total.to(dtype) if out is None else out.copy_(total)
+
+
+def check_heads(heads: int | None, extent: int, world: int, name: str) -> None:
+    """Raises UsageError where a number of heads does not make up ``extent``, or a rank would hold part of a head."""
+    if heads is None:
+        return
+    if isinstance(heads, bool) or not isinstance(heads, int) or heads < 1 or extent % heads:
+        raise UsageError(f"heads={heads!r} do not make up {name}={extent}", help=f"{name} is heads times their size")
+    if heads % world:
+        raise UsageError(
+            f"{heads} heads cannot be shared evenly by {world} ranks", help=f"pad {name} to a multiple of {world} heads"
+        )
+
+
+def check_piece(held: int, extent: int, world: int, rank: int) -> None:
+    """Raises RuntimeContractError unless x holds this rank's piece of K."""
+    low, high = shard_interval(extent, world, rank)
+    if high - low != held:
+        raise RuntimeContractError(
+            f"rank {rank} of {world}: the piece of K={extent} is {high - low}, x has {held}",
+            help="pieces follow torch.chunk; w is the whole weight [K, N]",
+        )

@@ -25,6 +25,7 @@ from overlap.interop import define, group_name, traced
 from overlap.runtime.protocol import runtime_of
 
 from .arguments import (
+    check_piece,
     check_product,
     check_programs,
     choose_way,
@@ -37,7 +38,6 @@ from .arguments import (
 )
 from .autocast import without_autocast
 from .blocks import blocks_of
-from .exchange_gemm import check_piece
 from .gather_gemm import PLAN, compiled_kernel
 from .products import Product, product_arguments
 from .record import remember, serial_plan

@@ -16,9 +16,10 @@ from overlap.errors import UsageError
 from overlap.runtime.protocol import Runtime, runtime_of
 
 from .arguments import check_dim
-from .exchange_gemm import a2a_gemm, gemm_a2a
+from .exchange_gemm import a2a_gemm
 from .gather_gemm import ag_gemm
 from .gather_k_gemm import ag_gemm_k
+from .gemm_exchange import gemm_a2a
 from .partials import out_by_tma, partial_arguments
 from .products import Product, launch_product
 from .record import last_plan, remember

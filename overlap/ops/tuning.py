@@ -32,10 +32,11 @@ from overlap.schedule.operators import operator_of
 from .blocks import blocks_tried
 from .exchange_gemm import PLAN as EXCHANGE
 from .exchange_gemm import SPLIT as EXCHANGE_SPLIT
-from .exchange_gemm import a2a_gemm, gemm_a2a
+from .exchange_gemm import a2a_gemm
 from .gather_gemm import PLAN as GATHER
 from .gather_gemm import ag_gemm
 from .gather_k_gemm import ag_gemm_k
+from .gemm_exchange import gemm_a2a
 from .partials import out_by_tma, storing_reason
 from .products import rows_fit
 from .reduce_gemm import default_plan, default_split, gemm_ar

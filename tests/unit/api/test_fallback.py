@@ -8,7 +8,7 @@ import torch
 from overlap.api.auto import Problem
 from overlap.api.fallback import MOVING, STORING, Choice, check_backend, choose, compare
 from overlap.errors import UsageError
-from overlap.ops import exchange_gemm, gather_k_gemm
+from overlap.ops import exchange_gemm, gather_k_gemm, gemm_exchange
 from overlap.ops.arguments import choose_way
 
 HELD = torch.empty(512, 60).half()
@@ -112,7 +112,7 @@ def test_pieces_with_short_rows_go_by_programs(fake_group, reachable, monkeypatc
     ("module", "call", "bytes_"),
     [
         (exchange_gemm, lambda group: exchange_gemm.a2a_gemm(HELD, torch.empty(240, 8).half(), group=group), 60 * 2),
-        (exchange_gemm, lambda group: exchange_gemm.gemm_a2a(HELD, torch.empty(60, 180).half(), group=group), 45 * 2),
+        (gemm_exchange, lambda group: gemm_exchange.gemm_a2a(HELD, torch.empty(60, 180).half(), group=group), 45 * 2),
         (gather_k_gemm, lambda group: gather_k_gemm.ag_gemm_k(HELD, torch.empty(240, 8).half(), group=group), 60 * 2),
     ],
 )

@@ -7,7 +7,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from overlap.errors import RuntimeContractError, UsageError
 from overlap.ops import a2a_gemm, ag_gemm_k, gemm_a2a, gemm_ar, gemm_rs, last_plan
-from overlap.ops.exchange_gemm import check_heads
+from overlap.ops.arguments import check_heads
 from overlap.ops.reduce_gemm import ONE_SHOT, TWO_SHOT, default_plan
 from overlap.ops.views import scatter_view
 
