@@ -115,6 +115,11 @@ class Need:
         return ""
 
 
+def untuned(backend: Backend) -> str:
+    """Why no tuner chooses a backend; nothing where one may."""
+    return "" if backend.tuned else f"{backend.name} has not run on GPUs yet: name it to have it"
+
+
 def _dotted(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
 

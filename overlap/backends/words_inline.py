@@ -25,4 +25,5 @@ WORDS_INLINE = Backend(
     writer="packet",
     moves=("result",),
     inline=True,
+    tuned=False,
 )

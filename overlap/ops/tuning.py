@@ -22,7 +22,8 @@ from overlap.autotune.session import BUDGET_S, DEADLINE_S, Space, Tuned
 from overlap.autotune.session import tune as tune_problem
 from overlap.autotune.space import Product, around, communication, ordered, predict, with_tile
 from overlap.backends.base import Realization
-from overlap.backends.capabilities import SERIAL
+from overlap.backends.capabilities import SERIAL, untuned
+from overlap.backends.registry import backends
 from overlap.chunkplan.region import shard_interval
 from overlap.errors import UsageError
 from overlap.runtime.cuda.runtime import known_runtime
@@ -156,6 +157,11 @@ def problem_of(operator: str, sizes: Mapping[str, int], dtype: torch.dtype, worl
     return problem
 
 
+def _untuned(problem: Problem, name: str) -> str:
+    """Why a tuner may not choose a backend for a problem; nothing where it may."""
+    return problem.lacking(name) or untuned(backends[name])
+
+
 def _tma_out(operator: str, m: int, n: int, dtype: torch.dtype, world: int) -> bool:
     rows = -(-m // world) if operator == "gemm_a2a" else m
     return out_by_tma(dtype, dtype, 1, rows, n)
@@ -169,7 +175,7 @@ def _space(problem: Problem, world: int, device: torch.device) -> Space:
         return Space(only, (only,))
     machine = machine_for(world)
     product = Product(problem.op, {"M": problem.m, "N": problem.n, "K": problem.k}, DTYPES[problem.dtype], world)
-    configs, refused = communication(product, machine, need_of(problem, device), lacking=problem.lacking)
+    configs, refused = communication(product, machine, need_of(problem, device), lacking=partial(_untuned, problem))
     facts = torch.cuda.get_device_properties(device)
     shared = getattr(facts, "shared_memory_per_block_optin", 227 * 1024)
     limits = Limits(shared, 1024, facts.multi_processor_count)

@@ -128,3 +128,7 @@ def test_a_name_that_is_none_names_the_nearest():
     with pytest.raises(UsageError, match="unknown backend 'copyengine'") as caught:
         check_named("copyengine", names(), Need("it"))
     assert caught.value.help.startswith("did you mean 'copy_engine'? backends: copy_engine, ")
+
+
+def test_a_tuner_leaves_out_what_has_not_run_on_devices():
+    assert [name for name, backend in backends.items() if capabilities.untuned(backend)] == ["words_inline"]
