@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from . import compat
 from .rules import Finding
 
-_FUNCTION = re.compile(r"^\.func\b.*?^\}", re.MULTILINE | re.DOTALL)
+_FUNCTION = re.compile(r"^\.func\b[^;{]*\{.*?^\}", re.MULTILINE | re.DOTALL)
 _NAME = re.compile(r"([\w$]+)\(")
 _SHARED = re.compile(r"\bglobal_smem\b")
 
@@ -25,7 +25,7 @@ def borrowed_memory(assembly: str) -> Iterator[Finding]:
     if compat.tells_functions_their_memory():
         return
     for function in _FUNCTION.findall(assembly):
-        if "{" in function and _SHARED.search(function):
+        if _SHARED.search(function):
             name = _NAME.search(function)
             called = name[1].replace("_$_", ".") if name else "a function"
             yield Finding(

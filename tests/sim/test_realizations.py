@@ -46,6 +46,11 @@ class Kind:
         """Whatever carries it out in a generated module; the others there are choose among these, or need none."""
         return tuple(name for name in names(self.moves) if name not in (SERIAL, AUTO))
 
+    def takes(self, realization: str, levels: bool) -> bool:
+        """Whether a realization carries out its plan: words carry what tiles make, and none of these is sent on."""
+        words = realization in backends and backends[realization].words
+        return not words or not levels and "two_shot" not in self.plan
+
 
 KINDS = {
     "gather": Kind("a[M]", "all_gather_1d", "all_gather_2d"),
@@ -69,7 +74,7 @@ EVERY = [
     (kind, realization, ranks, size)
     for kind, found in KINDS.items()
     for realization, ranks, size in itertools.product(found.realizations, RANKS, SIZES)
-    if ranks != LEVELS or found.two_levels
+    if (ranks != LEVELS or found.two_levels) and found.takes(realization, ranks == LEVELS)
 ]
 CASES = EVERY if SWEEP else covering(EVERY)
 SEEDS = range(20) if SWEEP else range(1)

@@ -117,9 +117,10 @@ def main() -> None:
         recorded = Recorder().record(lambda recording: recording.launch(ours, Carried(call(16))), CALLERS)
         refuses(ours, theirs)
         ways = (theirs, ours, recorded)
-        seen = set()
+        seen, alive = set(), []  # what is freed could come back as the next call's memory
         for shift in (0, 8, 0, 64):
             tensors = call(shift)
+            alive.append(tensors)
             given = []
             for launch in ways:
                 launch(CALLERS, Carried(tensors))
