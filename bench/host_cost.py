@@ -204,7 +204,12 @@ def main() -> None:
     parser.add_argument("--ops", nargs="+", choices=OPS, default=list(OPS))
     parser.add_argument("--shapes", nargs="+", type=shape, default=[shape(s) for s in SHAPES], metavar="M,N,K")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
-    parser.add_argument("--backend", default="copy_engine", help="of ours")
+    parser.add_argument(
+        "--backend",
+        default="copy_engine",
+        type=lambda name: None if name == "default" else name,
+        help="of ours; `default`: what the operator chooses, low-latency words or a collective for small calls",
+    )
     parser.add_argument(
         "--calls", type=int, default=10, help="in a row, few enough for the driver to take them without waiting"
     )
