@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-import triton
 
 from overlap import settings
 from overlap.backends.capabilities import SERIAL, Need
 from overlap.backends.ways import able_ways, naming, unpredicted
 from overlap.chunkplan.cuts import Split
+from overlap.runtime.cuda.launchers import triton_here
 from overlap.runtime.protocol import Runtime, runtime_of
 from overlap.schedule.carried import Way
 from overlap.schedule.machine import Machine, machine_for
@@ -136,7 +136,7 @@ def decide(
     runtime = runtime_of(group)
     known = choices(runtime)
     if key not in known:
-        need = replace(need, triton=_triton(), capability=None if simulated else torch.cuda.get_device_capability())
+        need = replace(need, triton=triton_here(), capability=None if simulated else torch.cuda.get_device_capability())
         known[key] = _agreed(runtime, key, need, predict, programs, lacking, serial=not simulated)
     return known[key]
 
@@ -190,8 +190,3 @@ def choice_of(chosen: Candidate, candidates: Sequence[Candidate], machine: str) 
         programs=chosen.way.programs,
         considered=tuple(map(str, shown)),
     )
-
-
-def _triton() -> tuple[int, int]:
-    major, minor = triton.__version__.split(".")[:2]
-    return int(major), int(minor)

@@ -32,37 +32,34 @@ WORDS = "low-latency words"
 """What `LastPlan.plan` says of a serial call."""
 
 
-class ByWords:
-    """A serial call that went by low-latency words, once more with other tensors (`overlap.runtime.repeat.known_calls.Ready`).
+class ByLibrary:
+    """A serial call by the library's collective, once more with other tensors (`overlap.runtime.repeat.known_calls.Ready`).
 
     Args:
         call: makes it, given its operands and results.
     """
 
-    def __init__(self, words: LowLatency, call: Callable[..., object]) -> None:
-        self._words = words
-        self._memory = words.memory
-        self._call = call
-
-    @property
-    def stale(self) -> bool:
-        """Whether the group's slots are others by now."""
-        return self._words.memory is not self._memory
-
-    def __call__(self, carried: Carried) -> None:
-        self._call(*carried.tensors)
-
-
-class ByLibrary:
-    """One that went by the library's collective."""
-
-    stale = False
+    stale: bool = False
 
     def __init__(self, call: Callable[..., object]) -> None:
         self._call = call
 
     def __call__(self, carried: Carried) -> None:
         self._call(*carried.tensors)
+
+
+class ByWords(ByLibrary):
+    """One that went by low-latency words."""
+
+    def __init__(self, words: LowLatency, call: Callable[..., object]) -> None:
+        super().__init__(call)
+        self._words = words
+        self._memory = words.memory
+
+    @property
+    def stale(self) -> bool:  # type: ignore[override]
+        """Whether the group's slots are others by now."""
+        return self._words.memory is not self._memory
 
 
 def keep(

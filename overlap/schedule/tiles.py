@@ -8,8 +8,9 @@ A step of a tile's loop takes the longest of
 
 and a tile has `EDGE_S` besides, where its pipeline fills and its result leaves.
 
-The four numbers are fitted to bench/results/gemm/gemm_blocks_h100.json (153 products of 20 shapes with 13 tiles; off by 10 % at
-the root mean square), and none of them to what `overlap tune` measured (bench/results/tuning).
+The numbers come from a fit to bench/results/gemm/gemm_blocks_h100.json (155 products of 20 shapes in 11 tiles), and none from
+what `overlap tune` measured (bench/results/tuning). Of products with 512 rows and more they are off by 6 % at the root mean
+square, which `tests/unit/schedule/test_tiles.py` holds them to; of fewer rows memory decides, which is not theirs to say.
 """
 
 from __future__ import annotations

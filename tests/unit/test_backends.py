@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import torch
 
 from overlap.backends import Backend, backends, capabilities
 from overlap.backends.capabilities import Need, check_named, names, require, table
@@ -131,4 +132,9 @@ def test_a_name_that_is_none_names_the_nearest():
 
 
 def test_a_tuner_leaves_out_what_has_not_run_on_devices():
+    from overlap.api.auto import Problem
+    from overlap.ops.tuning import _untuned
+
     assert [name for name, backend in backends.items() if capabilities.untuned(backend)] == ["words_inline"]
+    problem = Problem("gemm_rs", 16, 4096, 4096, torch.bfloat16, "reduce_scatter_1d", 1)
+    assert "has not run on GPUs" in _untuned(problem, "words_inline") and not _untuned(problem, "copy_engine")

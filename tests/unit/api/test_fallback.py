@@ -8,7 +8,7 @@ import torch
 from overlap.api.auto import Problem
 from overlap.api.fallback import MOVING, STORING, Choice, check_backend, choose, compare
 from overlap.errors import UsageError
-from overlap.ops import exchange_gemm, gather_k_gemm, gemm_exchange
+from overlap.ops import exchange_gemm, gather_k_gemm, gemm_exchange, reduce_gemm
 from overlap.ops.arguments import choose_way
 
 HELD = torch.empty(512, 60).half()
@@ -127,6 +127,22 @@ def test_operators_say_how_long_the_rows_of_their_pieces_are(fake_group, reachab
     with pytest.raises(InterruptedError):
         call(fake_group)
     assert told == [bytes_]
+
+
+@pytest.mark.parametrize(("rows", "backend"), [(23, "serial"), (24, "copy_engine")])
+def test_an_all_reduce_is_serial_below_twice_the_line(fake_group, reachable, monkeypatch, rows, backend):
+    """Its second half hides behind nothing."""
+    chosen = []
+
+    def watched(*given):
+        chosen.append(choose_way(*given).backend)
+        raise InterruptedError
+
+    monkeypatch.setenv("OVERLAP_SERIAL_BELOW_BYTES", str(12 * 100 * 2))
+    monkeypatch.setattr(reduce_gemm, "choose_way", watched)
+    with pytest.raises(InterruptedError):
+        reduce_gemm.gemm_ar(torch.empty(rows, 8).half(), torch.empty(8, 100).half(), group=fake_group)
+    assert chosen == [backend]
 
 
 def test_what_is_impossible_is_a_fallback_or_a_refusal(fake_group):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from collections import defaultdict
@@ -37,12 +38,14 @@ def seconds(tile: Tile, m: int, n: int, k: int) -> float:
 def test_products_of_many_rows_come_in_the_order_that_was_measured():
     shapes = {shape: tiles for shape, tiles in blocks_by_shape().items() if shape[0] >= 512}
     assert len(shapes) == 17
-    correlations = []
+    correlations, errors = [], []
     for shape, tiles in shapes.items():
         predicted, measured = zip(*((seconds(tile, *shape), ms / 1e3) for tile, ms in tiles), strict=True)
         assert all(0.7 < ours / theirs < 1.25 for ours, theirs in zip(predicted, measured, strict=True)), shape
         assert measured[predicted.index(min(predicted))] <= 1.03 * min(measured), shape
         correlations.append(spearman(predicted, measured))
+        errors += [math.log(ours / theirs) for ours, theirs in zip(predicted, measured, strict=True)]
+    assert math.sqrt(statistics.mean(error * error for error in errors)) < 0.07
     # Of few tiles within some percent, in products that heat the device, the order is chance.
     assert statistics.mean(correlations) > 0.8 and statistics.median(correlations) > 0.9
 
@@ -59,7 +62,7 @@ def test_the_usual_tile_loses_nothing_and_too_few_stages_much():
     ("op", "sizes", "least"), [("gemm_rs", (8192, 8192, 8192), 0.9), ("ag_gemm", (8192, 14336, 4096), 0.5)]
 )
 def test_predictions_of_tuned_configs_come_in_the_order_that_was_measured(op, sizes, least):
-    """Two logs of `overlap tune` on two H200s. Of ag_gemm, twenty of the configs are within 2 % of each other."""
+    """Two logs of `overlap tune` on two H200s. Of ag_gemm, nineteen of the configs are within 2 % of each other."""
     m, n, k = sizes
     log = json.loads((RESULTS / "tuning" / f"{op}_M{m}_N{n}_K{k}_bf16_h200x2.json").read_text())
     machine = load_machine(str(RESULTS / "machines" / "h200x2.yaml"))
