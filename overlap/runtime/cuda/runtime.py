@@ -211,7 +211,7 @@ class CudaRuntime:
 
     def mark(self, stream: Stream) -> torch.cuda.Event:
         made = torch.cuda.Event(enable_timing=True)
-        made.record(torch.cuda.ExternalStream(stream.cuda_stream, self.device))
+        made.record(as_torch(stream, self.device))
         return made
 
     def passed(self, mark: torch.cuda.Event) -> bool:
@@ -287,7 +287,7 @@ class CudaRuntime:
             if stream.cuda_stream == self.main_stream().cuda_stream:
                 kernel[grid](*args, **kwargs)
             else:
-                with torch.cuda.stream(torch.cuda.ExternalStream(stream.cuda_stream, self.device)):
+                with torch.cuda.stream(as_torch(stream, self.device)):
                     kernel[grid](*args, **kwargs)
 
     def watch(self, state: torch.Tensor, *, packets: bool = False) -> Callable[[], Any]:
@@ -360,3 +360,11 @@ def _leave() -> None:
         runtime._allocations.clear()
     _RUNTIMES.clear()
     forget_calls()
+
+
+def as_torch(stream: Stream, device: torch.device) -> torch.cuda.Stream:
+    """The stream as torch knows it. Of the handle 0, the default stream, `torch.cuda.ExternalStream` makes a new stream, which
+    nothing on the default one is ordered with."""
+    if not stream.cuda_stream:
+        return torch.cuda.default_stream(device)
+    return torch.cuda.ExternalStream(stream.cuda_stream, device)
