@@ -13,7 +13,7 @@ one contract suite (tests) runs on both. Tensors are `torch.Tensor`s in both wor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
@@ -123,8 +123,12 @@ class Runtime(Protocol):
         ``dst`` and ``src`` are views of one shape and dtype.
         """
 
-    def chained(self, enqueues: Sequence[Callable[[Any], None]]) -> Callable[[Any], None]:
-        """What `copier`, `holder` and `warm` made, as one: called with a stream, it enqueues them one behind the other."""
+    def chained(self, enqueues: Sequence[Callable[[Any], None]], beside: Collection[int] = ()) -> Callable[[Any], None]:
+        """What `copier`, `holder` and `warm` made, as one: called with a stream, it enqueues them one behind the other.
+
+        Those whose numbers are in ``beside`` come behind all before them, and all of them before whatever the stream gets later,
+        but what follows in ``enqueues`` does not wait for them.
+        """
 
     def settled(self, enqueue: Callable[[Any], None]) -> Callable[[Any], None] | None:
         """What `chained` made, for streams that no graph captures and for many launches, of which one is in flight at a time.

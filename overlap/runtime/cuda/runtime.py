@@ -14,7 +14,7 @@ import logging
 import os
 import socket
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -229,8 +229,10 @@ class CudaRuntime:
         what = f"rank {self.rank}: a peer copy of {tuple(dst.shape)}"
         return Calls([(copy_call(piece), what) for piece in (plan_copy(dst, src) if src.numel() else ())])
 
-    def chained(self, enqueues: Sequence[Callable[[Stream], None]]) -> Callable[[Stream], None]:
-        return chain(enqueues)
+    def chained(
+        self, enqueues: Sequence[Callable[[Stream], None]], beside: Collection[int] = ()
+    ) -> Callable[[Stream], None]:
+        return chain(enqueues, beside)
 
     def settled(self, enqueue: Callable[[Stream], None]) -> Callable[[Stream], None] | None:
         """As a graph, where that is less work for the host."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from overlap import settings
 from overlap.schedule import steps as st
 
 from ..bound_plan import BoundPlan
@@ -160,11 +161,20 @@ def make_acts(
                 acts.append(_credits_on_main(credits_step(instance, left)))
             given = ()
             continue
-        made = [lane_step(instance, table, step) for step in group]  # type: ignore[arg-type]
-        enqueues = [enqueue for enqueue in made if enqueue is not None]
+        made = [(step, lane_step(instance, table, step)) for step in group]  # type: ignore[arg-type]
+        enqueues = [(step, enqueue) for step, enqueue in made if enqueue is not None]
         if enqueues:
-            acts.append(OnLane(lane, instance.runtime.chained(enqueues)))
+            beside = _beside([step for step, _ in enqueues]) if settings.get("flags_beside") else ()
+            acts.append(OnLane(lane, instance.runtime.chained([enqueue for _, enqueue in enqueues], beside)))
     return acts
+
+
+def _beside(steps: Sequence[st.Step]) -> frozenset[int]:
+    """Which of a lane's steps its next copy need not wait for: flags, but those behind the last copy."""
+    copies = [number for number, step in enumerate(steps) if isinstance(step, st.Copy)]
+    return frozenset(
+        number for number, step in enumerate(steps) if isinstance(step, st.Raise) and number < max(copies, default=0)
+    )
 
 
 def _peers(steps: Sequence[st.Step]) -> list[int]:

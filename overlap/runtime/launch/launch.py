@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from overlap import settings
 from overlap.errors import RuntimeContractError
 from overlap.schedule import steps as st
 from overlap.schedule.moves import Move
@@ -244,7 +245,7 @@ def _acts(instance: BoundPlan, table: LaunchTable | None, steps: Sequence[st.Ste
     """The steps as functions of a call, made once for a table and what acts depend on of a call's ends."""
     entry = next((s for s in steps if isinstance(s, st.Entry)), instance.entry)
     opening = _opening(instance, ends.given, entry) if entry is not None else None
-    key = ("acts", table, opening, ends.key())
+    key = ("acts", table, opening, ends.key(), settings.get("flags_beside"))
     found: Sequence[Act] | None = instance.prepared.get(key) if STEP_FILTER is None else None
     if found is None:
         found = make_acts(instance, table, opening, steps, ends)
