@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import triton
 
+from tests.support.compilations import records
+
 HERE = Path(__file__).parent / "stub"
 HEADERS = Path(triton.__file__).parent / "backends" / "nvidia" / "include"
 
@@ -72,3 +74,16 @@ def test_flags_beside_their_lane_are_in_the_graph_of_a_call(on_stub):
         "gemm_rs, 3 ranks: calls 29, lanes in graphs 10, one graph 5, nodes 15\n"
         "ag_gemm, 3 ranks: calls 18, lanes in graphs 11, one graph 5, nodes 8\n"
     )
+
+
+@pytest.mark.one_triton
+def test_a_rehearsal_compiles_what_ranks_look_for(on_stub, tmp_path):
+    """The same keys in Triton's cache; no GPU is here to time polls."""
+    asked = {}
+    for name, how in {"rehearsed": (), "by the runtime": ("--by-stub",)}.items():
+        on_stub("rehearsed.py", str(tmp_path / name), *how)
+        asked[name] = {(record["name"], record["key"]) for record in records([tmp_path / name])}
+    assert len(asked["by the runtime"]) > 9
+    assert asked["by the runtime"] <= asked["rehearsed"]
+    more = asked["rehearsed"] - asked["by the runtime"]
+    assert sorted(name for name, _ in more) == ["wait_kernel", "wait_packets_kernel"]

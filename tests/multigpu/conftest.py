@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+from pathlib import Path
 
 import pytest
 import torch
+
+from tests.support.compilations import KERNELS, keep_records
 
 WORLD = int(os.environ.get("WORLD_SIZE", "0"))
 os.environ.setdefault("OVERLAP_DEADLINE_S", "20")
@@ -28,6 +31,8 @@ def why_not() -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "ranks(n): needs at least n ranks, each on a GPU of its own")
+    if (folder := os.environ.get(KERNELS)) and not why_not():
+        keep_records(Path(folder) / f"rank_{os.environ['RANK']}.jsonl")
 
 
 def pytest_report_header() -> str:
@@ -137,11 +142,9 @@ def group(process_group):
 
 
 @pytest.fixture(scope="session")
-def generated(tmp_path_factory, repo):
+def generated(tmp_path_factory):
     """``generated("templates/kernels/grouped_gemm.py", "all_gather_1d", "a[M]")``: the compiled module, imported."""
-    from overlap.annotate.source import SourceUnit
-    from overlap.codegen.module_io import load_module
-    from overlap.pipeline import Request, compile_source
+    from tests.support.rehearsal import generate
 
     folder = tmp_path_factory.mktemp("generated")
     made: dict = {}
@@ -149,10 +152,7 @@ def generated(tmp_path_factory, repo):
     def make(source: str, plan: str, on: str, backend: str | None = None):
         key = (source, plan, on, backend)
         if key not in made:
-            request = Request(SourceUnit.from_file(str(repo / source)), plan=plan, on=on, backend=backend)
-            path = folder / f"module_{len(made)}.py"
-            path.write_text(compile_source(request).module.text)
-            made[key] = load_module(str(path))
+            made[key] = generate(folder / f"module_{len(made)}.py", source, plan, on, backend)
         return made[key]
 
     return make

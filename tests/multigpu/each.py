@@ -6,6 +6,9 @@
 names, every file. One line a file as it ends: pytest's summary of rank 0, or how many tests had ended and which one each rank was
 in. What failed is told behind it, from the first rank that has something to tell; a test that takes long shows its stacks. Exit
 status: 0 all passed, 1 some did not.
+
+With ``--ahead`` cores that have nothing to do compile what the tests to come will launch (`tests.support.ahead`), and behind a
+file's line stands how many kernels rank 0 found, and which ones it compiled because nobody had foreseen them.
 """
 
 from __future__ import annotations
@@ -16,8 +19,11 @@ import re
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
+from tests.support.ahead import Ahead
+from tests.support.compilations import KERNELS, compared, records
 from tests.support.limited import run_limited
 
 ROOT = Path(__file__).parent.parent.parent
@@ -48,7 +54,9 @@ def summed_up(told: Sequence[str], status: int | None, seconds: float) -> str:
     return f"{ended}; " + "; ".join(far)
 
 
-def run(name: str, ranks: int, seconds: float, extra: Sequence[str], out: Path | None) -> bool:
+def run(
+    name: str, ranks: int, seconds: float, extra: Sequence[str], out: Path | None, ahead: Ahead | None = None
+) -> bool:
     """One file on ``ranks`` ranks; prints its line. True where all passed."""
     file, _, expression = name.partition(":")
     pytest = [
@@ -65,14 +73,17 @@ def run(name: str, ranks: int, seconds: float, extra: Sequence[str], out: Path |
     with tempfile.TemporaryDirectory() as logs:
         command = [sys.executable, *launcher, "--log-dir", logs, *pytest, *chosen, *extra]
         # A rank that is killed has written nothing of what it kept back.
-        ended = run_limited(command, seconds, cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+        ended = run_limited(command, seconds, cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": "1", KERNELS: logs})
         told, beside = ([_of_rank(logs, rank, stream) for rank in range(ranks)] for stream in ("stdout", "stderr"))
+        asked = records(Path(logs).glob("rank_0.jsonl"))
     if out is not None:
         whole = [
             f"== rank {rank}\n{first}\n{second}" for rank, (first, second) in enumerate(zip(told, beside, strict=True))
         ]
         (out / f"{re.sub(r'[^A-Za-z0-9]+', '-', name)}.txt").write_text("\n".join([*whole, "== launcher", ended.text]))
     print(f"{name:<28}{ended.seconds:6.0f} s  {summed_up(told, ended.status, seconds)}", flush=True)
+    if ahead is not None:
+        print("\n".join(f"  {line}" for line in (*ahead.end(name), *compared(asked, ahead.records))), flush=True)
     if ended.status == 0:
         return True
     for rank in range(ranks):
@@ -96,11 +107,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, default=2, help="GPUs")
     parser.add_argument("--seconds", type=float, default=120.0, help="limit for each file")
     parser.add_argument("--out", type=Path, help="folder for what each file printed")
+    parser.add_argument("--ahead", action="store_true", help="compile on all cores what the tests to come will launch")
+    parser.add_argument("--target", default="sm_90", help="for which --ahead compiles (sm_90)")
     options, extra = parser.parse_known_args(argv)
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
     every = sorted(path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py"))
-    passed = [run(name, options.ranks, options.seconds, extra, options.out) for name in options.names or every]
+    names = options.names or every
+    with ExitStack() as stack:
+        ahead = stack.enter_context(Ahead(options.ranks, options.target, names)) if options.ahead else None
+        passed = [run(name, options.ranks, options.seconds, extra, options.out, ahead) for name in names]
     print(f"{sum(passed)} of {len(passed)} passed", flush=True)
     return 0 if all(passed) else 1
 

@@ -8,6 +8,27 @@ import torch
 from overlap.errors import RuntimeContractError
 from overlap.runtime.workspace import check
 from tests.support.ranks import WAYS, Product, delay, takes, template
+from tests.support.rehearsal import products
+
+FORMS = [(name, way) for name in ("grouped_gemm", "persistent_gemm") for way in WAYS if takes(name, way)]
+SEVERAL = ["gather, pull", "gather, push", "scatter", "reduce, two shots", "exchange after"]
+ROWS = (1, 8, 64, 512)
+
+
+def ahead():
+    """What is compiled ahead of the tests (`tests.support.ahead`)."""
+    half = torch.float16
+    for name, way in FORMS:
+        test = f"test_a_graph_replayed_a_hundred_times_with_new_data[{name}-{way}]"
+        yield products(test, template(name), WAYS[way], ((1000, 136, 96), half))
+    for way in SEVERAL:
+        test, calls = (
+            f"test_graphs_of_several_shapes_replayed_in_random_order[{way}]",
+            [((m, 136, 96), half) for m in ROWS],
+        )
+        yield products(test, template("grouped_gemm"), WAYS[way], *calls)
+    for plan in ("all_gather_1d", "all_gather_1d_push"):
+        yield products("test_others", template("grouped_gemm"), (plan, "a[M]"), ((515, 136, 96), half))
 
 
 class Captured:
@@ -29,9 +50,7 @@ class Captured:
         return self.product.wrong(self.result, self.product.wanted(seed))
 
 
-@pytest.mark.parametrize(
-    ("name", "way"), [(name, way) for name in ("grouped_gemm", "persistent_gemm") for way in WAYS if takes(name, way)]
-)
+@pytest.mark.parametrize(("name", "way"), FORMS)
 def test_a_graph_replayed_a_hundred_times_with_new_data(generated, group, name, way):
     on, module = WAYS[way][1], generated(template(name), *WAYS[way])
     product = Product(group, 1000, 136, 96, torch.float16, on=on)
@@ -48,11 +67,11 @@ def test_a_graph_replayed_a_hundred_times_with_new_data(generated, group, name, 
 
 
 @pytest.mark.parametrize("growing", [False, True], ids=["warmed first", "captured as memory grows"])
-@pytest.mark.parametrize("way", ["gather, pull", "gather, push", "scatter", "reduce, two shots", "exchange after"])
+@pytest.mark.parametrize("way", SEVERAL)
 def test_graphs_of_several_shapes_replayed_in_random_order(generated, group, way, growing):
     """M = 1, 8, 64, 512 on one workspace. Captured as the memory grows, early graphs keep the memory they know."""
     on, module = WAYS[way][1], generated(template("grouped_gemm"), *WAYS[way])
-    products = [Product(group, m, 136, 96, torch.float16, on=on) for m in (1, 8, 64, 512)]
+    products = [Product(group, m, 136, 96, torch.float16, on=on) for m in ROWS]
     captured = []
     if not growing:
         for product in products:

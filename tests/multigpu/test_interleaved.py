@@ -1,6 +1,8 @@
 """Inputs moved by the programs that compute, between their tiles, on real ranks: every form, grids that are not resident at a
 time, programs with many tiles, results stored by the same kernel, operators."""
 
+import itertools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,6 +14,7 @@ from overlap.ops import a2a_gemm, ag_gemm, ag_gemm_k, last_plan
 from overlap.pipeline import Request, compile_source
 from overlap.runtime.workspace import check
 from tests.support.ranks import WAYS, Product, delay, template
+from tests.support.rehearsal import products
 
 from .conftest import WORLD
 from .test_results_op import piece, random, wrong
@@ -24,6 +27,31 @@ FORMS += [("persistent_gemm", way) for way in BETWEEN if WAYS[way][:2] in PERSIS
 SHAPES = [(515, 136, 96 * WORLD), (4091, 264, 1000), (1000, 136, 96), (3, 64, 64), (1, 8, 8)]
 MANY_TILES = (8192, 4096, 1024)
 """Of 64 x 64: more than are resident at a time, and dozens to a program of a persistent grid."""
+COLUMNS = [(130, columns, 515) for columns in (128, 1000, 1001)]
+
+
+def ahead():
+    """What is compiled ahead of the tests (`tests.support.ahead`)."""
+    brief, half = torch.bfloat16, torch.float16
+    for name, way in FORMS:
+        yield products(
+            f"test_every_form[{name}-{way}]", template(name), WAYS[way], *((s, brief) for s in [MANY_TILES, *SHAPES])
+        )
+    for plan, calls in itertools.product(
+        ("all_gather_1d", "all_gather_1d_pull"), ([(s, torch.float32) for s in COLUMNS], [(MANY_TILES, half)])
+    ):
+        yield products(
+            "test_columns_on_a_grid_of_two_dimensions", template("gemm_2d"), (plan, "b[N]", "ldst_inline"), *calls
+        )
+    for name, way in FORMS:
+        yield products(
+            f"test_launches_with_new_data_and_delays[{name}-{way}]", template(name), WAYS[way], (SHAPES[0], brief)
+        )
+    for backend in BACKENDS:
+        way = ("all_gather_1d", "a[M]", backend)
+        yield products(f"test_large_launches_in_a_row[{backend}]", template("persistent_gemm"), way, (MANY_TILES, half))
+    way = ("all_gather_1d", "a[M]", "ldst_inline")
+    yield products("test_in_a_graph", template("persistent_gemm"), way, ((2048, 512, 256), half))
 
 
 @pytest.fixture(autouse=True)
@@ -43,8 +71,8 @@ def test_every_form(generated, group, name, way):
 def test_columns_on_a_grid_of_two_dimensions(generated, group):
     for plan in ("all_gather_1d", "all_gather_1d_pull"):
         module = generated(template("gemm_2d"), plan, "b[N]", "ldst_inline")
-        for columns in (128, 1000, 1001):
-            Product(group, 130, columns, 515, torch.float32, on="b[N]").check(module, columns)
+        for shape in COLUMNS:
+            Product(group, *shape, torch.float32, on="b[N]").check(module, shape[1])
         Product(group, *MANY_TILES, torch.float16, on="b[N]").check(module, 1)
     check(group)
 

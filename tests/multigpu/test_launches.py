@@ -1,5 +1,7 @@
 """Generated modules on real ranks: many launches, streams, shapes, memory reuse, groups, profiler."""
 
+import itertools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,14 +9,48 @@ import torch.distributed as dist
 from overlap.runtime.cuda.runtime import runtime_for_group
 from overlap.runtime.workspace import check, release, reserve, workspaces
 from tests.support.ranks import TEMPLATES, WAYS, Product, delay, takes, template
+from tests.support.rehearsal import products
 
 from .conftest import WORLD
 
 SHAPES = [(512, 256, 128), (1000, 136, 96), (4091, 264, 1000), (130, 136, 96), (3, 64, 64), (1, 8, 8)]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+FORMS = [(name, way) for name in TEMPLATES for way in WAYS if takes(name, way)]
+COLUMNS = ["copy_engine", "ldst_reserved", "ldst_inline", "tma_reserved"]
+ONE = (515, 136, 96)
+REUSED = ["gather, pull", "gather, reserved", "gather, between tiles", "scatter", "exchange before"]
+GROWING = [*REUSED, "reduce, two shots", "exchange after"]
+IN_SUB_GROUPS = [*REUSED[:4], "reduce, one shot"]
+ROWS = (1, 64, 700, 3, 2000)
+OTHER_ROWS = (1024, 1, 515, 64, 3, 8, 1000, 2, 700, 515, 1, 1024)
 
 
-@pytest.mark.parametrize(("name", "way"), [(name, way) for name in TEMPLATES for way in WAYS if takes(name, way)])
+def ahead():
+    """What is compiled ahead of the tests (`tests.support.ahead`)."""
+    gemm, half = template("grouped_gemm"), torch.float16
+    for (name, way), dtype in itertools.product(FORMS, DTYPES):
+        calls = [(shape, dtype) for shape in SHAPES]
+        yield products(f"test_every_template_way_shape_and_dtype[{name}-{way}]", template(name), WAYS[way], *calls)
+    for name, backend in itertools.product(TEMPLATES, COLUMNS):
+        how, calls = ("all_gather_1d", "b[N]", backend), [(shape, torch.bfloat16) for shape in SHAPES]
+        yield products(f"test_columns_are_strided_chunks[{name}-{backend}]", template(name), how, *calls)
+    for test, ways, shapes, world in (
+        ("test_a_thousand_launches_with_new_data_and_delays", WAYS, [ONE], 0),
+        ("test_inputs_freed_and_reused_right_after_the_call", REUSED, [(2048, 136, 512)], 0),
+        ("test_growing_shapes_and_a_release_in_between", GROWING, [(m, 136, 96) for m in ROWS], 0),
+        ("test_two_sub_groups_of_a_2x2_mesh_at_once", IN_SUB_GROUPS, [ONE], 2),
+    ):
+        for way in ways:
+            yield products(f"{test}[{way}]", gemm, WAYS[way], *((shape, half) for shape in shapes), world=world)
+    for plan in ("all_gather_1d", "all_gather_1d_push"):
+        calls = [((m, 136, 96), half) for m in OTHER_ROWS]
+        yield products(f"test_shapes_that_differ_every_call_share_memory[{plan}]", gemm, (plan, "a[M]"), *calls)
+    if WORLD > 2:
+        way = ("all_gather_1d_push", "a[M]")
+        yield products("test_a_sub_group_that_leaves_rank_0_out", gemm, way, (ONE, half), world=WORLD - 1)
+
+
+@pytest.mark.parametrize(("name", "way"), FORMS)
 def test_every_template_way_shape_and_dtype(generated, group, name, way):
     on, module = WAYS[way][1], generated(template(name), *WAYS[way])
     for dtype in DTYPES:
@@ -24,7 +60,7 @@ def test_every_template_way_shape_and_dtype(generated, group, name, way):
     check(group)
 
 
-@pytest.mark.parametrize("backend", ["copy_engine", "ldst_reserved", "ldst_inline", "tma_reserved"])
+@pytest.mark.parametrize("backend", COLUMNS)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_columns_are_strided_chunks(generated, group, name, backend):
     module = generated(template(name), "all_gather_1d", "b[N]", backend)
@@ -61,9 +97,7 @@ def test_launches_alternating_over_two_streams(generated, group, way):
     assert not torch.stack(results).any()
 
 
-@pytest.mark.parametrize(
-    "way", ["gather, pull", "gather, reserved", "gather, between tiles", "scatter", "exchange before"]
-)
+@pytest.mark.parametrize("way", REUSED)
 def test_inputs_freed_and_reused_right_after_the_call(generated, group, way):
     on, module = WAYS[way][1], generated(template("grouped_gemm"), *WAYS[way])
     product = Product(group, 2048, 136, 512, torch.float16, on=on)
@@ -101,7 +135,7 @@ def test_shapes_that_differ_every_call_share_memory(generated, group, plan):
     reserve(module.OL_OPERATOR, group, {"M": 1024, "K": 96}, torch.float16)
     (workspace,) = workspaces(runtime_for_group(group)).values()
     memory, held = workspace.memory, torch.cuda.memory_allocated()
-    for call, m in enumerate([1024, 1, 515, 64, 3, 8, 1000, 2, 700, 515, 1, 1024]):
+    for call, m in enumerate(OTHER_ROWS):
         Product(group, m, 136, 96, torch.float16).check(module, call)
     assert workspace.memory is memory and not workspace.kept
     assert torch.cuda.memory_allocated() == held
@@ -110,30 +144,17 @@ def test_shapes_that_differ_every_call_share_memory(generated, group, plan):
     Product(group, 512, 136, 96, torch.float16).check(module, 0)
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        "gather, pull",
-        "gather, reserved",
-        "gather, between tiles",
-        "scatter",
-        "reduce, two shots",
-        "exchange before",
-        "exchange after",
-    ],
-)
+@pytest.mark.parametrize("way", GROWING)
 def test_growing_shapes_and_a_release_in_between(generated, group, way):
     on, module = WAYS[way][1], generated(template("grouped_gemm"), *WAYS[way])
     for round_ in range(2):
-        for m in (1, 64, 700, 3, 2000):
+        for m in ROWS:
             Product(group, m, 136, 96, torch.float16, on=on).check(module, m + round_)
         release(group)
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize(
-    "way", ["gather, pull", "gather, reserved", "gather, between tiles", "scatter", "reduce, one shot"]
-)
+@pytest.mark.parametrize("way", IN_SUB_GROUPS)
 def test_two_sub_groups_of_a_2x2_mesh_at_once(generated, process_group, way):
     """Rows and columns of the mesh: a global rank used for a rank of the group would read another group's memory."""
     on, module = WAYS[way][1], generated(template("grouped_gemm"), *WAYS[way])

@@ -19,6 +19,7 @@ from overlap.errors import DeadlineError, OverlapError
 from overlap.runtime.workspace import check, release
 from tests.support.ranks import Product, delay, template
 from tests.support.realizations import REALIZATIONS, missing
+from tests.support.rehearsal import products
 
 from .children import run_on_every_rank
 from .conftest import WORLD, meet
@@ -31,6 +32,19 @@ LAUNCHES = 1000 if SWEEP else 300
 OURS = [name for name, how in REALIZATIONS.items() if not how.library]
 FORMS = ["gather, ldst_reserved", "gather, tma_inline", "scatter, tma_inline", "gather, nvshmem"]
 """Programs of their own, programs between their tiles, tiles that are stored, signals of far peers."""
+
+
+def ahead():
+    """What is compiled ahead of the tests (`tests.support.ahead`), of realizations whose kernels are linked with no library."""
+    near = [(name, how) for name, how in REALIZATIONS.items() if not how.far and not missing(name)]
+    for test, m, world in (
+        ("test_launches_over_two_streams_with_delays", 515, 0),
+        ("test_a_graph_replayed_between_calls", 1000, 0),
+        ("test_two_sub_groups_of_a_2x2_mesh_at_once", 515, 2),
+    ):
+        for name, how in near:
+            way, calls = (how.plan, how.on, how.backend), [((m, 136, 96), torch.float16)]
+            yield products(f"{test}[{name}]", template(how.kernel), way, *calls, world=world)
 
 
 def each(found):

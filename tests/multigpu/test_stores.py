@@ -8,6 +8,7 @@ What could be wrong is told apart by ``OVERLAP_TEST_STORES``, a list of: ``poiso
 that has landed and its count, of the proxy and of the system too).
 """
 
+import itertools
 import os
 
 import pytest
@@ -24,6 +25,7 @@ from overlap.runtime.tables.slots import Slots
 from overlap.runtime.workspace import check
 from overlap.schedule.table import HIGH_BYTES, LOW_BYTES
 from tests.support.ranks import Product, delay, template
+from tests.support.rehearsal import products
 
 from .conftest import WORLD, meet
 from .findings import findings, poison
@@ -41,6 +43,27 @@ WAYS = {
     "all_to_all_1d": "c[M:N]",
 }
 SHAPES = [(515, 136, 96), (1000, 264, 200), (2048, 512, 512), (130, 64, 64), (3, 64, 64), (1, 8, 8)]
+COLUMNS = [(130, 136, 96), (515, 1000, 64)]
+
+
+def shapes_of(name):
+    # A rank without rows has no descriptor of them to make on the host.
+    return SHAPES if name == "persistent_gemm" else SHAPES[:4]
+
+
+def ahead():
+    """What is compiled ahead of the tests (`tests.support.ahead`), where nothing is asked for."""
+    if ASKED:
+        return
+    for name, plan in itertools.product(KERNELS, WAYS):
+        way, calls = (plan, WAYS[plan], BACKEND), [(shape, torch.bfloat16) for shape in shapes_of(name)]
+        yield products(f"test_every_form[{name}-{plan}]", KERNELS[name], way, *calls)
+    for dtype in (torch.float32, torch.float16):
+        way, calls = ("reduce_scatter_1d", "c[N]", BACKEND), [(shape, dtype) for shape in COLUMNS]
+        yield products("test_columns_and_wide_elements", KERNELS["persistent_gemm"], way, *calls)
+    for name in KERNELS:
+        way, call = ("reduce_scatter_1d", "c[M]", BACKEND), ((1000, 136, 96), torch.float16)
+        yield products(f"test_a_graph_replayed_with_new_data[{name}]", KERNELS[name], way, call)
 
 
 @pytest.fixture(autouse=True)
@@ -147,8 +170,7 @@ def test_one_descriptor_reaches_every_rank(group, dtype):
 @pytest.mark.parametrize("name", KERNELS)
 def test_every_form(generated, group, name, plan):
     module = generated(KERNELS[name], plan, WAYS[plan], BACKEND)
-    # A rank without rows has no descriptor of them to make on the host.
-    for seed, shape in enumerate(SHAPES if name == "persistent_gemm" else SHAPES[:4]):
+    for seed, shape in enumerate(shapes_of(name)):
         checked(Product(group, *shape, torch.bfloat16, on=WAYS[plan]), module, seed)
     check(group)
 
@@ -156,7 +178,7 @@ def test_every_form(generated, group, name, plan):
 def test_columns_and_wide_elements(generated, group):
     for dtype in (torch.float32, torch.float16):
         module = generated(KERNELS["persistent_gemm"], "reduce_scatter_1d", "c[N]", BACKEND)
-        for seed, shape in enumerate([(130, 136, 96), (515, 1000, 64)]):
+        for seed, shape in enumerate(COLUMNS):
             checked(Product(group, *shape, dtype, on="c[N]"), module, seed)
     check(group)
 

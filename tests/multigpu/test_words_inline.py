@@ -11,6 +11,7 @@ from overlap.errors import DeadlineError, OverlapError, UnsupportedError
 from overlap.ops import gemm_ar, gemm_rs, last_plan
 from overlap.runtime.workspace import check, release
 from tests.support.ranks import Product, delay, template
+from tests.support.rehearsal import products
 
 from .conftest import WORLD
 from .test_graphs import Captured
@@ -36,18 +37,44 @@ def cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "modules"))
 
 
+def shapes_of(name, plan):
+    """What `test_every_form` calls, and with which dtypes."""
+    shapes = [*SHAPES, *ODD] if name == "grouped_gemm" else SHAPES
+    if name == "host_descriptors" and plan == "all_to_all_1d":
+        # A rank without rows has no descriptor of them to make on the host.
+        shapes = [shape for shape in shapes if shape[0] >= WORLD]
+    return shapes, (torch.bfloat16, torch.float32) if name == "grouped_gemm" else (torch.float16,)
+
+
+def ahead():
+    """What is compiled ahead of the tests (`tests.support.ahead`)."""
+    for name, plan in itertools.product(KERNELS, WAYS):
+        shapes, dtypes = shapes_of(name, plan)
+        for dtype in dtypes:
+            calls = [(shape, dtype) for shape in (*shapes, *shapes[::-1])]
+            yield products(f"test_every_form[{name}-{plan}]", KERNELS[name], (plan, WAYS[plan], BACKEND), *calls)
+    gemm, persistent = KERNELS["grouped_gemm"], KERNELS["persistent_gemm"]
+    calls = [(shape, torch.bfloat16) for shape in (*SHAPES, *ODD)]
+    yield products("test_columns", gemm, ("reduce_scatter_1d", "c[N]", BACKEND), *calls)
+    for plan in ("reduce_scatter_1d", "all_reduce_one_shot"):
+        calls = [((m, 1024, 96), torch.float16) for m in (16, 130)]
+        yield products("test_a_graph_replayed_with_new_data", persistent, (plan, WAYS[plan], BACKEND), *calls)
+    for test, dtype in (
+        ("test_many_calls_one_behind_the_other", torch.bfloat16),
+        ("a_rank_that_does_not_come", torch.float16),
+    ):
+        yield products(test, gemm, ("all_reduce_one_shot", "c[]", BACKEND), ((16, 256, 64), dtype))
+
+
 @pytest.mark.parametrize("plan", WAYS)
 @pytest.mark.parametrize("name", KERNELS)
 def test_every_form(generated, group, name, plan):
     """Of one operator shapes take turns on one epoch, in calls that ranks come to at different times."""
     module = generated(KERNELS[name], plan, WAYS[plan], BACKEND)
-    shapes = [*SHAPES, *ODD] if name == "grouped_gemm" else SHAPES
-    if name == "host_descriptors" and plan == "all_to_all_1d":
-        # A rank without rows has no descriptor of them to make on the host.
-        shapes = [shape for shape in shapes if shape[0] >= WORLD]
-    for dtype in (torch.bfloat16, torch.float32) if name == "grouped_gemm" else (torch.float16,):
-        products = [Product(group, *shape, dtype, on=WAYS[plan]) for shape in shapes]
-        for seed, product in enumerate([*products, *products[::-1], *products]):
+    shapes, dtypes = shapes_of(name, plan)
+    for dtype in dtypes:
+        each = [Product(group, *shape, dtype, on=WAYS[plan]) for shape in shapes]
+        for seed, product in enumerate([*each, *each[::-1], *each]):
             delay(seed, product.rank)
             product.check(module, seed)
     check(group)

@@ -7,7 +7,6 @@ import time
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from overlap.chunkplan.region import shard_interval
 
@@ -78,7 +77,7 @@ class Product:
         self, group, m: int, n: int, k: int, dtype: torch.dtype, on: str = "a[M]", device: str = "cuda"
     ) -> None:
         self.group = group
-        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        self.rank, self.world = group.rank(), group.size()
         self.sizes = {"M": m, "N": n, "K": k}
         self.dtype = dtype
         self.on = on

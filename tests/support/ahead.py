@@ -1,0 +1,132 @@
+"""Kernels compiled ahead of the ranks that launch them, on all cores: rehearsals of tests (`rehearsal`), a process a core.
+
+    ranks     test 1: compile, launch | test 2: found, launch | test 3: found, ...
+    workers   test 2 | test 5 | ...
+              test 3 | test 6 | ...
+              test 4 | test 7 | ...
+
+A test file lists its rehearsals, in the order of its tests, by a function ``ahead``; one without is left to the ranks. No worker
+touches a GPU. Imports neither torch nor Triton, which workers do.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from .compilations import keep_records, records
+
+NICE = 10
+"""Of workers: ranks go first."""
+FAILURES = 5
+"""Of which is told."""
+
+
+class Ahead:
+    """The workers, in a ``with`` statement; they begin at once.
+
+    Args:
+        ranks: of the tests.
+        target: what kernels are compiled for, as in ``sm_90``.
+        names: of tests, ``FILE[:EXPRESSION]``, in their order.
+    """
+
+    def __init__(self, ranks: int, target: str, names: Sequence[str]) -> None:
+        self._workers = len(os.sched_getaffinity(0))
+        self._folder = tempfile.TemporaryDirectory()
+        context, given = multiprocessing.get_context("spawn"), (ranks, target, self._folder.name)
+        self._pool = ProcessPoolExecutor(self._workers, context, _start, given)
+        self._futures: dict[str, list[Future[str]]] = {name: [] for name in names}
+        self._pool.submit(_counts, list(self._futures)).add_done_callback(self._submit)
+
+    def _submit(self, counted: Future[dict[str, int]]) -> None:
+        with suppress(Exception):  # `end` tells that nothing was done
+            for name, count in counted.result().items():
+                self._futures[name] += [self._pool.submit(_play, name, number) for number in range(count)]
+
+    def end(self, name: str) -> Iterator[str]:
+        """Lets go of what is not done. Lines: how far the rehearsals came, and what went wrong."""
+        futures = self._futures[name]
+        for future in futures:
+            future.cancel()
+        failed = [text for future in futures if (text := _failure(future))]
+        done = sum(future.done() and not future.cancelled() for future in futures)
+        yield f"ahead: {done} of {len(futures)} rehearsals by {self._workers} processes, {len(failed)} failed"
+        yield from (f"  {text}" for text in failed[:FAILURES])
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """Of what was compiled, or found, so far."""
+        return records(Path(self._folder.name).iterdir())
+
+    def __enter__(self) -> Ahead:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Not waited for: Triton puts finished files alone into its cache.
+        workers = list(self._pool._processes.values())
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.terminate()
+        for worker in workers:
+            worker.join()
+        self._folder.cleanup()
+
+
+def _failure(future: Future[str]) -> str:
+    if future.cancelled() or not future.done():
+        return ""
+    return repr(error) if (error := future.exception()) else future.result()
+
+
+_IN = ExitStack()
+"""What a worker is in as long as it lives."""
+
+
+def _start(ranks: int, target: str, folder: str) -> None:
+    os.environ.update(CUDA_VISIBLE_DEVICES="", WORLD_SIZE=str(ranks))
+    os.nice(NICE)
+    from .rehearsal import planned
+
+    keep_records(Path(folder) / f"worker_{os.getpid()}.jsonl")
+    _IN.enter_context(planned(target))
+
+
+@cache
+def rehearsals(name: str) -> list[Any]:
+    """Those of ``FILE[:EXPRESSION]``, each once: of tests whose names pytest's ``-k EXPRESSION`` picks."""
+    from _pytest.mark.expression import Expression
+
+    file, _, expression = name.partition(":")
+    picks = Expression.compile(expression or "test")
+    listed = getattr(importlib.import_module(f"tests.multigpu.test_{file}"), "ahead", list)()
+    found: dict[Any, Any] = {}
+    for one in listed:
+        called = f"test_{file}.py {one.test}".lower()
+        if picks.evaluate(lambda word, called=called, **_: word.lower() in called):
+            found.setdefault(one[1:], one)
+    return list(found.values())
+
+
+def _counts(names: Sequence[str]) -> dict[str, int]:
+    return {name: len(rehearsals(name)) for name in names}
+
+
+def _play(name: str, number: int) -> str:
+    """What went wrong, if anything did; the ranks then compile for themselves."""
+    from .rehearsal import rehearse
+
+    one = rehearsals(name)[number]
+    try:
+        rehearse(one, int(os.environ["WORLD_SIZE"]))
+    except Exception as error:
+        return f"{one.test}: {error!r}"
+    return ""

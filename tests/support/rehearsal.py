@@ -1,0 +1,142 @@
+"""Calls of a test without GPUs, for what they have Triton compile: each kernel that ranks will launch, under the same key.
+
+They are made on a runtime that enqueues nothing and asks Triton for each kernel as a GPU's runtime does, with arguments of the
+same types, values and alignments. What is compiled lies in Triton's cache then, where the ranks look for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from triton.backends.nvidia import driver
+
+from bench.null_runtime import NullGroup, NullRuntime
+from overlap.annotate.source import SourceUnit
+from overlap.build import device, parse_target
+from overlap.codegen.module_io import load_module
+from overlap.pipeline import Request, compile_source
+from overlap.runtime.kernels.entry import wait_kernel
+from overlap.runtime.packets.kernels import wait_packets_kernel
+
+from .ranks import Product
+
+ROOT = Path(__file__).parent.parent.parent
+Call = tuple[Sequence[int], torch.dtype]
+"""Sizes M, N and K, and the dtype of a product."""
+
+
+class Rehearsal(NamedTuple):
+    """The calls of the test that is called ``test``: ``play(group, *arguments)`` makes those of one rank.
+
+    ``world``: ranks of the group; 0: all.
+    """
+
+    test: str
+    play: Callable[..., None]
+    arguments: tuple[Any, ...]
+    world: int = 0
+
+
+def products(test: str, source: str, way: Sequence[str], *calls: Call, world: int = 0) -> Rehearsal:
+    """Of products (`Product`) by one module.
+
+    Args:
+        way: plan, communicated tensor and, where it is not the copy engine, backend.
+    """
+    return Rehearsal(test, multiply, (source, tuple(way), calls), world)
+
+
+def multiply(group: Any, source: str, way: tuple[str, ...], calls: Sequence[Call]) -> None:
+    """Calls of one rank on one workspace, in their order: what a kernel is compiled for may depend on it."""
+    module = _module(source, way)
+    for (m, n, k), dtype in calls:
+        product = Product(group, m, n, k, dtype, on=way[1])
+        inputs = product.arguments(torch.empty(m, k, dtype=dtype), torch.empty(k, n, dtype=dtype))
+        module.matmul(*inputs, group=group, sizes=product.sizes)
+
+
+def generate(path: Path, source: str, plan: str, on: str, backend: str | None = None) -> Any:
+    """The module generated from a file of the checkout, imported from ``path``."""
+    request = Request(SourceUnit.from_file(str(ROOT / source)), plan=plan, on=on, backend=backend)
+    path.write_text(compile_source(request).module.text)
+    return load_module(str(path))
+
+
+@cache
+def _module(source: str, way: tuple[str, ...]) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        return generate(Path(folder) / "module.py", source, *way)
+
+
+@contextlib.contextmanager
+def planned(target: str) -> Iterator[None]:
+    """Triton compiles for a target meanwhile, and host code finds it for its device, with tensors of the CPU."""
+    with (
+        mock.patch.object(device, "_OnMeta", contextlib.nullcontext),
+        mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
+        device.planned_device(parse_target(target)),
+    ):
+        yield
+
+
+def rehearse(rehearsal: Rehearsal, ranks: int) -> None:
+    """The calls of every rank, one after the other, under `planned`."""
+    world = rehearsal.world or ranks
+    for rank in range(world):
+        group = NullGroup(world)
+        group.overlap_runtime = CompilingRuntime(world, rank)
+        rehearsal.play(group, *rehearsal.arguments)
+
+
+class CompilingRuntime(NullRuntime):
+    """Asks Triton for each kernel that `CudaRuntime` would, and enqueues nothing."""
+
+    def warm(self, kernel: Any, grid: Any, kwargs: dict[str, Any], **options: Any) -> Callable[..., None]:
+        _compile(kernel, grid, (), kwargs)
+        return super().warm(kernel, grid, kwargs, **options)
+
+    def resident(self, kernel: Any, grid: Any, kwargs: dict[str, Any]) -> int:
+        _compile(kernel, grid, (), kwargs)
+        return super().resident(kernel, grid, kwargs)
+
+    def launch(self, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stream: int) -> None:
+        _compile(kernel, grid, args, kwargs)
+
+    def collectives(self, plan: Any, source: Any, target: Any) -> None:
+        """A library's kernels are compiled already."""
+
+    def watch(self, state: torch.Tensor, *, packets: bool = False) -> Callable[[], None]:
+        # Polls are timed by these kernels (`overlap.runtime.faults.deadline`).
+        kernel, word = (wait_packets_kernel, "lines") if packets else (wait_kernel, "flag")
+        _compile(kernel, (1, 1, 1), (), {word: state, "state": state, "num_warps": 1})
+        return super().watch(state, packets=packets)
+
+
+def _compile(kernel: Any, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    made = kernel.warmup(*args, grid=grid, **kwargs)
+    # Up to Triton 3.6 what launches a kernel is compiled as well, and linked with the driver.
+    if hasattr(driver, "make_launcher") and _driver_is_here():
+        meta = getattr(made.metadata, "tensordesc_meta", None)
+        parameters = f"{made.src.signature} {sorted(made.src.constants)} {meta}"
+        if parameters not in _LAUNCHERS:
+            _LAUNCHERS.add(parameters)
+            driver.CudaLauncher(made.src, made.metadata)
+
+
+_LAUNCHERS: set[str] = set()
+"""Of which parameters there is one."""
+
+
+@cache
+def _driver_is_here() -> bool:
+    try:
+        return bool(driver.library_dirs())
+    except AssertionError:
+        return False
