@@ -27,8 +27,11 @@ def ahead():
             [((m, 136, 96), half) for m in ROWS],
         )
         yield products(test, template("grouped_gemm"), WAYS[way], *calls)
-    for plan in ("all_gather_1d", "all_gather_1d_push"):
-        yield products("test_others", template("grouped_gemm"), (plan, "a[M]"), ((515, 136, 96), half))
+    for test, plan in (
+        ("test_two_calls_in_one_graph_on_two_streams", "all_gather_1d"),
+        ("test_a_capture_between_two_calls_leaves_them_in_order", "all_gather_1d_push"),
+    ):
+        yield products(test, template("grouped_gemm"), (plan, "a[M]"), ((515, 136, 96), half))
 
 
 class Captured:

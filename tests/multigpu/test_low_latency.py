@@ -28,6 +28,7 @@ from overlap.runtime.group.collectives import add_in_order
 from overlap.runtime.packets import low_latency
 from overlap.runtime.workspace import check, release
 from tests.support.ranks import delay
+from tests.support.rehearsal import Rehearsal
 
 from .children import run_on_every_rank
 from .conftest import WORLD
@@ -38,11 +39,12 @@ DEADLINE_S = 3
 NAN = float("nan")
 LONG = 300_000
 """Bytes: several tiles for every program."""
+LIMIT = ("OVERLAP_LOW_LATENCY_BELOW_BYTES", str(4 << 20))
 
 
 @pytest.fixture(autouse=True)
 def limit(monkeypatch):
-    monkeypatch.setenv("OVERLAP_LOW_LATENCY_BELOW_BYTES", str(4 << 20))
+    monkeypatch.setenv(*LIMIT)
 
 
 @pytest.fixture
@@ -118,35 +120,56 @@ class Case:
         return differs(self.out, self.wanted(seed))
 
 
-def cases():
+def specs():
     """Kernels differ by dtype, width of words and whether boxes are flat: each is there once or more, not every combination."""
     shapes = [(1, 1), (16, 4096), (7, 33), (3, 5, 64), (LONG // 64, 32)]
     for number, shape in enumerate(shapes):
         for dtype in (torch.bfloat16, torch.float32, *((torch.float16, torch.float64) if number < 2 else ())):
-            yield Case("all_reduce", shape, dtype)
+            yield "all_reduce", shape, dtype
             for dim in range(len(shape)):
-                yield Case("reduce_scatter", shape, dtype, (dim,))
+                yield "reduce_scatter", shape, dtype, (dim,)
         for dtype in (torch.bfloat16, *((torch.uint8, torch.float64) if number == 2 else ())):
             for dim in range(len(shape)):
-                yield Case("all_gather", shape, dtype, (dim,))
+                yield "all_gather", shape, dtype, (dim,)
             for dims in itertools.permutations(range(len(shape)), 2):
-                yield Case("all_to_all", shape, dtype, dims)
+                yield "all_to_all", shape, dtype, dims
+
+
+IN_TWO_STEPS = [
+    ("all_reduce", shape, dtype)
+    for shape in ((1,), (37,), (16, 4096), (LONG // 2,))
+    for dtype in (torch.bfloat16, torch.float32)
+]
+
+
+def play(group, two_steps, kind, shape, dtype, dims=()):
+    """One call of a rank, for its kernel alone."""
+    whole, rank = torch.empty(shape, dtype=dtype), group.rank()
+    given = narrow(whole, dims[0], rank).contiguous() if kind in ("all_gather", "all_to_all") else whole
+    out = narrow(whole, dims[-1], rank).contiguous() if kind in ("reduce_scatter", "all_to_all") else whole.clone()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(*LIMIT)
+        if two_steps:
+            patch.setattr(low_latency, "in_two_steps", lambda *_: True)
+        assert getattr(low_latency.low_latency_of(group.overlap_runtime), kind)(given, *dims, out)
+
+
+def ahead():
+    """What is compiled ahead of the tests (`tests.support.ahead`)."""
+    for spec in specs():
+        yield Rehearsal("test_every_collective_has_the_right_bits", play, (False, *spec))
+    for spec in IN_TWO_STEPS:
+        yield Rehearsal("test_an_all_reduce_in_two_steps", play, (True, *spec))
 
 
 def test_every_collective_has_the_right_bits(words):
-    wrong = {
-        (case.kind, case.shape, case.dtype, case.dims): case.check(words, seed) for seed, case in enumerate(cases())
-    }
+    wrong = {spec: Case(*spec).check(words, seed) for seed, spec in enumerate(specs())}
     assert [what for what, bad in wrong.items() if bad] == []
 
 
 def test_an_all_reduce_in_two_steps(words, monkeypatch):
     monkeypatch.setattr(low_latency, "in_two_steps", lambda *_: True)
-    several = [
-        Case("all_reduce", shape, dtype)
-        for shape in ((1,), (37,), (16, 4096), (LONG // 2,))
-        for dtype in (torch.bfloat16, torch.float32)
-    ]
+    several = [Case(*spec) for spec in IN_TWO_STEPS]
     wrong = []
     for seed in range(100):
         delay(seed, me(), 0.5)

@@ -61,7 +61,7 @@ def ahead():
         yield products("test_a_graph_replayed_with_new_data", persistent, (plan, WAYS[plan], BACKEND), *calls)
     for test, dtype in (
         ("test_many_calls_one_behind_the_other", torch.bfloat16),
-        ("a_rank_that_does_not_come", torch.float16),
+        ("test_a_rank_that_does_not_come", torch.float16),
     ):
         yield products(test, gemm, ("all_reduce_one_shot", "c[]", BACKEND), ((16, 256, 64), dtype))
 
