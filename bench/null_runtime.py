@@ -58,7 +58,7 @@ class NullRuntime:
     def holder(self, word: torch.Tensor, value: int) -> Callable[[int], None]:
         return _nothing
 
-    def copier(self, dst: torch.Tensor, src: torch.Tensor) -> Callable[[int], None]:
+    def copier(self, dst: torch.Tensor, src: torch.Tensor, place: Any = None) -> Callable[..., None]:
         return _nothing
 
     def chained(self, enqueues: Sequence[Callable[[int], None]], beside: Collection[int] = ()) -> Callable[[int], None]:

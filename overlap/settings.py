@@ -176,6 +176,14 @@ SETTINGS: dict[str, Setting] = {
             minimum=0,
         ),
         Setting(
+            "given_bytes",
+            int,
+            4 << 20,
+            "Shards of fewer bytes are staged before copy engines push them; others are pushed out of the caller's tensor, while "
+            "they are staged.",
+            minimum=0,
+        ),
+        Setting(
             "lane_graphs",
             bool,
             False,

@@ -117,20 +117,22 @@ class Runtime(Protocol):
     def elapsed(self, begin: Any, end: Any) -> float:
         """Nanoseconds (simulated: steps) between two marks that their streams have passed."""
 
-    def copier(self, dst: Any, src: Any) -> Callable[[Any], None]:
+    def copier(self, dst: Any, src: Any, place: Place | None = None) -> Callable[..., None]:
         """A copy-engine copy between two ranks' memory, 1-D or 2-D, made ready; called with a stream it enqueues it.
 
-        ``dst`` and ``src`` are views of one shape and dtype.
+        ``dst`` and ``src`` are views of one shape and dtype. ``place``: where each call has its source, of the layout of ``src``,
+        in what it carries, which comes behind the stream; it is one copy, 1-D or 2-D.
         """
 
-    def chained(self, enqueues: Sequence[Callable[[Any], None]], beside: Collection[int] = ()) -> Callable[[Any], None]:
-        """What `copier`, `holder` and `warm` made, as one: called with a stream, it enqueues them one behind the other.
+    def chained(self, enqueues: Sequence[Callable[..., None]], beside: Collection[int] = ()) -> Callable[..., None]:
+        """What `copier`, `holder` and `warm` made, as one: called with a stream, and what a call carries where they take
+        something from it, it enqueues them one behind the other.
 
         Those whose numbers are in ``beside`` come behind all before them, and all of them before whatever the stream gets later,
         but what follows in ``enqueues`` does not wait for them.
         """
 
-    def settled(self, enqueue: Callable[[Any], None]) -> Callable[[Any], None] | None:
+    def settled(self, enqueue: Callable[..., None]) -> Callable[..., None] | None:
         """What `chained` made, for streams that no graph captures and for many launches, of which one is in flight at a time.
 
         None: it cannot be made at present, while the main stream is captured.
@@ -139,9 +141,10 @@ class Runtime(Protocol):
     def recorded(self, steps: Callable[[Any], None]) -> Callable[[Any, Any], bool] | None:
         """A call that is enqueued as one, for calls that differ in what they carry alone, of which one is in flight at a time.
 
-        ``steps`` is called once, with an object that has a ``main`` stream, `forks`, `join`, and ``launch(enqueue, carried)``
-        for launches on the main stream; what it enqueues there is not carried out. The answer takes the caller's stream,
-        which no graph captures, and what a call carries; it says whether it enqueued the call, which else goes by its steps.
+        ``steps`` is called once, with an object that has a ``main`` stream, `forks`, `join`, ``launch(enqueue, carried)``
+        for launches on the main stream and ``on_lane(enqueue, carried, stream)`` for the rest; what it enqueues there is not
+        carried out. The answer takes the caller's stream, which no graph captures, and what a call carries; it says whether it
+        enqueued the call, which else goes by its steps.
         None: this call is not to be enqueued as one.
         """
 

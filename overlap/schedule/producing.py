@@ -198,10 +198,11 @@ def carry_out(
     hold: list[Step] | None = None,
     lane: int | None = None,
     moved: Collection[OpId] = (),
+    given: bool = False,
 ) -> list[Step]:
     """Await what the operation depends on, copy, raise its flag; ``behind`` is what each lane has seen.
 
-    Its lane is its channel where none is given. ``moved``: operations that no lane carries out.
+    Its lane is its channel where none is given. ``moved``: operations that no lane carries out. ``given``: see `Copy`.
     """
     op = _copied(plan, op_id)
     lane = op.channel if lane is None else lane
@@ -212,7 +213,7 @@ def carry_out(
             steps.append(Await(lane, dep, _copied(plan, dep).dst_rank))
             behind[lane].add(dep)
     behind[lane].add(op_id)
-    return [*steps, *(hold or ()), Copy(lane, op_id), Raise(lane, op_id)]
+    return [*steps, *(hold or ()), Copy(lane, op_id, given), Raise(lane, op_id)]
 
 
 def _copied(plan: CommPlan, op_id: OpId) -> P2P:

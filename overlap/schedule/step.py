@@ -12,11 +12,17 @@ from .pieces import Piece
 
 @dataclass(frozen=True)
 class Entry:
-    """The entry kernel: wait for ``done``, stage the own chunk, reset ``counters``, bump the epoch, exchange ``ready``."""
+    """The entry kernel: wait for ``done``, stage the own chunk unless a `Stage` does, reset ``counters``, bump the epoch,
+    exchange ``ready``."""
 
     wait_done: bool
     ready: bool
     counters: bool = False
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Copies the own chunk into symmetric memory, on the main stream, beside lanes that send it from where the caller has it."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +75,12 @@ class Gather:
 
 @dataclass(frozen=True)
 class Copy:
-    """The operation's copy; its source is the kernel's partial, a kept sum (`pieces.Piece`), or gathered memory."""
+    """The operation's copy; its source is the kernel's partial, a kept sum (`pieces.Piece`), gathered memory, or, with
+    ``given``, the caller's tensor."""
 
     lane: int
     op: OpId
+    given: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,4 +134,20 @@ class Join:
     lane: int
 
 
-Step = Entry | Fork | Branch | Await | Hold | Whole | Gather | Copy | Raise | Kernel | Sum | Library | Credit | Join
+Step = (
+    Entry
+    | Stage
+    | Fork
+    | Branch
+    | Await
+    | Hold
+    | Whole
+    | Gather
+    | Copy
+    | Raise
+    | Kernel
+    | Sum
+    | Library
+    | Credit
+    | Join
+)

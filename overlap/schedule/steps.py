@@ -4,6 +4,8 @@
              lane 0               | [Await] Copy Raise ... | Credit*      /
     push     main    Entry | Fork | Kernel .............................. | Join | Credit*
              lane 0               | [Await] Copy Raise ...                /
+    given    main    Entry | Fork | Stage | Kernel ...................... | Join | Credit*
+             lane 0               | Copy Raise | Copy Raise ...           /
     produce  main    Entry | Fork | Kernel .......... | Sum (result) | Credit* | Join
              lane 0               | Hold Copy Raise | Hold Copy Raise ........ /
     two-shot main    Entry | Fork | Kernel .......... | Sum (own shard) | Fork | Sum (the rest) | Credit* | Join | Join
@@ -28,6 +30,10 @@ What each step orders, for launch n on rank r:
   from it) and its lanes push (a peer's kernel or sum may still read what they overwrite). Pulls read a staged shard of
   this launch, so with any pull in the plan entries also exchange `ready`; a push reads the rank's own memory.
   With ``counters`` it also sets the counters of chunks that tiles make back to zero.
+* ``Stage`` stands where the entry does not stage: lanes that send the rank's own chunk out of the caller's tensor (``given``)
+  are forked ahead of it and wait for credits alone, the kernel's own tiles read what is staged, and so do lanes that are
+  forked behind it. Their joins, ahead of all that the caller enqueues next, keep that from overwriting what they still read.
+  With any pull the entry stages, since ``ready`` says that it has.
 * ``Await`` holds a lane until the flag of an operation that the next copy depends on has been raised, wherever that
   landed: at r (to forward a chunk), at the peer that r pulls from (a relay), or at the peer that r pushes to. What
   the same lane did before needs none.
@@ -64,10 +70,28 @@ from overlap.chunkplan.order import happens_before, name_op
 from overlap.chunkplan.plan import P2P, CommPlan, OpId
 from overlap.errors import PlanError, UnsupportedError
 
+from .givens import ahead_of_staging
 from .moves import moves_of
 from .pieces import check_produced
 from .producing import Producing, carry_out, stages
-from .step import Await, Branch, Copy, Credit, Entry, Fork, Gather, Hold, Join, Kernel, Library, Raise, Step, Sum, Whole
+from .step import (
+    Await,
+    Branch,
+    Copy,
+    Credit,
+    Entry,
+    Fork,
+    Gather,
+    Hold,
+    Join,
+    Kernel,
+    Library,
+    Raise,
+    Stage,
+    Step,
+    Sum,
+    Whole,
+)
 
 __all__ = [
     "Await",
@@ -82,6 +106,7 @@ __all__ = [
     "Kernel",
     "Library",
     "Raise",
+    "Stage",
     "Step",
     "Sum",
     "Whole",
@@ -102,6 +127,7 @@ def launch_steps(
     moves: bool | Collection[OpId] = False,
     kernel_first: bool = False,
     early: bool = False,
+    given: Collection[OpId] = (),
 ) -> tuple[Step, ...]:
     """The steps of ``rank`` for one launch of ``plan``, by copy engine where nothing else is said.
 
@@ -113,6 +139,7 @@ def launch_steps(
         kernel_first: enqueues the kernel before the copies that feed it, faster where the host is slow, wrong under
             ``CUDA_LAUNCH_BLOCKING=1``.
         early: sums are made while the kernel runs, as far as they can (`early.can_be_early`).
+        given: operations of the rank that may be copied out of the caller's tensor (`givens.sent_as_given`).
 
     Raises:
         UnsupportedError: the plan has an operation that a copy engine cannot do, or one that both feeds the kernel and
@@ -133,15 +160,22 @@ def launch_steps(
     made = Producing(plan, rank, produced, stores, early=early) if produced else None
     kernel = Kernel(made.stored if made is not None else (), moves_of(plan, rank, moved=moved) if moved else ())
 
+    ahead = ahead_of_staging(plan, rank, feeding, given)
+    sent: list[Step] = []
     copies: list[Step] = []
     late: list[Step] = []
     after_moves = _after_moves(plan, moved) if feeding else set()
     for index in feeding:
-        enqueued = late if kernel_first or (rank, index) in after_moves else copies
-        enqueued += carry_out(plan, (rank, index), behind, moved=moved)
+        enqueued = sent if own[index].channel in ahead else copies
+        if kernel_first or (rank, index) in after_moves:
+            enqueued = late
+        from_caller = own[index].channel in ahead and (rank, index) in given
+        enqueued += carry_out(plan, (rank, index), behind, moved=moved, given=from_caller)
     counts = bool(kernel.moves) or (made is not None and (bool(made.partial) or bool(made.kept)))
     steps: list[Step] = [Entry(plan.world > 1, pulls, counts)]
-    steps += [Fork(lane) for lane in lanes]
+    if ahead:
+        steps += [*(Fork(lane) for lane in lanes if lane in ahead), *sent, Stage()]
+    steps += [Fork(lane) for lane in lanes if lane not in ahead]
     if made is not None:
         steps += made.forks()
     steps += [*copies, kernel, *late]

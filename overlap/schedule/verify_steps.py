@@ -24,11 +24,13 @@ from .steps import (
     Join,
     Kernel,
     Raise,
+    Stage,
     Step,
     Sum,
     Whole,
     directions,
 )
+from .verify_givens import check_given
 from .verify_sums import Produced, check_holds, check_sums
 
 MAIN = -1
@@ -43,8 +45,9 @@ def verify_steps(
     On each rank: one entry first, with the waits and resets the plan needs; lanes forked before use and joined after it;
     every operation of the rank copied once, in its channel and behind all it depends on, its flag raised behind it (by the
     kernel's own programs: in channel order, awaiting all that the plan says);
-    one kernel; a chunk that tiles make held back until it is whole, a sum that is sent on added up before; everything the
-    rank ends with summed once; one credit for each peer behind the last read. Across ranks: no cycle of waits.
+    one kernel, behind a stage of what the entry does not stage; a chunk that tiles make held back until it is whole, a sum that
+    is sent on added up before; everything the rank ends with summed once; one credit for each peer behind the last read.
+    Across ranks: no cycle of waits.
 
     Args:
         produced: tensors of the plan that the kernel writes.
@@ -68,6 +71,7 @@ def verify_steps(
         _check_entry(own, plan, rank, bool(made.own if early else made.partial), moving)
         check_lanes(own, rank)
         check_copies(own, plan, rank)
+        check_given(own, plan, rank, produced)
         check_holds(own, rank, made)
         check_sums(own, rank, made)
         _check_credits(own, plan, rank, produced)
@@ -352,7 +356,7 @@ def check_progress(steps: Sequence[Sequence[Step]], plan: CommPlan, produced: Co
             elif isinstance(step, Sum):
                 summands = {op_id for piece in step.pieces for op_id in piece.summands}
                 before[node] += [raisers[op_id] for op_id in sorted(op for op in summands if op is not None)]
-            if isinstance(step, Entry | Await | Gather | Kernel | Sum):
+            if isinstance(step, Entry | Stage | Await | Gather | Kernel | Sum):
                 host = [node]
             tails[stream] = [node]
     cycle = find_cycle(before)

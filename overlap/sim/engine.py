@@ -216,8 +216,13 @@ def wait_operation(event: Event, what: str) -> Callable[[Stream], None]:
     return run
 
 
-def copy_operation(world: World, dst: torch.Tensor, src: torch.Tensor, rank: int) -> Callable[[Stream], None]:
+def copy_operation(
+    world: World, dst: torch.Tensor, src: torch.Tensor, rank: int, *, given: bool = False
+) -> Callable[[Stream], None]:
     """A copy engine's copy of ``src`` to ``dst``, views of one shape.
+
+    Args:
+        given: ``src`` is the caller's, who may give simulated ranks views of one tensor.
 
     Raises:
         RuntimeContractError: shapes or dtypes differ, or an end is ordinary memory of another rank.
@@ -225,13 +230,14 @@ def copy_operation(world: World, dst: torch.Tensor, src: torch.Tensor, rank: int
     if dst.shape != src.shape or dst.dtype != src.dtype:
         raise RuntimeContractError(f"copy of {tuple(src.shape)} {src.dtype} to {tuple(dst.shape)} {dst.dtype}")
     source, target = world.memory.register(src, rank), world.memory.register(dst, rank)
-    for buffer, end in ((source, "reads"), (target, "writes")):
+    ends = [(target, "writes")] if given else [(source, "reads"), (target, "writes")]
+    for buffer, end in ends:
         if buffer.rank != rank and buffer.copies is None:
             raise RuntimeContractError(
                 f"a copy on rank {rank} {end} ordinary memory of rank {buffer.rank}",
                 help="peers reach symmetric memory only",
             )
-    for buffer, end in ((source, "reads"), (target, "writes")):
+    for buffer, end in ends:
         if world.nodes[buffer.rank] != world.nodes[rank]:
             raise RuntimeContractError(
                 f"a copy on rank {rank} {end} memory of rank {buffer.rank}, which no pointer reaches"
@@ -239,7 +245,7 @@ def copy_operation(world: World, dst: torch.Tensor, src: torch.Tensor, rank: int
     reads, writes = world.memory.offsets(src), world.memory.offsets(dst)
     dtype = numpy_of_torch(dst.dtype)
     is_word = len(reads) == 1 and dtype.itemsize >= 4 and dtype.kind in "iu" and target.copies is not None
-    local = source.rank == target.rank == rank
+    local = target.rank == rank and (given or source.rank == rank)
 
     def run(stream: Stream) -> None:
         if not len(reads):

@@ -19,6 +19,7 @@ import torch
 from overlap.chunkplan.memory import reduced_tensors
 from overlap.chunkplan.plan import P2P, Chunk, CommPlan, OpId
 from overlap.runtime.launch.prepared import lane_step
+from overlap.runtime.repeat.places import Carried
 from overlap.runtime.transfer.transfer import Transfer
 from overlap.schedule.steps import Copy
 
@@ -64,14 +65,15 @@ class PlanPlaces:
 
                 def enqueue(
                     stream: Stream,
-                    copy: Callable[[Stream], None] = copy,
+                    carried: Carried,
+                    copy: Callable[..., None] = copy,
                     touch: Callable[[Stream], None] = touch,
                     raises: bool = transfer.by_network(step.op),
                 ) -> None:
                     # A kernel that raises its flag itself stands for what came before it.
                     if raises:
                         stream.enqueue(touch, host)
-                    copy(stream)
+                    copy(stream, carried)
                     if not raises:
                         stream.enqueue(touch, host)
 

@@ -256,12 +256,18 @@ class SimRuntime:
     def elapsed(self, begin: list[int], end: list[int]) -> float:
         return float(end[0] - begin[0])
 
-    def copier(self, dst: Any, src: Any) -> Callable[[Stream], None]:
-        operation = copy_operation(self._world, dst, src, self.rank)
+    def copier(self, dst: Any, src: Any, place: Place | None = None) -> Callable[..., None]:
+        if place is None:
+            operation = copy_operation(self._world, dst, src, self.rank)
 
-        def enqueue(stream: Stream) -> None:
+        def enqueue(stream: Stream, carried: Carried = NOTHING) -> None:
             self._step()
-            stream.enqueue(operation, self.host)
+            if place is None:
+                stream.enqueue(operation, self.host)
+            else:
+                # Of a call's own tensor the copy reads, when it executes, whatever that holds by then.
+                made = copy_operation(self._world, dst, place.view(carried), self.rank, given=True)
+                stream.enqueue(made, self.host)
 
         return enqueue
 
@@ -269,31 +275,29 @@ class SimRuntime:
         """Raises RuntimeContractError unless ``word`` is one int64 of this rank's own memory."""
         operation = hold_operation(self._world, word, value, self.rank)
 
-        def enqueue(stream: Stream) -> None:
+        def enqueue(stream: Stream, _: Carried = NOTHING) -> None:
             self._step()
             stream.enqueue(operation, self.host)
 
         return enqueue
 
-    def chained(
-        self, enqueues: Sequence[Callable[[Stream], None]], beside: Collection[int] = ()
-    ) -> Callable[[Stream], None]:
+    def chained(self, enqueues: Sequence[Callable[..., None]], beside: Collection[int] = ()) -> Callable[..., None]:
         made = tuple(enqueues)
 
-        def enqueue(stream: Stream) -> None:
+        def enqueue(stream: Stream, carried: Carried = NOTHING) -> None:
             other = self._stream(f"beside {stream.name}") if beside else stream
             for number, each in enumerate(made):
                 if number in beside:
                     self.behind(other, stream)
-                    each(other)
+                    each(other, carried)
                 else:
-                    each(stream)
+                    each(stream, carried)
             if beside:
                 self.behind(stream, other)
 
         return enqueue
 
-    def settled(self, enqueue: Callable[[Stream], None]) -> Callable[[Stream], None]:
+    def settled(self, enqueue: Callable[..., None]) -> Callable[..., None]:
         return enqueue
 
     def recorded(self, steps: Callable[[Any], None]) -> None:

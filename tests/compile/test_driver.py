@@ -87,3 +87,12 @@ def test_a_rehearsal_compiles_what_ranks_look_for(on_stub, tmp_path):
     assert asked["by the runtime"] <= asked["rehearsed"]
     more = asked["rehearsed"] - asked["by the runtime"]
     assert sorted(name for name, _ in more) == ["wait_kernel", "wait_packets_kernel"]
+
+
+@pytest.mark.one_triton
+def test_a_graph_of_copies_out_of_the_callers_tensor_is_given_its_address(on_stub):
+    """Two copies more are given an address than above; lanes of such copies go by calls. Where a copy's node does not take an
+    address, the call goes by its steps."""
+    assert on_stub("operators.py", "--world", "3", "--given", "ag_gemm") == (
+        "ag_gemm, 3 ranks: calls 14, lanes in graphs 14, one graph 7, nodes 8\n"
+    )

@@ -19,6 +19,8 @@ from tests.support.compilations import KERNELS, keep_records
 
 WORLD = int(os.environ.get("WORLD_SIZE", "0"))
 os.environ.setdefault("OVERLAP_DEADLINE_S", "20")
+# Of the shapes of tests the larger ones are pushed out of the caller's tensor, the smaller ones are staged first.
+os.environ.setdefault("OVERLAP_GIVEN_BYTES", "8192")
 
 
 def why_not() -> str:

@@ -4,6 +4,7 @@ The reference run of each mutation is `test_the_module_as_compiled_passes`.
 """
 
 import dataclasses
+import re
 
 import pytest
 import triton
@@ -220,6 +221,11 @@ def test_a_weaker_look_at_all_peers(compiled, monkeypatch, twin, plan):
 # the launch protocol: found in the second and third launch
 
 
+def staged_behind_the_kernel(rank, steps):
+    stage, kernel = (next(i for i, s in enumerate(steps) if isinstance(s, kind)) for kind in (st.Stage, st.Kernel))
+    return (*steps[:stage], *steps[stage + 1 : kernel + 1], steps[stage], *steps[kernel + 1 :])
+
+
 @pytest.mark.parametrize(
     ("plan", "mutate"),
     [
@@ -227,11 +233,23 @@ def test_a_weaker_look_at_all_peers(compiled, monkeypatch, twin, plan):
         pytest.param("all_gather_1d", changed(st.Entry, wait_done=False), id="pull: nobody waits for credits"),
         pytest.param("all_gather_1d_push", changed(st.Entry, wait_done=False), id="push: nobody waits for credits"),
         pytest.param("all_gather_1d", without(st.Join), id="pull without join"),
+        pytest.param("all_gather_1d_push", changed(st.Copy, given=False), id="given: copies of what is being staged"),
+        pytest.param("all_gather_1d_push", staged_behind_the_kernel, id="given: staged behind the kernel"),
     ],
 )
 def test_a_step_of_the_protocol_removed(compiled, plan, mutate):
     found = faults(compiled(plan=plan), mutate_steps=mutate)
     assert found == ["race"] * len(SEEDS)
+
+
+def test_a_caller_that_reuses_its_tensor_beside_lanes_that_read_it(compiled):
+    """Lanes that are not joined still copy out of it when the next launch's values are put there."""
+    for seed in SEEDS:
+        report = check(compiled(plan="all_gather_1d_push"), mutate_steps=without(st.Join), seeds=[seed])
+        assert report.faults[0].kind == "race"
+        assert re.search(r"main stream fills a\[.* behind: rank \d lane 0 copies \(to rank \d\)", str(report)), str(
+            report
+        )
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -219,10 +219,10 @@ def test_a_launch_that_raises_half_way_poisons_its_workspace(module, monkeypatch
     def sometimes(instance, table, step):
         enqueue = prepared(instance, table, step)
 
-        def guarded(stream):
+        def guarded(stream, carried):
             if instance.runtime.rank in failing:
                 raise ValueError("the driver said no")
-            enqueue(stream)
+            enqueue(stream, carried)
 
         return guarded if isinstance(step, Copy) else enqueue
 

@@ -1,11 +1,12 @@
-"""`CallGraph`: all that a repeated call enqueues, in one CUDA graph whose kernels are given the addresses of each call.
+"""`CallGraph`: all that a repeated call enqueues, in one CUDA graph whose nodes are given the addresses of each call.
 
-    recorded, once   entry | fork  lanes  kernel  join | sum      on streams that nobody else uses; the kernels' nodes are kept
-    each call        addresses that are new -> nodes of the kernels that take them | one launch of the graph
+    recorded, once   entry | fork  lanes  kernel  join | sum      on streams that nobody else uses; what takes addresses is kept
+    each call        addresses that are new -> the nodes that take them | one launch of the graph
 
 What a node is given holds for launches that come later; launches in flight keep what they were given, and two launches of
-one graph run one behind the other (CUDA driver API, ``cuGraphExecKernelNodeSetParams``, ``cuGraphLaunch``). Work of lanes
-reads no tensor of a call, so kernels of the main stream and sums beside it are all there is to tell.
+one graph run one behind the other (CUDA driver API, ``cuGraphExecKernelNodeSetParams``, ``cuGraphLaunch``). Kernels of the main
+stream, sums beside it and copies out of the caller's tensor take addresses. Of copies only those of one piece may be given
+another (``cuGraphExecMemcpyNodeSetParams``), so calls that copy rows go by calls of the driver.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from overlap.errors import RuntimeContractError
 from ..launch.prepared import Enqueue
 from ..repeat.places import Carried
 from .bound_launch import KEPT, Varying
-from .driver import OwnStream, Stream, check, ends_with, libcuda, recorded
+from .driver import CopyOut, OwnStream, Stream, check, ends_with, libcuda, one_by_one, recorded
 from .lanes import Lanes, own_lane
 from .launchers import watched
 from .scratch import scratch
@@ -49,6 +50,26 @@ class _KernelNode(ctypes.Structure):
         ("extra", ctypes.c_void_p),
         ("kern", ctypes.c_void_p),
         ("ctx", ctypes.c_void_p),
+    ]
+
+
+def _end(which: str) -> list[tuple[str, Any]]:
+    """One end of a copy, in the order of the driver's fields."""
+    return [
+        *[(f"{which}{name}", ctypes.c_size_t) for name in ("XInBytes", "Y", "Z", "LOD")],
+        (f"{which}MemoryType", ctypes.c_int),
+        *[(f"{which}{name}", ctypes.c_void_p) for name in ("Host", "Device", "Array", "Reserved")],
+        *[(f"{which}{name}", ctypes.c_size_t) for name in ("Pitch", "Height")],
+    ]
+
+
+class _Copy3D(ctypes.Structure):
+    """``CUDA_MEMCPY3D`` of the driver API."""
+
+    _fields_ = [
+        *_end("src"),
+        *_end("dst"),
+        *[(name, ctypes.c_size_t) for name in ("WidthInBytes", "Height", "Depth")],
     ]
 
 
@@ -112,7 +133,7 @@ class Recording:
 
     def __init__(self, main: Stream, lanes: Lanes) -> None:
         self.main = main
-        self.nodes: list[_Node] = []
+        self.nodes: list[_Node | _CopyNode] = []
         self._lanes = lanes
 
     def forks(self, lanes: Sequence[int]) -> list[Stream]:
@@ -141,16 +162,27 @@ class Recording:
         if varying:
             self.nodes.append(_Node(self._last_node(stream), varying, carried))
 
+    def on_lane(self, enqueue: Callable[..., None], carried: Carried, lane: Stream) -> None:
+        """Records work of a lane that is no such launch.
+
+        Raises:
+            RuntimeContractError: a copy of rows out of a tensor of the call, to which no other address can be given.
+        """
+        for part, copy in one_by_one(enqueue):
+            part(lane, carried)
+            if copy is not None:
+                self.nodes.append(_CopyNode(self._last_node(lane), copy, carried))
+
     def _last_node(self, stream: Stream) -> int:
-        """What a stream's next work would depend on: the kernel that was recorded last."""
+        """What a stream's next work would depend on: the kernel or copy that was recorded last."""
         status, number = ctypes.c_int(), ctypes.c_uint64()
         graph, found = ctypes.c_void_p(), ctypes.c_size_t()
         nodes = ctypes.POINTER(ctypes.c_void_p)()
         told = map(ctypes.byref, (status, number, graph, nodes, found))
         error = libcuda().cuStreamGetCaptureInfo_v2(stream.argument, *told)
-        check(error, "a recorded kernel")
+        check(error, "a recorded node")
         if found.value != 1 or not nodes[0]:
-            raise RuntimeContractError(f"a recorded kernel is {found.value} nodes")
+            raise RuntimeContractError(f"what was recorded last is {found.value} nodes")
         return int(nodes[0])
 
 
@@ -202,6 +234,47 @@ class _Node:
         if not error:
             self._has = fresh
         return error
+
+
+class _CopyNode:
+    """A recorded copy out of a tensor of a call.
+
+    Args:
+        node: its handle.
+        copy: what was recorded.
+        carried: the call that was recorded.
+    """
+
+    def __init__(self, node: int, copy: CopyOut, carried: Carried) -> None:
+        cuda = libcuda()
+        if not copy.flat:
+            raise RuntimeContractError("a copy of rows out of a tensor of the call")
+        self._told, self._place, self._has = _Copy3D(), copy.place, copy.place.address(carried)
+        check(cuda.cuGraphMemcpyNodeGetParams(ctypes.c_void_p(node), ctypes.byref(self._told)), "a copy's node")
+        if self._told.srcDevice != self._has:
+            raise RuntimeContractError("the node of a copy does not show where it reads")
+        self._context = ctypes.c_void_p()
+        check(cuda.cuCtxGetCurrent(ctypes.byref(self._context)), "the current context")
+        self._set = cuda.cuGraphExecMemcpyNodeSetParams
+        self._node, self._by_reference = ctypes.c_void_p(node), ctypes.byref(self._told)
+
+    def give(self, made: Any, addresses: Sequence[int]) -> int:
+        """As `_Node.give`. Raises _CopyRefusedError where the driver does not take it."""
+        fresh = addresses[self._place.number] + self._place.offset
+        if fresh == self._has:
+            return 0
+        self._told.srcDevice = fresh
+        error: int = self._set(made, self._node, self._by_reference, self._context)
+        if error == _NO_CONTEXT:
+            return error
+        if error:
+            raise _CopyRefusedError
+        self._has = fresh
+        return 0
+
+
+class _CopyRefusedError(Exception):
+    """A copy's node takes no memory of this kind, as the driver says of memory that was not allocated as the first was."""
 
 
 class _RefusedError(Exception):
@@ -264,6 +337,7 @@ class CallGraph:
         ends_with(self, (cuda.cuGraphExecDestroy, made), (cuda.cuGraphDestroy, graph))
         check(cuda.cuCtxGetCurrent(ctypes.byref(self._context)), "the current context")
         self._lock = threading.Lock()
+        self._refused = False
 
     def __call__(self, stream: Stream, carried: Carried) -> bool:
         """Enqueues a call; of two on whatever streams the second waits for the first. False: it must go by its steps, nothing
@@ -272,13 +346,17 @@ class CallGraph:
         Raises:
             RuntimeContractError: the driver refuses.
         """
-        if watched():
+        if watched() or self._refused:
             return False  # of kernels in a graph no hook is told
         with self._lock:
-            error = self._enqueue(stream, carried.addresses)
-            if error == _NO_CONTEXT:  # a thread that has not done anything yet
-                check(libcuda().cuCtxSetCurrent(self._context), "a context for this thread")
+            try:
                 error = self._enqueue(stream, carried.addresses)
+                if error == _NO_CONTEXT:  # a thread that has not done anything yet
+                    check(libcuda().cuCtxSetCurrent(self._context), "a context for this thread")
+                    error = self._enqueue(stream, carried.addresses)
+            except _CopyRefusedError:
+                self._refused = True
+                return False
         if error:
             check(error, "launching a call's graph")
         return True

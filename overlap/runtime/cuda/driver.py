@@ -16,6 +16,7 @@ from typing import Any
 from overlap.errors import RuntimeContractError
 
 from ..memory.copies import CopyPiece
+from ..repeat.places import NOTHING, Carried, Place
 
 _DISABLE_TIMING = 2
 _WAIT_GEQ = 0
@@ -156,6 +157,34 @@ def copy_call(piece: CopyPiece) -> Call:
     return libcuda().cuMemcpy2DAsync_v2, (ctypes.pointer(request),)
 
 
+class CopyOut:
+    """A copy by copy engine out of a tensor of each call.
+
+    Args:
+        piece: the copy, from where one call has its source.
+        place: where every call has it.
+    """
+
+    def __init__(self, piece: CopyPiece, place: Place) -> None:
+        self.place = place
+        self.flat = piece.rows == 1
+        """Whether it is one-dimensional."""
+        self._function, arguments = copy_call(piece)
+        if self.flat:
+            self._to, _, self._bytes = arguments
+        else:
+            self._request = arguments[0].contents
+
+    def call(self, carried: Carried) -> Call:
+        """Its call of the driver in a call, which shares nothing with that of another: two threads may be making theirs."""
+        address = self.place.address(carried)
+        if self.flat:
+            return self._function, (self._to, ctypes.c_void_p(address), self._bytes)
+        request = _Copy2D.from_buffer_copy(self._request)
+        request.srcDevice = address
+        return self._function, (ctypes.pointer(request),)
+
+
 def hold_call(address: int, value: int) -> Call:
     """Holds a stream until the 32-bit word at ``address`` is at least ``value``."""
     wait = libcuda().cuStreamWaitValue32_v2
@@ -170,26 +199,31 @@ class Calls:
         calls: in their order, each with what it is, for messages.
     """
 
-    def __init__(self, calls: Sequence[tuple[Call, str]]) -> None:
+    def __init__(self, calls: Sequence[tuple[Call | CopyOut, str]]) -> None:
         self.calls = tuple(calls)
         self._bare = tuple(call for call, _ in calls)
+        self.brought = any(isinstance(call, CopyOut) for call in self._bare)
+        """Whether some of them take something from a call."""
 
-    def __call__(self, stream: Stream) -> None:
+    def __call__(self, stream: Stream, carried: Carried = NOTHING) -> None:
         """Raises RuntimeContractError when the driver refuses one."""
         handle = stream.argument
-        for call, arguments in self._bare:
+        bare: Sequence[Any] = self._bare
+        if self.brought:
+            bare = [call.call(carried) if isinstance(call, CopyOut) else call for call in bare]
+        for number, (call, arguments) in enumerate(bare):
             error = call(*arguments, handle)
             if error:
-                check(error, next(what for (made, given), what in self.calls if made is call and given is arguments))
+                check(error, self.calls[number][1])
 
 
-def chain(enqueues: Sequence[Callable[[Stream], None]], beside: Collection[int] = ()) -> Callable[[Stream], None]:
-    """Functions of a stream as one; neighbours that are calls of the driver become one list.
+def chain(enqueues: Sequence[Callable[..., None]], beside: Collection[int] = ()) -> Callable[..., None]:
+    """Functions of a stream, and of what a call carries, as one; neighbours that are calls of the driver become one list.
 
     Args:
         beside: numbers of those that go onto the stream beside it; behind the last function it waits for that one.
     """
-    merged: list[Callable[[Stream], None]] = []
+    merged: list[Callable[..., None]] = []
     for number, enqueue in enumerate(enqueues):
         if number in beside:
             merged.append(_Aside(enqueue))
@@ -207,26 +241,26 @@ def chain(enqueues: Sequence[Callable[[Stream], None]], beside: Collection[int] 
 class _Aside:
     """A function of a stream, on the one beside it."""
 
-    def __init__(self, enqueue: Callable[[Stream], None]) -> None:
+    def __init__(self, enqueue: Callable[..., None]) -> None:
         self.enqueue = enqueue
 
-    def __call__(self, stream: Stream) -> None:
-        self.enqueue(stream.beside.fork(stream))
+    def __call__(self, stream: Stream, carried: Carried = NOTHING) -> None:
+        self.enqueue(stream.beside.fork(stream), carried)
 
 
-def _rejoin(stream: Stream) -> None:
+def _rejoin(stream: Stream, _: Carried = NOTHING) -> None:
     stream.beside.join(stream)
 
 
 class _Chain:
-    """Functions of a stream, called one behind the other."""
+    """Functions of a stream and of what a call carries, called one behind the other."""
 
-    def __init__(self, parts: Sequence[Callable[[Stream], None]]) -> None:
+    def __init__(self, parts: Sequence[Callable[..., None]]) -> None:
         self.parts = tuple(parts)
 
-    def __call__(self, stream: Stream) -> None:
+    def __call__(self, stream: Stream, carried: Carried = NOTHING) -> None:
         for enqueue in self.parts:
-            enqueue(stream)
+            enqueue(stream, carried)
 
 
 def recorded(
@@ -296,7 +330,7 @@ class Graph:
         self._argument, self._launch = made, cuda.cuGraphLaunch
         ends_with(self, (cuda.cuGraphExecDestroy, made))
 
-    def __call__(self, stream: Stream) -> None:
+    def __call__(self, stream: Stream, _: Carried = NOTHING) -> None:
         """Enqueues all of it. Of two launches the second waits for the first, on whatever streams."""
         error = self._launch(self._argument, stream.argument)
         if error:
@@ -319,7 +353,23 @@ def _end(cuda: Any, ends: Sequence[tuple[Callable[[Any], int], Any]]) -> None:
     cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
-def length(enqueue: Callable[[Stream], None]) -> int:
+def brings(enqueue: Callable[..., None]) -> bool:
+    """Whether any of what `chain` made one of takes something from a call."""
+    parts = enqueue.parts if isinstance(enqueue, _Chain) else (enqueue,)
+    return any(getattr(part, "brought", False) for part in parts)
+
+
+def one_by_one(enqueue: Callable[..., None]) -> Iterator[tuple[Callable[..., None], CopyOut | None]]:
+    """What `chain` made one of, cut behind each copy that takes its source from a call, which comes with its part."""
+    for part in enqueue.parts if isinstance(enqueue, _Chain) else (enqueue,):
+        if not isinstance(part, Calls) or not part.brought:
+            yield part, None
+            continue
+        for call, what in part.calls:
+            yield Calls([(call, what)]), call if isinstance(call, CopyOut) else None
+
+
+def length(enqueue: Callable[..., None]) -> int:
     """How many calls of the driver `chain` made one of."""
     if isinstance(enqueue, Calls):
         return len(enqueue.calls)

@@ -38,7 +38,7 @@ from ..repeat.places import Place
 from .bound_launch import bound_launch
 from .call_graph import CallGraph, Recorder, Recording
 from .compiled import compiled, require_room, resident_blocks
-from .driver import Calls, Graph, Stream, chain, copy_call, hold_call, length
+from .driver import Calls, CopyOut, Graph, Stream, brings, chain, copy_call, hold_call, length
 from .lanes import InOrder, Lanes, capture_of, forget_calls, own_lane, pool_stream
 from .scratch import scratch
 
@@ -222,21 +222,22 @@ class CudaRuntime:
         milliseconds: float = begin.elapsed_time(end)
         return milliseconds * 1e6
 
-    def copier(self, dst: torch.Tensor, src: torch.Tensor) -> Callable[[Stream], None]:
+    def copier(self, dst: torch.Tensor, src: torch.Tensor, place: Place | None = None) -> Callable[..., None]:
         """Raises RuntimeContractError when shapes or dtypes differ."""
         if dst.shape != src.shape or dst.dtype != src.dtype:
             raise RuntimeContractError(f"copy of {tuple(src.shape)} {src.dtype} to {tuple(dst.shape)} {dst.dtype}")
         what = f"rank {self.rank}: a peer copy of {tuple(dst.shape)}"
+        if place is not None:
+            (piece,) = plan_copy(dst, src)
+            return Calls([(CopyOut(piece, place), what)])
         return Calls([(copy_call(piece), what) for piece in (plan_copy(dst, src) if src.numel() else ())])
 
-    def chained(
-        self, enqueues: Sequence[Callable[[Stream], None]], beside: Collection[int] = ()
-    ) -> Callable[[Stream], None]:
+    def chained(self, enqueues: Sequence[Callable[..., None]], beside: Collection[int] = ()) -> Callable[..., None]:
         return chain(enqueues, beside)
 
-    def settled(self, enqueue: Callable[[Stream], None]) -> Callable[[Stream], None] | None:
-        """As a graph, where that is less work for the host."""
-        if length(enqueue) < GRAPH_FROM or not settings.get("lane_graphs"):
+    def settled(self, enqueue: Callable[..., None]) -> Callable[..., None] | None:
+        """As a graph, where that is less work for the host, and nothing of it differs from call to call."""
+        if length(enqueue) < GRAPH_FROM or not settings.get("lane_graphs") or brings(enqueue):
             return enqueue
         if _blocking():
             return enqueue  # the host would wait for the lane, and not only for its kernels

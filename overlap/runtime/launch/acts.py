@@ -23,6 +23,7 @@ from ..group.library import Boxed
 from ..instance import Instance, LaunchTable
 from ..protocol import IN_FLIGHT, Runtime
 from ..repeat.places import Carried, Place
+from .givens import given_copy
 from .opening import Opening
 from .prepared import Enqueue, credits_step, lane_step, layout_of, reached, sum_step
 
@@ -61,6 +62,10 @@ class InFlight:
         """Enqueues a kernel on the main stream, or on a lane."""
         enqueue(self.main if lane is None else self.lanes[lane], self.carried)
 
+    def on_lane(self, enqueue: Enqueue, lane: int) -> None:
+        """Enqueues copies, flags and waits on a lane."""
+        enqueue(self.lanes[lane], self.carried)
+
     def read_buffers(self) -> None:
         """Enqueues the caller's further work, once."""
         behind, self.behind = self.behind, None
@@ -75,6 +80,9 @@ class Recorded(InFlight):
 
     def launch(self, enqueue: Enqueue, lane: int | None = None) -> None:
         self.streams.launch(enqueue, self.carried, None if lane is None else self.lanes[lane])
+
+    def on_lane(self, enqueue: Enqueue, lane: int) -> None:
+        self.streams.on_lane(enqueue, self.carried, self.lanes[lane])
 
 
 Act = Callable[[InFlight], None]
@@ -161,7 +169,7 @@ def make_acts(
                 acts.append(_credits_on_main(credits_step(instance, left)))
             given = ()
             continue
-        made = [(step, lane_step(instance, table, step)) for step in group]  # type: ignore[arg-type]
+        made = [(step, _lane_step(instance, table, step, ends)) for step in group]
         enqueues = [(step, enqueue) for step, enqueue in made if enqueue is not None]
         if enqueues:
             beside = _beside([step for step, _ in enqueues]) if settings.get("flags_beside") else ()
@@ -182,8 +190,14 @@ def _peers(steps: Sequence[st.Step]) -> list[int]:
     return [step.peer for step in steps if isinstance(step, st.Credit)]
 
 
+def _lane_step(instance: BoundPlan, table: LaunchTable | None, step: st.Step, ends: Ends) -> Enqueue | None:
+    if isinstance(step, st.Copy) and step.given:
+        return given_copy(instance, step.op, ends.given, ends.given_at)
+    return lane_step(instance, table, step)  # type: ignore[arg-type]
+
+
 class OnLane:
-    """Steps on one lane, none of which reads what a call brings."""
+    """Copies, flags and waits on one lane."""
 
     __slots__ = ("_enqueue", "_lane", "_often")
 
@@ -192,8 +206,7 @@ class OnLane:
         self._enqueue = self._often = enqueue
 
     def __call__(self, now: InFlight) -> None:
-        enqueue = self._enqueue if now.captured else self._often
-        enqueue(now.lanes[self._lane])
+        now.on_lane(self._enqueue if now.captured else self._often, self._lane)
 
     def settle(self, runtime: Runtime) -> bool:
         """Makes them ready for many launches; whether it could be told by now what is best."""
@@ -230,9 +243,10 @@ def _act(
     instance: BoundPlan, table: LaunchTable | None, opening: Opening | None, step: st.Step, ends: Ends
 ) -> Iterable[Act]:
     match step:
-        case st.Entry():
+        case st.Entry() | st.Stage():
             assert opening is not None
-            for enqueue in opening.launches(ends.given, ends.given_at):
+            launches = opening.entry if isinstance(step, st.Entry) else opening.stage
+            for enqueue in launches(ends.given, ends.given_at):
                 yield _launched(enqueue)
         case st.Kernel():
             if table is not None and (table.tiles or step.moves or table.receivers is not None):

@@ -36,6 +36,7 @@ from ..tables.slots import store_arguments
 from ..tracing.recording import log_arguments
 from .acts import Act, Ends, InFlight, carry_out, make_acts
 from .beside import beside_sums
+from .givens import steps_for
 from .opening import Opening, layout_key
 from .prepared import layout_of
 from .residents import all_resident, alone_grid
@@ -103,7 +104,7 @@ def launch(
         counted, grid = all_resident(instance, kernel, bound, arguments, grid)
         arguments |= counted
     carried, ends = _brought(given, results)
-    steps = _steps(instance)
+    steps = _filtered(instance, steps_for(instance, given))
     acts = partial(_acts, instance, table, steps)
     variant = variant_of(kernel, arguments)
     moves = next((step.moves for step in steps if isinstance(step, st.Kernel)), ())
@@ -209,7 +210,7 @@ def launch_transfer(
         results: by tensor, what this rank ends with, to be written.
     """
     carried, ends = _brought(given, results)
-    acts = partial(_acts, instance, None, _steps(instance), ends)
+    acts = partial(_acts, instance, None, _filtered(instance, instance.steps), ends)
     _meet(instance, (layout_key(given), *_layouts(results)), acts)
     carry_out(instance, acts(), InFlight(instance.runtime, instance.runtime.main_stream(), None, carried))
 
@@ -224,9 +225,9 @@ def _brought(given: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tens
     return Carried(tensors), ends
 
 
-def _steps(instance: BoundPlan) -> tuple[st.Step, ...]:
-    """The steps of a launch."""
-    return instance.steps if STEP_FILTER is None else STEP_FILTER(instance.runtime.rank, instance.steps)
+def _filtered(instance: BoundPlan, steps: tuple[st.Step, ...]) -> tuple[st.Step, ...]:
+    """The steps of a launch as tests want them."""
+    return steps if STEP_FILTER is None else STEP_FILTER(instance.runtime.rank, steps)
 
 
 def _meet(instance: BoundPlan, variant: Any, warm: Callable[[], Any]) -> None:
@@ -244,8 +245,9 @@ def _meet(instance: BoundPlan, variant: Any, warm: Callable[[], Any]) -> None:
 def _acts(instance: BoundPlan, table: LaunchTable | None, steps: Sequence[st.Step], ends: Ends) -> Sequence[Act]:
     """The steps as functions of a call, made once for a table and what acts depend on of a call's ends."""
     entry = next((s for s in steps if isinstance(s, st.Entry)), instance.entry)
-    opening = _opening(instance, ends.given, entry) if entry is not None else None
-    key = ("acts", table, opening, ends.key(), settings.get("flags_beside"))
+    apart = any(isinstance(s, st.Stage) for s in steps)
+    opening = _opening(instance, ends.given, entry, apart) if entry is not None else None
+    key = ("acts", table, opening, id(steps), ends.key(), settings.get("flags_beside"))
     found: Sequence[Act] | None = instance.prepared.get(key) if STEP_FILTER is None else None
     if found is None:
         found = make_acts(instance, table, opening, steps, ends)
@@ -258,10 +260,10 @@ def _layouts(results: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
     return tuple((name, *layout_of(out)) for name, out in results.items())
 
 
-def _opening(instance: BoundPlan, given: Mapping[str, torch.Tensor], step: st.Entry) -> Opening:
+def _opening(instance: BoundPlan, given: Mapping[str, torch.Tensor], step: st.Entry, apart: bool) -> Opening:
     """The entry for what is given, of this layout."""
-    key = (step, layout_key(given))
+    key = (step, apart, layout_key(given))
     made: Opening | None = instance.prepared.get(key)
     if made is None:
-        made = instance.prepared[key] = Opening(instance, step, given)
+        made = instance.prepared[key] = Opening(instance, step, given, apart=apart)
     return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -32,19 +32,24 @@ class _Stage(NamedTuple):
 
 
 class Opening:
-    """All launches of one entry step, for one layout of what is given.
+    """All launches of one entry step, and of a stage step, for one layout of what is given.
 
     Args:
         given: by tensor, what the caller brought to be staged.
+        apart: a stage step does that; the entry is a launch of its own, the first.
     """
 
-    def __init__(self, instance: BoundPlan, step: st.Entry, given: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self, instance: BoundPlan, step: st.Entry, given: Mapping[str, torch.Tensor], *, apart: bool = False
+    ) -> None:
         self._runtime = instance.runtime
         self._instance = instance
         self._step = step
+        self._apart = apart
         staged = (_stage(instance, one, given) for part in instance.parts.values() for one in part.staged(given))
-        self._stages = [stage for stage in staged if stage.copy.dims]
-        self._grids = [self._grid(stage) for stage in self._stages or (None,)]
+        copies = [stage for stage in staged if stage.copy.dims]
+        self._stages: list[_Stage | None] = [None, *copies] if apart or not copies else [*copies]
+        self._grids = [self._grid(stage) for stage in self._stages]
         self._bound: dict[tuple[Place | None, ...], list[Enqueue]] = {}
 
     def _grid(self, stage: _Stage | None) -> tuple[int, int, int]:
@@ -53,8 +58,8 @@ class Opening:
 
     def _arguments(self, number: int, src: torch.Tensor) -> dict[str, Any]:
         instance, runtime, step = self._instance, self._runtime, self._step
-        stage = self._stages[number] if self._stages else None
-        last = number >= len(self._stages) - 1
+        stage = self._stages[number]
+        last = number == (0 if self._apart else len(self._stages) - 1)
         nothing = instance.state
         room = instance.memory.room
         copy = stage.copy if stage else staging(nothing[:0], nothing[:0])
@@ -84,8 +89,17 @@ class Opening:
             "num_warps": ENTRY_WARPS,
         }
 
-    def launches(self, given: Mapping[str, torch.Tensor], places: Mapping[str, Place]) -> list[Enqueue]:
-        """The launches, each called with the main stream and what a call carries; bound once for given tensors at ``places``.
+    def entry(self, given: Mapping[str, torch.Tensor], places: Mapping[str, Place]) -> Sequence[Enqueue]:
+        """The launches of the entry step; see `_launches`."""
+        found = self._launches(given, places)
+        return found[:1] if self._apart else found
+
+    def stage(self, given: Mapping[str, torch.Tensor], places: Mapping[str, Place]) -> Sequence[Enqueue]:
+        """The launches of the stage step; see `_launches`."""
+        return self._launches(given, places)[1:] if self._apart else ()
+
+    def _launches(self, given: Mapping[str, torch.Tensor], places: Mapping[str, Place]) -> list[Enqueue]:
+        """All launches, each called with the main stream and what a call carries; bound once for given tensors at ``places``.
 
         Args:
             given: tensors of the layout that this was made for; none of them is kept.
@@ -95,17 +109,18 @@ class Opening:
         found = self._bound.get(key)
         if found is None:
             found = self._bound[key] = []
-            for number, (src, place) in enumerate(sources or [(self._instance.state, None)]):
+            for number, (src, place) in enumerate(sources):
                 arguments, grid = self._arguments(number, src), self._grids[number]
                 later = {} if place is None else {"src": place}
                 found.append(self._runtime.warm(entry_kernel, grid, arguments, later=later))
         return found
 
-    @staticmethod
     def _source(
-        stage: _Stage, given: Mapping[str, torch.Tensor], places: Mapping[str, Place]
+        self, stage: _Stage | None, given: Mapping[str, torch.Tensor], places: Mapping[str, Place]
     ) -> tuple[torch.Tensor, Place | None]:
         """What a stage copies, and its place in a call; None where it is always the same."""
+        if stage is None:
+            return self._instance.state, None
         if stage.name is None:
             assert stage.zero is not None
             return stage.zero, None

@@ -17,6 +17,7 @@ from overlap.schedule.recorded import log_words
 from ..bound_plan import BoundPlan
 from ..calls.resolve import Bound
 from ..protocol import Runtime
+from ..repeat.places import NOTHING, Carried
 from ..tables.hosteval import on_host
 from ..tables.ranges import range_schedule
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 _LAST, _COPIES = "log", "marked copies"
 
-Enqueue = Callable[[Any], None]
+Enqueue = Callable[..., None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,21 +85,25 @@ def log_arguments(instance: Instance, bound: Bound, table: LaunchTable) -> dict[
 
 
 class MarkedCopy:
-    """A copy of a traced operator's launches: between two marks while it is ``armed``, else as it is."""
+    """The copy of an operation in a traced operator's launches: between two marks while it is ``armed``, else as it is."""
 
-    def __init__(self, runtime: Runtime, copy: Enqueue) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._copy = copy
         self.armed = False
         self.marks: tuple[Any, Any] | None = None
 
-    def __call__(self, stream: Any) -> None:
-        if not self.armed:
-            self._copy(stream)
-            return
-        begin = self._runtime.mark(stream)
-        self._copy(stream)
-        self.marks = begin, self._runtime.mark(stream)
+    def around(self, copy: Enqueue) -> Enqueue:
+        """The copy as it is made ready for launches of some kind, of which an operation may have several."""
+
+        def enqueue(stream: Any, carried: Carried = NOTHING) -> None:
+            if not self.armed:
+                copy(stream, carried)
+                return
+            begin = self._runtime.mark(stream)
+            copy(stream, carried)
+            self.marks = begin, self._runtime.mark(stream)
+
+        return enqueue
 
 
 def marked(instance: BoundPlan, op: OpId, copy: Enqueue) -> Enqueue:
@@ -107,8 +112,9 @@ def marked(instance: BoundPlan, op: OpId, copy: Enqueue) -> Enqueue:
     if operator is None or not operator.parameter("log"):
         return copy
     copies: dict[OpId, MarkedCopy] = instance.prepared.setdefault(_COPIES, {})
-    made = copies[op] = MarkedCopy(instance.runtime, copy)
-    return made
+    if op not in copies:
+        copies[op] = MarkedCopy(instance.runtime)
+    return copies[op].around(copy)
 
 
 def copies_of(instance: Any) -> dict[OpId, MarkedCopy]:

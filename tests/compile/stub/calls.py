@@ -8,11 +8,26 @@ from __future__ import annotations
 import ctypes
 
 from overlap.errors import RuntimeContractError
-from overlap.runtime.cuda.driver import Calls, Event, Graph, Stream, chain, copy_call, hold_call, length, libcuda
+from overlap.runtime.cuda.driver import (
+    Calls,
+    CopyOut,
+    Event,
+    Graph,
+    Stream,
+    brings,
+    chain,
+    copy_call,
+    hold_call,
+    length,
+    libcuda,
+)
 from overlap.runtime.memory.copies import CopyPiece
+from overlap.runtime.repeat.places import Carried, Place
 
 HIGH = 1 << 46
 """Addresses have more than 32 bits."""
+PLACE = Place(1, 64, (7, 32), (48, 1))
+"""64 bytes into the second tensor of a call."""
 EXPECTED = (
     "copy 400000000010 400000000020 8589934592 on 0x700000000000;"
     "rows 2 400000000030 +8589934600 2 400000000040 +48, 7 x 32 at 0 0 0 0, (nil) (nil) (nil) (nil) on 0x700000000000;"
@@ -20,6 +35,10 @@ EXPECTED = (
     "event 2;record 0x1234567890ab on (nil);behind 0x1234567890ab 0 on 0x700000000000;mode 2;destroy 0x1234567890ab;mode 0;"
     "mode 2;begin 0x700000000000 2;recorded 0x700000000000;make 0;upload on 0x700000000000;mode 0;drop;"
     "launch on (nil);hold 400000000050 4294967295 0 on 0x700000000000;launched;mode 2;drop made;mode 0;"
+    "copy 400000000010 400000000040 8589934592 on 0x700000000000;"
+    "rows 2 400000000030 +8589934600 2 400000000040 +48, 7 x 32 at 0 0 0 0, (nil) (nil) (nil) (nil) on 0x700000000000;"
+    "copy 400000000010 400000001040 8589934592 on 0x700000000000;"
+    "rows 2 400000000030 +8589934600 2 400000001040 +48, 7 x 32 at 0 0 0 0, (nil) (nil) (nil) (nil) on 0x700000000000;"
 )
 
 
@@ -45,6 +64,10 @@ def main() -> None:
     graph = Graph(enqueues[1], side)
     graph(main_stream)
     del graph
+    brought = chain([Calls([(CopyOut(linear, PLACE), "rows of a call")]), Calls([(CopyOut(pitched, PLACE), "more")])])
+    assert brings(brought) and not brings(one)
+    for address in (HIGH, HIGH + 4096):
+        brought(side, Carried((), [0, address]))
     assert told.value.decode() == EXPECTED, f"\n{told.value.decode()}\n{EXPECTED}"
     refused = Calls(
         [(hold_call(HIGH, 1), "a count"), (copy_call(CopyPiece(HIGH, HIGH, 13)), "rank 3: a copy of (13,)")]
@@ -58,7 +81,7 @@ def main() -> None:
         raise AssertionError("a graph of what the driver refuses")
     between: list[Stream] = []
     try:
-        chain([enqueues[1], between.append, refused])(side)
+        chain([enqueues[1], lambda stream, _: between.append(stream), refused])(side)
     except RuntimeContractError as error:
         assert error.message == "rank 3: a copy of (13,): the CUDA driver answers CUDA_ERROR_INVALID_VALUE", (
             error.message

@@ -16,6 +16,7 @@ typedef struct {
 typedef struct {
   char *text; /* NULL for a kernel */
   CUDA_KERNEL_NODE_PARAMS launch;
+  CUDA_MEMCPY3D copy; /* of one row */
   CUstream stream;
   unsigned char *bytes;
   void **params;
@@ -27,6 +28,7 @@ typedef struct {
 } graph;
 
 int stub_count, stub_sizes[256], stub_launches, stub_encoded, stub_updates, stub_calls, stub_tell_kernels;
+CUdeviceptr stub_refused;
 unsigned stub_grid[3], stub_block[3], stub_shared;
 void *stub_stream, *stub_function;
 unsigned char stub_bytes[1 << 16];
@@ -148,9 +150,38 @@ CUresult cuTensorMapReplaceAddress(CUtensorMap *map, void *address) {
   return CUDA_SUCCESS;
 }
 
+#define COPY "copy %llx %llx %zu on %p;"
+
 CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
   if (bytes == 13) return CUDA_ERROR_INVALID_VALUE;
-  return tell_on(stream, "copy %llx %llx %zu on %p;", to, from, bytes, (void *)stream);
+  tell_on(stream, COPY, to, from, bytes, (void *)stream);
+  if (recorded_on(stream)) {
+    CUDA_MEMCPY3D *copy = &recording->entries[recording->count - 1]->copy;
+    copy->srcMemoryType = copy->dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    copy->srcDevice = from, copy->dstDevice = to, copy->WidthInBytes = bytes, copy->Height = copy->Depth = 1;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult cuGraphMemcpyNodeGetParams(CUgraphNode node, CUDA_MEMCPY3D *copy) {
+  *copy = ((entry *)node)->copy;
+  return copy->WidthInBytes ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* A source at the address `stub_refused` is not taken. */
+CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec made, CUgraphNode node, const CUDA_MEMCPY3D *copy, CUcontext context) {
+  entry *to = (entry *)node;
+  CUDA_MEMCPY3D before = to->copy, now = *copy;
+  char text[128];
+  before.srcDevice = now.srcDevice = 0;
+  stub_updates += 1, stub_calls += 1;
+  if (memcmp(&before, &now, sizeof now) || context != (CUcontext)&a_context || copy->srcDevice == stub_refused)
+    return CUDA_ERROR_INVALID_VALUE;
+  to->copy = *copy;
+  snprintf(text, sizeof text, COPY, copy->dstDevice, copy->srcDevice, copy->WidthInBytes, (void *)to->stream);
+  free(to->text);
+  to->text = strdup(text);
+  return CUDA_SUCCESS;
 }
 
 CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D *r, CUstream stream) {

@@ -1,6 +1,6 @@
 """What calls of the prebuilt operators tell the driver, on a driver that keeps what it is told.
 
-    LD_LIBRARY_PATH=<folder of the stub> python operators.py [--world 4] [OPERATOR ...]
+    LD_LIBRARY_PATH=<folder of the stub> python operators.py [--world 4] [[--given] OPERATOR ...]
 
 Each operator is called again and again, with tensors somewhere else each time, in three ways: by calls of the driver, with lanes
 in graphs, and as a graph of the whole call. A graph must do what the calls do: the same kernels with the same parameters, byte
@@ -135,7 +135,10 @@ def operands(op: str, world: int, m: int, n: int, k: int) -> list[torch.Tensor]:
     return [torch.zeros(size, dtype=torch.bfloat16) for size in (x, w)]
 
 
-def counted(op: str, world: int) -> dict[str, int]:
+GIVEN = {"plan": "all_gather_1d_push"}
+
+
+def counted(op: str, world: int, options: dict[str, str]) -> dict[str, int]:
     """How many calls of the driver a call makes, by way. Raises AssertionError where a graph does not do what the calls do."""
     found: dict[str, int] = {}
     told_by: dict[str, list[str]] = {}
@@ -151,7 +154,7 @@ def counted(op: str, world: int) -> dict[str, int]:
             group.overlap_runtime.main = Stream(0 if number % 2 else 0x77000)
             told()
             count.value = updates.value = 0
-            y = runs(x, w, out=out, group=group, backend="copy_engine")
+            y = runs(x, w, out=out, group=group, backend="copy_engine", **options)
             told_by[way].append(told())
             if number == CALLS - 1:
                 found[way] = count.value
@@ -167,10 +170,20 @@ def counted(op: str, world: int) -> dict[str, int]:
         found["nodes"] = sum(not line.startswith(("record ", "behind ")) for line in got)
     assert not updates.value, "a node was given what it has"
     group.overlap_runtime.captured = True
-    runs(*sets[-1][:2], out=sets[-1][2], group=group, backend="copy_engine")
+    runs(*sets[-1][:2], out=sets[-1][2], group=group, backend="copy_engine", **options)
     text = told()
     assert "launched;" not in text, f"{op}: a call that is captured itself goes by its steps"
     assert work(text) == work(told_by["calls"][-1]), text
+    if options:
+        # Memory that a copy's node does not take: the call goes by its steps, and so do all later ones.
+        group.overlap_runtime.captured = False
+        os.environ["OVERLAP_CALL_GRAPHS"] = "1"
+        elsewhere = torch.zeros_like(sets[-1][0])
+        ctypes.c_uint64.in_dll(STUB, "stub_refused").value = elsewhere.data_ptr()
+        for x in (elsewhere, sets[-1][0]):
+            runs(x, *sets[-1][1:2], out=sets[-1][2], group=group, backend="copy_engine", **options)
+            text = told()
+            assert "launched;" not in text and f" {x.data_ptr():x} " in text, text
     return found
 
 
@@ -178,14 +191,17 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("ops", nargs="*", default=list(SIZES))
     parser.add_argument("--world", type=int, default=4)
+    parser.add_argument("--given", action="store_true", help="pushes out of the caller's tensor")
     options = parser.parse_args()
+    if options.given:
+        os.environ["OVERLAP_GIVEN_BYTES"] = "0"
     ctypes.c_int.in_dll(STUB, "stub_tell_kernels").value = 1
     CompiledKernel._init_handles = load_nothing
     device._OnMeta = contextlib.nullcontext  # tensors are the CPU's
     with device.planned_device(parse_target("sm_90")):
         driver._active.utils = nvidia.CudaUtils()
         for op in options.ops:
-            found = counted(op, options.world)
+            found = counted(op, options.world, GIVEN if options.given else {})
             print(
                 f"{op}, {options.world} ranks: " + ", ".join(f"{way} {count}" for way, count in found.items()),
                 flush=True,

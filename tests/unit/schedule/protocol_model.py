@@ -77,8 +77,13 @@ class Model:
             )
             for held, own in zip(self.held, steps, strict=True)
         ]
+        self.staged_apart = [any(isinstance(step, st.Stage) for step in own) for own in steps]
         for n in range(1, launches + 1):
             for rank, own in enumerate(steps):
+                if self.staged_apart[rank]:
+                    # The caller reuses its tensor: what it has next is written right behind the launch before.
+                    words = [self.word("given", rank, c.tensor, e) for c in self.held_by(rank) for e in elements(c)]
+                    self.queues.setdefault((rank, MAIN), []).append(self.write(words, (n, ())))
                 for i, step in enumerate(own):
                     self.enqueue(rank, n, i, step)
 
@@ -91,6 +96,9 @@ class Model:
 
     def is_made(self, op_id) -> bool:
         return self.plan.op(op_id).src.tensor in self.produced and op_id not in self.kept
+
+    def held_by(self, rank: int) -> list[Chunk]:
+        return [chunk for chunk in self.plan.before[rank] if chunk.tensor not in self.produced]
 
     def enqueue(self, rank: int, n: int, i: int, step: st.Step) -> None:
         def put(lane: int | None, *moves: Move) -> None:
@@ -129,8 +137,12 @@ class Model:
                 put(lane, Move(lambda s: s[flag] >= s[epoch], None, True))
             case st.Hold(lane, op):
                 put(lane, self.counted_up(rank, self.plan.op(op).src))
-            case st.Copy(lane, op):
-                put(lane, *self.copy(n, op))
+            case st.Copy(lane, op, given):
+                put(lane, *self.copy(n, op, "given" if given else "data"))
+            case st.Stage():
+                for chunk in self.held_by(rank):
+                    pairs = [(self.word("given", *at), self.word("data", *at)) for at in self.places(rank, chunk)]
+                    put(MAIN, Move(None, None), *(self.move([pair], str(chunk), n) for pair in pairs))
             case st.Raise(lane, op):
                 put(lane, copying(self.word("flag", op), self.word("epoch", self.plan.op(op).src_rank)))
 
@@ -144,9 +156,9 @@ class Model:
         if step.wait_done:
             done = [self.word("done", rank, p) for p in peers]
             moves.append(Move(lambda s: all(s[d] >= n - 1 for d in done), None, True))
-        for chunk in self.plan.before[rank]:
-            if chunk.tensor not in self.produced:
-                moves.append(self.write([self.word("data", rank, chunk.tensor, e) for e in elements(chunk)], (n, ())))
+        if not self.staged_apart[rank]:
+            for chunk in self.held_by(rank):
+                moves.append(self.write([self.word("data", *at) for at in self.places(rank, chunk)], (n, ())))
         if step.counters:
             counters = [self.word("counter", rank, chunk) for chunk in self.counted[rank]]
             moves.append(self.write(counters, 0))
@@ -156,6 +168,10 @@ class Model:
             ready = [self.word("ready", rank, p) for p in peers]
             moves.append(Move(lambda s: all(s[r] >= n for r in ready), None, True))
         return moves
+
+    @staticmethod
+    def places(rank: int, chunk: Chunk) -> list[tuple]:
+        return [(rank, chunk.tensor, e) for e in elements(chunk)]
 
     def write(self, words: Sequence[int], value: object) -> Move:
         def act(state: State) -> None:
@@ -200,12 +216,12 @@ class Model:
 
         return [self.write([self.word("partial", rank, tensor, element)], (n, (rank,))), Move(None, count)]
 
-    def copy(self, n: int, op_id) -> list[Move]:
+    def copy(self, n: int, op_id, source: str) -> list[Move]:
         """Element by element where tiles produce, so that a copy beside its producer is torn."""
         op = self.plan.op(op_id)
         if op.src.tensor not in self.produced:
             pairs = [
-                (self.word("data", op.src_rank, op.src.tensor, a), self.word("data", op.dst_rank, op.dst.tensor, b))
+                (self.word(source, op.src_rank, op.src.tensor, a), self.word("data", op.dst_rank, op.dst.tensor, b))
                 for a, b in zip(elements(op.src), elements(op.dst), strict=True)
             ]
             return [Move(None, None), self.read(str(op), [a for a, _ in pairs], n), self.move(pairs, str(op), n)]

@@ -8,7 +8,8 @@ import pytest
 
 from overlap.chunkplan.plan import P2P, Collective, CommPlan
 from overlap.errors import PlanError, ScheduleError, UnsupportedError
-from overlap.schedule.steps import Await, Copy, Credit, Entry, Fork, Join, Kernel, Raise, launch_steps
+from overlap.schedule.givens import ahead_of_staging, sent_as_given
+from overlap.schedule.steps import Await, Copy, Credit, Entry, Fork, Join, Kernel, Raise, Stage, launch_steps
 from overlap.schedule.verify_steps import verify_steps
 
 from .plans import finish, gather, pieces, ring
@@ -48,6 +49,11 @@ def all_steps(plan: CommPlan, **how) -> list[tuple]:
     return [launch_steps(plan, rank, **how) for rank in range(plan.world)]
 
 
+def given_steps(plan: CommPlan, **how) -> list[tuple]:
+    """Steps with all that may be copied out of the callers' tensors copied so."""
+    return [launch_steps(plan, rank, given=sent_as_given(plan, rank), **how) for rank in range(plan.world)]
+
+
 def test_pull():
     plan = gather((6, 2), 0, 3)
     assert launch_steps(plan, 1) == (
@@ -78,6 +84,80 @@ def test_push():
         Credit(2, None),
         Credit(0, None),
     )
+
+
+def test_push_out_of_the_callers_tensor():
+    plan = gather((6, 2), 0, 3, direction="push")
+    assert given_steps(plan)[1] == (
+        Entry(wait_done=True, ready=False),
+        Fork(0),
+        Copy(0, (1, 0), given=True),
+        Raise(0, (1, 0)),
+        Copy(0, (1, 1), given=True),
+        Raise(0, (1, 1)),
+        Stage(),
+        Kernel(),
+        Join(0),
+        Credit(2, None),
+        Credit(0, None),
+    )
+
+
+def test_of_a_ring_the_first_hop_is_the_callers():
+    steps = given_steps(ring((8, 2), 0, 4, direction="push"))[1]
+    assert [step.given for step in steps if isinstance(step, Copy)] == [True, False, False]
+    assert steps.index(Stage()) == steps.index(Kernel()) - 1
+
+
+def test_lanes_that_read_what_is_staged_are_forked_behind_it():
+    """Of two parts one is not given: its lane, and only that, waits."""
+    plan = gather((8, 2), 0, 2, split=2, direction="push", channels=2)
+    steps = launch_steps(plan, 0, given={(0, 1)})
+    assert steps == (
+        Entry(True, False),
+        Fork(1),
+        Copy(1, (0, 1), given=True),
+        Raise(1, (0, 1)),
+        Stage(),
+        Fork(0),
+        Copy(0, (0, 0)),
+        Raise(0, (0, 0)),
+        Kernel(),
+        Join(0),
+        Join(1),
+        Credit(1, None),
+    )
+    verify_steps([steps, launch_steps(plan, 1)], plan)
+    one_lane = gather((8, 2), 0, 2, split=2, direction="push")
+    assert launch_steps(one_lane, 0, given={(0, 1)}) == launch_steps(one_lane, 0), "its lane has the other part as well"
+
+
+def test_a_lane_that_waits_for_others_is_not_put_ahead_of_them():
+    """A host that waits for kernels would wait for a lane that it has not come to."""
+    parts = pieces((8, 2), 0, 2, 2)
+    (a, b), c = parts[0], parts[1]
+    ops = [
+        [P2P("push", 0, 1, a, a), P2P("push", 0, 1, b, b, ((0, 0),), channel=1)],
+        [P2P("push", 1, 0, chunk, chunk) for chunk in c],
+    ]
+    plan = finish("behind", 2, (8, 2), parts, ops)
+    both, other = frozenset({(0, 0), (0, 1)}), frozenset({(0, 1)})
+    assert ahead_of_staging(plan, 0, (0, 1), both) == {0, 1}
+    assert ahead_of_staging(plan, 0, (0, 1), other) == frozenset()
+    for given in (both, other):
+        verify_steps([launch_steps(plan, 0, given=given), launch_steps(plan, 1)], plan, blocking=True)
+
+
+def test_what_may_be_copied_out_of_the_callers_tensor():
+    plan = gather((3, 2), 0, 2, direction="push")
+    assert [sent_as_given(plan, rank) for rank in range(2)] == [{(0, 0)}, {(1, 0)}]
+    assert not sent_as_given(gather((1, 2), 0, 2, direction="push"), 1), "nothing is sent"
+    assert not sent_as_given(plan, 0, produced=["a"])
+    assert not any(sent_as_given(mixed(), rank) for rank in range(3)), "with pulls peers wait until all is staged"
+    assert sent_as_given(ring((8, 2), 0, 4, direction="push"), 1) == {(1, 0)}
+    back = [P2P("push", 1, 0, A, A, ((0, 0),))]
+    returned = finish("returned", 2, (4, 2), [[A], [B]], [[P2P("push", 0, 1, A, A)], back])
+    assert not sent_as_given(returned, 0), "what lands there may replace it"
 
 
 def test_kernel_first():
@@ -138,12 +218,14 @@ def test_several_lanes_give_credits_behind_all_joins():
 def test_steps_are_verified(plan):
     verify_steps(all_steps(plan), plan)
     verify_steps(all_steps(plan, kernel_first=True), plan)
+    verify_steps(given_steps(plan), plan, blocking=True)
+    verify_steps(given_steps(plan, kernel_first=True), plan)
 
 
 @named
 def test_no_interleaving_reads_stale_data(plan):
-    for how in ({}, {"kernel_first": True}):
-        steps = all_steps(plan, **how)
+    ways = [all_steps(plan), all_steps(plan, kernel_first=True)]
+    for steps in [*ways, *([given_steps(plan)] if any(sent_as_given(plan, r) for r in range(plan.world)) else ())]:
         for idle in ((), (0,), (plan.world - 1, 1), range(plan.world)):
             for seed in range(3):
                 assert outcome(plan, steps, seed, idle=idle) == "ok"
@@ -152,13 +234,13 @@ def test_no_interleaving_reads_stale_data(plan):
 @named
 def test_no_step_can_be_left_out(plan):
     """Each step of each rank, left out alone, is refused (a lane without steps of its own is never forked)."""
-    steps = all_steps(plan)
-    for rank in range(plan.world):
-        for i in range(len(steps[rank])):
-            broken = list(steps)
-            broken[rank] = steps[rank][:i] + steps[rank][i + 1 :]
-            with pytest.raises(ScheduleError):
-                verify_steps(broken, plan)
+    for steps in (all_steps(plan), given_steps(plan)):
+        for rank in range(plan.world):
+            for i in range(len(steps[rank])):
+                broken = list(steps)
+                broken[rank] = steps[rank][:i] + steps[rank][i + 1 :]
+                with pytest.raises(ScheduleError):
+                    verify_steps(broken, plan)
 
 
 def without(kind, steps, **fields):
@@ -215,6 +297,45 @@ def test_the_model_and_the_verifier_see_what_breaks(case):
     seen = {outcome(plan, steps, seed, idle=idle[0] if idle else ()) for seed in range(150)}
     assert expected <= seen
     with pytest.raises(ScheduleError):
+        verify_steps(steps, plan)
+
+
+PUSHED = gather((6, 2), 0, 3, direction="push")
+
+
+def behind(kind, steps, other):
+    """The step of a kind moved right behind that of another."""
+    left = without(kind, steps)
+    at = next(i for i, step in enumerate(left) if isinstance(step, other)) + 1
+    return (*left[:at], *(step for step in steps if isinstance(step, kind)), *left[at:])
+
+
+GIVEN_BREAKS = {
+    "no join: the caller's next data": (lambda s: without(Join, s), "never joined", (0, 1, 2)),
+    "staged copies beside the staging": (
+        lambda s: tuple(dataclasses.replace(x, given=False) if isinstance(x, Copy) and x.op[1] else x for x in s),
+        "beside the staging",
+    ),
+    "staged behind the kernel": (lambda s: behind(Stage, s, Kernel), "ahead of the kernel"),
+    "nobody waits for credits": (no_wait_done, "done credits"),
+    "forked ahead of the entry": (lambda s: (s[1], s[0], *s[2:]), "one entry"),
+}
+
+
+@pytest.mark.parametrize("case", GIVEN_BREAKS.values(), ids=GIVEN_BREAKS.keys())
+def test_what_breaks_copies_out_of_the_callers_tensor(case):
+    broken, message, *idle = case
+    steps = [broken(own) for own in given_steps(PUSHED)]
+    assert "stale" in {outcome(PUSHED, steps, seed, idle=idle[0] if idle else ()) for seed in range(150)}
+    with pytest.raises(ScheduleError, match=message):
+        verify_steps(steps, PUSHED)
+
+
+def test_a_copy_out_of_the_callers_tensor_of_what_it_does_not_hold_is_refused():
+    plan = ring((8, 2), 0, 4, direction="push")
+    steps = given_steps(plan)
+    steps[1] = tuple(dataclasses.replace(s, given=True) if isinstance(s, Copy) else s for s in steps[1])
+    with pytest.raises(ScheduleError, match="does not hold what it sends"):
         verify_steps(steps, plan)
 
 
