@@ -1,13 +1,13 @@
-"""Small collectives by message size: low-latency words, NCCL, and torch's own all-reduces in symmetric memory.
+"""Small and medium collectives by message size: low-latency words, blocks, NCCL, torch's all-reduces in symmetric memory.
 
     python -m torch.distributed.run --nproc-per-node 2 bench/low_latency.py --json low_latency.json
 
 ``graph``: calls one behind the other in a CUDA graph, time of a replay divided by their number, median over the replays.
 ``alone``: a graph of one call, all ranks having met before it (as in `common`), median and 99th percentile. ``eager``: host
 calls one behind the other, divided by their number. Microseconds, on the rank where a number is highest; of each contender the
-result is checked against a sum in fp32, or to the bit where nothing is added. Sizes are bytes of the whole tensor. ``words_2`` is
-our all-reduce in two steps, whatever the size; ``b128``, ``b512``: as many lines a program at a time, ``p1``: one program a
-multiprocessor at most.
+result is checked against a sum in fp32, or to the bit where nothing is added. Sizes are bytes of the whole tensor. ``words`` and
+``blocks`` carry all sizes; ``_1`` and ``_2`` are our all-reduces in one step and in two, whatever the size; ``b128``, ``b512``:
+as many words a program at a time, ``4k``, ``16k``: blocks of so many bytes, ``p1``: one program a multiprocessor at most.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ import torch
 import torch.distributed as dist
 from common import Session
 
-SIZES = (1 << 10, 4 << 10, 16 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20)
+SIZES = (1 << 10, 4 << 10, 16 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20,
+         16 << 20, 24 << 20)  # fmt: skip
 KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 CALLS = 20
 """One behind the other in a graph, and eager."""
@@ -67,19 +68,25 @@ class Problem:
 _SLOTS: dict[tuple[object, ...], Any] = {}
 
 
-def words(p: Problem, two_steps: bool = False, block: int = 256, programs: int = 4) -> Call:
-    """Our own: bf16 added in fp32, in the order of the ranks; each variant with slots of its own."""
-    from overlap.runtime.packets import low_latency
+def ours(
+    p: Problem, by: str = "words", steps: int = 0, block: int = 256, block_bytes: int = 8 << 10, programs: int = 4
+) -> Call:
+    """Our own, by words or by blocks: bf16 added in fp32, in the order of the ranks; each variant with slots of its own.
+
+    ``steps``: of an all-reduce, 0 for what is chosen.
+    """
+    from overlap.runtime.packets import blocks, limits, low_latency, transport, words
     from overlap.runtime.protocol import runtime_of
 
-    variant = (two_steps, block, programs)
+    variant = (by, steps, block, block_bytes, programs)
     if variant not in _SLOTS:
         _SLOTS[variant] = low_latency.LowLatency(runtime_of(None))
     found = _SLOTS[variant]
 
     def call() -> torch.Tensor:
-        low_latency.in_two_steps = lambda size, world: two_steps
-        low_latency.BLOCK, low_latency.A_MULTIPROCESSOR = block, programs
+        os.environ["OVERLAP_LOW_LATENCY_BLOCKS_FROM_BYTES"] = "0" if by == "blocks" else str(1 << 40)
+        low_latency.in_two_steps = (lambda size, world: steps == 2) if steps else limits.in_two_steps
+        words.BLOCK, blocks.BLOCK_BYTES, transport.A_MULTIPROCESSOR = block, block_bytes, programs
         if p.kind == "all_reduce":
             done = found.all_reduce(p.given, p.out)
         elif p.kind == "reduce_scatter":
@@ -91,7 +98,7 @@ def words(p: Problem, two_steps: bool = False, block: int = 256, programs: int =
             world = p.session.world
             held = p.given.view(1, world, -1)
             done = found.all_to_all(held, 0, 1, p.out.view(world, 1, -1))
-        assert done
+        assert done == by
         return p.out
 
     return call
@@ -131,15 +138,26 @@ def torch_shot(name: str) -> Callable[[Problem], Call]:
 
 
 CONTENDERS: dict[str, Callable[[Problem], Call]] = {
-    "words": words,
-    "words_2": partial(words, two_steps=True),
-    "b128": partial(words, block=128),
-    "b512": partial(words, block=512, programs=2),
-    "p1": partial(words, programs=1),
+    "words": ours,
+    "words_1": partial(ours, steps=1),
+    "words_2": partial(ours, steps=2),
+    "b128": partial(ours, block=128),
+    "b512": partial(ours, block=512, programs=2),
+    "p1": partial(ours, programs=1),
+    "blocks": partial(ours, by="blocks"),
+    "blocks_1": partial(ours, by="blocks", steps=1),
+    "blocks_2": partial(ours, by="blocks", steps=2),
+    "blocks_4k": partial(ours, by="blocks", block_bytes=4 << 10),
+    "blocks_16k": partial(ours, by="blocks", block_bytes=16 << 10),
+    "blocks_p1": partial(ours, by="blocks", programs=1),
     "nccl": nccl,
     "one_shot": torch_shot("one_shot_all_reduce"),
     "two_shot": torch_shot("two_shot_all_reduce_"),
 }
+
+
+SUMS_ALONE = ("words_1", "words_2", "blocks_1", "blocks_2", "one_shot", "two_shot")
+"""Contenders that only all-reduces have."""
 
 
 def captured(call: Call, calls: int) -> torch.cuda.CUDAGraph:
@@ -190,7 +208,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument(
-        "--contenders", nargs="+", default=("words", "nccl", "one_shot", "two_shot"), choices=CONTENDERS
+        "--contenders", nargs="+", default=("words", "blocks", "nccl", "one_shot", "two_shot"), choices=CONTENDERS
     )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--commit", help="what is measured, where this is no checkout")
@@ -206,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             p = Problem(session, kind, size)
             found = {}
             for name in options.contenders:
-                if kind == "all_reduce" or not name.startswith(("words_", "one_", "two_")):
+                if kind == "all_reduce" or name not in SUMS_ALONE:
                     found[name] = measured(session, p, CONTENDERS[name], options.rounds)
             rows.append({"kind": kind, "bytes": size, "us": found})
             session.say(f"{kind:<15}{size:>9}  " + "  ".join(f"{name} {told(us)}" for name, us in found.items()))

@@ -150,8 +150,16 @@ SETTINGS: dict[str, Setting] = {
         Setting(
             "low_latency_below_bytes",
             int,
-            5 << 20,
-            "Plain collectives go as low-latency words where a rank gets fewer bytes than this by them; 0: never.",
+            24 << 20,
+            "Plain collectives go by words or blocks of our own where a rank gets fewer bytes than this by them; 0: never.",
+            minimum=0,
+        ),
+        Setting(
+            "low_latency_blocks_from_bytes",
+            int,
+            512 << 10,
+            "Of those, the ones by which a rank gets as many bytes as this go as dense blocks with a flag behind each, smaller "
+            "ones as words, half of which is flag; 0: always blocks.",
             minimum=0,
         ),
         Setting(

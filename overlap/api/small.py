@@ -1,8 +1,9 @@
-"""What serial calls communicate by: low-latency words where the message is small and every peer is reached by pointer, else a
-collective of the library.
+"""What serial calls communicate by: low-latency words where the message is small and every peer is reached by pointer, blocks
+where it is longer, else a collective of the library.
 
-    message    < low_latency_below_bytes      one launch of our own (`overlap.runtime.packets.low_latency`)
-               else                           torch.distributed
+    message    < low_latency_blocks_from_bytes    one launch of our own (`overlap.runtime.packets.low_latency`), by words
+               < low_latency_below_bytes          the same, by blocks
+               else                               torch.distributed
 
 A call that asks for ``backend="serial"`` gets the library's collective: it is what others are measured and checked against. The
 answer is the same on every rank.
@@ -28,8 +29,9 @@ from .fallback import ASKED, Choice, impossible
 from .report import LastPlan
 
 COLLECTIVE = "collective"
-WORDS = "low-latency words"
+WORDS, BLOCKS = "low-latency words", "low-latency blocks"
 """What `LastPlan.plan` says of a serial call."""
+_SAID = {"words": WORDS, "blocks": BLOCKS}
 
 
 class ByLibrary:
@@ -49,7 +51,7 @@ class ByLibrary:
 
 
 class ByWords(ByLibrary):
-    """One that went by low-latency words."""
+    """One that went by low-latency words or blocks."""
 
     def __init__(self, words: LowLatency, call: Callable[..., object]) -> None:
         super().__init__(call)
@@ -59,7 +61,7 @@ class ByWords(ByLibrary):
     @property
     def stale(self) -> bool:  # type: ignore[override]
         """Whether the group's slots are others by now."""
-        return self._words.memory is not self._memory
+        return self._words.memory != self._memory
 
 
 def keep(
@@ -73,14 +75,14 @@ def keep(
 ) -> None:
     """Keeps a serial call for those like it.
 
-    Not where it went by the library because a graph is being captured: the next one might go by low-latency words.
+    Not where it went by the library because a graph is being captured: the next one might go by low-latency words or blocks.
 
     Args:
         call: makes it, given its operands and results; holds no tensor.
     """
     if asked is None:
         return
-    words = _WORDS.get(group) if went_by == WORDS else None
+    words = _WORDS.get(group) if went_by != COLLECTIVE else None
     if words is None and _captured(results[0]):
         return
     ready = ByLibrary(call) if words is None else ByWords(words, call)
@@ -102,18 +104,18 @@ def gather(
     words = words_of(group, choice, shard)
     if words is not None:
         whole = serial.ordered(shard, shape, order)
-        if words.all_gather(shard, dim, whole):
-            return whole, WORDS
+        if by := words.all_gather(shard, dim, whole):
+            return whole, _SAID[by]
     return serial.gather(group, shard, shape, dim, order), COLLECTIVE
 
 
 def reduce_scatter(
     group: Any, choice: Choice, summand: torch.Tensor, dim: int, out: torch.Tensor, *, fixed_order: bool = False
 ) -> str:
-    """`collectives.reduce_scatter`; gives what it went by. Low-latency words always add in a fixed order."""
+    """`collectives.reduce_scatter`; gives what it went by. Words and blocks of our own always add in a fixed order."""
     words = words_of(group, choice, summand)
-    if words is not None and words.reduce_scatter(summand, dim, out):
-        return WORDS
+    if words is not None and (by := words.reduce_scatter(summand, dim, out)):
+        return _SAID[by]
     collectives.reduce_scatter(group, summand, dim, out, fixed_order=fixed_order)
     return COLLECTIVE
 
@@ -123,8 +125,8 @@ def all_reduce(
 ) -> str:
     """`collectives.all_reduce`; gives what it went by."""
     words = words_of(group, choice, summand)
-    if words is not None and words.all_reduce(summand, out):
-        return WORDS
+    if words is not None and (by := words.all_reduce(summand, out)):
+        return _SAID[by]
     collectives.all_reduce(group, summand, out, fixed_order=fixed_order)
     return COLLECTIVE
 
@@ -138,8 +140,8 @@ def sums_in_place(group: Any, choice: Choice, summand: torch.Tensor, size: int) 
 def all_to_all(group: Any, choice: Choice, held: torch.Tensor, from_dim: int, to_dim: int, out: torch.Tensor) -> str:
     """`collectives.all_to_all`; gives what it went by."""
     words = words_of(group, choice, held)
-    if words is not None and words.all_to_all(held, from_dim, to_dim, out):
-        return WORDS
+    if words is not None and (by := words.all_to_all(held, from_dim, to_dim, out)):
+        return _SAID[by]
     collectives.all_to_all(group, held, from_dim, to_dim, out)
     return COLLECTIVE
 

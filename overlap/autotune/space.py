@@ -44,6 +44,8 @@ MIXED: Mapping[str, tuple[str, ...]] = {
 MIXED_WITH = "ldst_inline"
 ONE_STEP = ("reduce_scatter_1d", "all_reduce_one_shot", "all_to_all_1d")
 """Templates that send nothing but what tiles make: what words carry, whole tiles each, whatever chunks are cut."""
+WORDS_BELOW = 1 << 20
+"""Bytes of a result that a rank gets, below which its words are tried inside of a product's launch."""
 SPLITS: tuple[Split, ...] = (1, 2, 4, 8)
 SHAPES: Mapping[str, tuple[Split, ...]] = {
     # What arrives last is small, so that few tiles are left behind it.
@@ -122,11 +124,11 @@ def communication(
 
 
 def words(product: Product, name: str) -> list[Config]:
-    """Configs by low-latency words, of results that are small enough for them (the setting ``low_latency_below_bytes``)."""
+    """Configs by low-latency words, of results that are small enough (`WORDS_BELOW`, ``low_latency_below_bytes``)."""
     operator = operator_of(product.op, product.sizes)
     size = itemsize_of(product.dtype) * math.prod(product.sizes[axis] for axis in operator.moved)
     received = size * (product.world - 1) // (1 if operator.kind == "all_reduce" else product.world)
-    if received >= settings.get("low_latency_below_bytes"):
+    if received >= min(WORDS_BELOW, settings.get("low_latency_below_bytes")):
         return []
     return [Config(Realization(name), plan) for plan in PLANS[operator.kind] if plan in ONE_STEP]
 

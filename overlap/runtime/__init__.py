@@ -13,7 +13,7 @@ launch/     the steps of a launch, made ready and enqueued
 transfer/   a plan without a kernel
 tables/     the tables that kernels are given
 kernels/    the protocol's own Triton kernels
-packets/    small collectives, by words that carry data and flag together
+packets/    small collectives, by words that carry data and flag together, and by blocks
 memory/     where tensors lie in symmetric memory, and views of that
 providers/  who allocates it
 cuda/       the protocol on GPUs of one host, and the driver

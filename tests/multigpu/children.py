@@ -154,7 +154,7 @@ def killed_in_a_launch(plan: str) -> None:
     scenario.survive()
 
 
-def killed_in_words(_: str) -> None:
+def killed_in_words(carried_by: str) -> None:
     """The last rank dies with low-latency collectives enqueued and running."""
     import torch
     import torch.distributed as dist
@@ -165,6 +165,7 @@ def killed_in_words(_: str) -> None:
     from overlap.runtime.workspace import check
 
     os.environ["OVERLAP_LOW_LATENCY_BELOW_BYTES"] = "1000000"
+    os.environ["OVERLAP_LOW_LATENCY_BLOCKS_FROM_BYTES"] = "0" if carried_by == "blocks" else "1000000"
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("cpu:gloo,cuda:nccl")
     last = dist.get_rank() == dist.get_world_size() - 1

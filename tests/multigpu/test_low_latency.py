@@ -1,4 +1,4 @@
-"""Low-latency collectives on real ranks: the bits of one order and one rounding, whatever the delays, eager and in graphs."""
+"""Low-latency collectives on real ranks, by words and by blocks: the bits of one order and one rounding, whatever the delays."""
 
 import itertools
 import random
@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from overlap.api.fallback import Choice
-from overlap.api.small import COLLECTIVE, WORDS, words_of
+from overlap.api.small import BLOCKS, COLLECTIVE, WORDS, words_of
 from overlap.chunkplan.region import shard_interval
 from overlap.errors import DeadlineError, OverlapError
 from overlap.ops import (
@@ -39,16 +39,33 @@ DEADLINE_S = 3
 NAN = float("nan")
 LONG = 300_000
 """Bytes: several tiles for every program."""
-LIMIT = ("OVERLAP_LOW_LATENCY_BELOW_BYTES", str(4 << 20))
+BELOW, BLOCKS_FROM = "OVERLAP_LOW_LATENCY_BELOW_BYTES", "OVERLAP_LOW_LATENCY_BLOCKS_FROM_BYTES"
+LIMITS = {
+    "words": {BELOW: str(4 << 20), BLOCKS_FROM: str(4 << 20)},
+    "blocks": {BELOW: str(64 << 20), BLOCKS_FROM: "0"},
+}
+"""Settings by which all calls go by the one or by the other."""
+
+
+def limit(patch, carried_by):
+    for variable, value in LIMITS[carried_by].items():
+        patch.setenv(variable, value)
 
 
 @pytest.fixture(autouse=True)
-def limit(monkeypatch):
-    monkeypatch.setenv(*LIMIT)
+def words_alone(monkeypatch):
+    limit(monkeypatch, "words")
+
+
+@pytest.fixture(params=LIMITS)
+def carried_by(request, monkeypatch, words_alone):
+    """All calls go by the one, and then by the other."""
+    limit(monkeypatch, request.param)
+    return request.param
 
 
 @pytest.fixture
-def words(group):
+def words(group, carried_by):
     found = words_of(group, Choice("serial", "a test"), torch.empty(1, device="cuda"))
     assert found is not None
     return found
@@ -142,13 +159,21 @@ IN_TWO_STEPS = [
 ]
 
 
-def play(group, two_steps, kind, shape, dtype, dims=()):
+MANY_BLOCKS = [
+    ("all_reduce", (5 << 20,), torch.bfloat16), ("all_reduce", ((5 << 19) - 1,), torch.float32),
+    ("reduce_scatter", (1000, 8191), torch.bfloat16, (1,)), ("reduce_scatter", (4099, 2048), torch.bfloat16, (0,)),
+    ("all_gather", (1001, 4096), torch.bfloat16, (0,)), ("all_gather", (2048, 2056), torch.float32, (1,)),
+    ("all_to_all", (2048, 4096), torch.bfloat16, (0, 1)), ("all_to_all", (515, 6151), torch.uint8, (1, 0)),
+]  # fmt: skip
+
+
+def play(group, carried_by, two_steps, kind, shape, dtype, dims=()):
     """One call of a rank, for its kernel alone."""
     whole, rank = torch.empty(shape, dtype=dtype), group.rank()
     given = narrow(whole, dims[0], rank).contiguous() if kind in ("all_gather", "all_to_all") else whole
     out = narrow(whole, dims[-1], rank).contiguous() if kind in ("reduce_scatter", "all_to_all") else whole.clone()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(*LIMIT)
+        limit(patch, carried_by)
         if two_steps:
             patch.setattr(low_latency, "in_two_steps", lambda *_: True)
         assert getattr(low_latency.low_latency_of(group.overlap_runtime), kind)(given, *dims, out)
@@ -156,10 +181,13 @@ def play(group, two_steps, kind, shape, dtype, dims=()):
 
 def ahead():
     """What is compiled ahead of the tests (`tests.support.ahead`)."""
-    for spec in specs():
-        yield Rehearsal("test_every_collective_has_the_right_bits", play, (False, *spec))
-    for spec in IN_TWO_STEPS:
-        yield Rehearsal("test_an_all_reduce_in_two_steps", play, (True, *spec))
+    for by in LIMITS:
+        for spec in specs():
+            yield Rehearsal(f"test_every_collective_has_the_right_bits[{by}]", play, (by, False, *spec))
+        for spec in IN_TWO_STEPS:
+            yield Rehearsal(f"test_an_all_reduce_in_two_steps[{by}]", play, (by, True, *spec))
+    for spec in MANY_BLOCKS:
+        yield Rehearsal("test_messages_of_many_blocks_for_every_program[blocks]", play, ("blocks", WORLD > 2, *spec))
 
 
 def test_every_collective_has_the_right_bits(words):
@@ -194,6 +222,26 @@ def test_a_thousand_calls_with_delays(words, group):
         wrong += order.choice(some).check(words, seed)
     check(group)
     assert not wrong
+
+
+@pytest.mark.parametrize("carried_by", ["blocks"], indirect=True)
+def test_messages_of_many_blocks_for_every_program(words, group):
+    """As large as go by blocks, in place too, ragged, at odd addresses; ranks are late in turn."""
+    several = [Case(*spec) for spec in MANY_BLOCKS]
+    wrong = []
+    for seed in range(60):
+        delay(seed, me(), 0.5)
+        wrong.append(several[seed % len(several)].check(words, seed))
+    whole = several[0]
+    for seed in range(5):
+        tensor = made(whole.shape, whole.dtype, me(), seed)
+        assert words.all_reduce(tensor, tensor) == "blocks"
+        wrong.append(differs(tensor, whole.wanted(seed)))
+        odd = torch.cat([poisoned((3,), whole.dtype), made(whole.shape, whole.dtype, me(), seed)])[3:]
+        assert words.all_reduce(odd, whole.out) == "blocks"
+        wrong.append(differs(whole.out, whole.wanted(seed)))
+    check(group)
+    assert not torch.stack(wrong).any()
 
 
 def test_ranks_run_ahead_of_each_other(words, group):
@@ -263,10 +311,11 @@ def operators(group):
     }
 
 
-def test_operators_take_them_for_small_tensors_and_say_so(group, monkeypatch):
+def test_operators_take_them_for_small_tensors_and_say_so(group, monkeypatch, carried_by):
+    ours = {"words": WORDS, "blocks": BLOCKS}[carried_by]
     for name, call in operators(group).items():
         y = call()
-        assert last_plan(name).plan == WORDS and WORDS in str(last_plan(name)), name
+        assert last_plan(name).plan == ours and ours in str(last_plan(name)), name
         other = call(backend="serial")
         assert last_plan(name).plan == COLLECTIVE, name
         torch.testing.assert_close(y.float(), other.float(), rtol=2e-2, atol=0.3)
@@ -277,7 +326,7 @@ def test_operators_take_them_for_small_tensors_and_say_so(group, monkeypatch):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             again = call()
-        assert last_plan(name).plan == WORDS, name
+        assert last_plan(name).plan == ours, name
         graph.replay()
         assert torch.equal(again, y), name
         with monkeypatch.context() as patch:
@@ -336,8 +385,8 @@ def test_a_rank_that_comes_too_late(words, group, monkeypatch):
     check(group)
 
 
-def test_a_rank_that_is_killed():
-    child = run_on_every_rank("killed_in_words", "", env={"OVERLAP_DEADLINE_S": str(DEADLINE_S)}, seconds=60)
+def test_a_rank_that_is_killed(carried_by):
+    child = run_on_every_rank("killed_in_words", carried_by, env={"OVERLAP_DEADLINE_S": str(DEADLINE_S)}, seconds=60)
     if me() == LAST:
         assert child.status != 0
         return

@@ -10,10 +10,11 @@ import torch
 
 from overlap.errors import DeadlineError
 from overlap.runtime.faults.faults import FaultRecord
-from overlap.runtime.packets import low_latency
+from overlap.runtime.packets import limits, transport
 from overlap.runtime.packets.low_latency import low_latency_of
 from overlap.sim.runtime import SimRuntime
 from tests.support.small_calls import (
+    carried_by,
     few_lines,
     made,
     narrow,
@@ -26,7 +27,7 @@ from tests.support.small_calls import (
     two_steps,
 )
 
-__all__ = ["few_lines", "two_steps"]
+__all__ = ["carried_by", "few_lines", "two_steps"]
 pytestmark = pytest.mark.one_triton
 
 
@@ -44,7 +45,7 @@ def capturing(monkeypatch):
     return said
 
 
-def test_calls_of_other_addresses_are_other_calls():
+def test_calls_of_other_addresses_are_other_calls(carried_by):
     """What lies at an odd address is moved in narrower words, by a launch of its own."""
 
     def body(runtime):
@@ -63,9 +64,9 @@ def test_calls_of_other_addresses_are_other_calls():
 
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32])
-def test_results_in_the_memory_of_summands(monkeypatch, steps, out_dtype):
+def test_results_in_the_memory_of_summands(monkeypatch, carried_by, steps, out_dtype):
     """Beside ones that are like them, but in other memory."""
-    monkeypatch.setattr(low_latency, "SAVED_BYTES", 0 if steps == 2 else 1 << 40)
+    monkeypatch.setattr(limits, "SAVED_BYTES", 0 if steps == 2 else 1 << 40)
     size, apart = 277, 400
 
     def body(runtime):
@@ -84,7 +85,7 @@ def test_results_in_the_memory_of_summands(monkeypatch, steps, out_dtype):
     on_ranks(3, body)
 
 
-def test_all_ranks_move_to_larger_memory_whatever_their_layouts(monkeypatch):
+def test_all_ranks_move_to_larger_memory_whatever_their_layouts(monkeypatch, carried_by):
     """A rank whose tensor is not dense finds no earlier call; the others', through smaller slots, would wait for it in vain."""
     monkeypatch.setenv("OVERLAP_LOW_LATENCY_BELOW_BYTES", "400")
 
@@ -103,7 +104,7 @@ def test_all_ranks_move_to_larger_memory_whatever_their_layouts(monkeypatch):
 
 
 def test_no_more_programs_are_launched_than_are_resident(monkeypatch):
-    monkeypatch.setattr(low_latency, "A_MULTIPROCESSOR", 100)
+    monkeypatch.setattr(transport, "A_MULTIPROCESSOR", 100)
     for seed in range(2):
         on_ranks(3, lambda runtime: scatter(runtime, (400,), 0, torch.float32, 0), seed=seed)
 
@@ -112,7 +113,8 @@ def test_a_call_like_an_earlier_one_says_that_a_wait_was_in_vain():
     def body(runtime):
         reduce_all(runtime, (9,), torch.float32, 0)
         words = low_latency_of(runtime)
-        memory, address = words.memory, words.memory.addresses[runtime.rank] + 16 * words.memory.capacity
+        memory = words.words.memory
+        address = memory.addresses[runtime.rank] + 16 * memory.capacity
         memory.fault = lambda: FaultRecord(address, 2, 1, 0)
         for _ in range(2):
             with pytest.raises(DeadlineError, match=rf"rank {runtime.rank}: .* for rank 1 to send \(call 2\)"):
@@ -121,7 +123,7 @@ def test_a_call_like_an_earlier_one_says_that_a_wait_was_in_vain():
     on_ranks(2, body)
 
 
-def test_what_a_graph_holds_stays(monkeypatch, capturing):
+def test_what_a_graph_holds_stays(monkeypatch, capturing, carried_by):
     """The first call of a shape is left to others inside of a capture; slots that were captured stay when they grow."""
     monkeypatch.setenv("OVERLAP_LOW_LATENCY_BELOW_BYTES", "400")
 
@@ -139,16 +141,17 @@ def test_what_a_graph_holds_stays(monkeypatch, capturing):
         assert words.all_reduce(small, torch.empty(40))
         runtime.agree("a capture begins", None)
         capturing[0] = True
-        captured = words.memory
-        assert calls() == (True, False)
+        by = getattr(words, carried_by)
+        captured = by.memory
+        assert calls() == (carried_by, "")
         runtime.agree("it ends", None)
         capturing[0] = False
         for number in range(2):
             monkeypatch.setenv("OVERLAP_LOW_LATENCY_BELOW_BYTES", str(4000 << number))
             reduce_all(runtime, (500 << number,), torch.float32, 0)
-        assert words._kept == [captured]
+        assert by.kept == [captured]
         words.clear()
-        assert not words._kept and words.memory is None
+        assert not by.kept and words.memory == (None, None)
 
     for like_an_earlier in (True, False):
         monkeypatch.setenv("OVERLAP_LOW_LATENCY_BELOW_BYTES", "400")

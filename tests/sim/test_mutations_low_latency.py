@@ -10,7 +10,7 @@ import torch
 from overlap.errors import OverlapError
 from overlap.runtime.packets import kernels as packet_kernels
 from overlap.runtime.packets import lines as packet_lines
-from overlap.runtime.packets import low_latency
+from overlap.runtime.packets import transport, words
 from overlap.runtime.packets.low_latency import low_latency_of
 from overlap.sim.runtime import SimRuntime
 from tests.support.small_calls import (
@@ -53,7 +53,7 @@ def mutate(monkeypatch, tmp_path):
         path.write_text(mutated(monkeypatch, *edits))
         module = load_module(str(path))
         for name in ("exchange_kernel", "sum_packets_kernel", "two_step_kernel"):
-            monkeypatch.setattr(low_latency, name, getattr(module, name))
+            monkeypatch.setattr(words, name, getattr(module, name))
 
     return make
 
@@ -119,11 +119,11 @@ def test_empty_pieces_that_say_nothing(mutate):
     mutate(("tl.maximum((elements + UNITS - 1) // UNITS, 1)", "(elements + UNITS - 1) // UNITS"))
 
     def body(runtime):
-        words, kept = low_latency_of(runtime), []
+        calls, kept = low_latency_of(runtime), []
         for call in range(6):
             wanted = made((1, 40), torch.uint8, 7, call)
             kept.append((poisoned((1, 40), torch.uint8), wanted))
-            assert words.all_gather(narrow(wanted, 0, 3, runtime.rank), 0, kept[-1][0])
+            assert calls.all_gather(narrow(wanted, 0, 3, runtime.rank), 0, kept[-1][0])
         runtime.synchronize()
         assert all(same(*pair) for pair in kept)
 
@@ -143,7 +143,7 @@ def test_a_line_that_is_not_sent(mutate):
 
 def test_more_programs_than_are_resident(monkeypatch):
     """Some programs then wait for peers' that wait for a multiprocessor."""
-    monkeypatch.setattr(low_latency, "A_MULTIPROCESSOR", 100)
+    monkeypatch.setattr(transport, "A_MULTIPROCESSOR", 100)
     monkeypatch.setattr(SimRuntime, "resident", lambda *_: 100)
 
     def body(runtime):

@@ -7,7 +7,7 @@ import torch
 
 from overlap.chunkplan.region import shard_interval
 from overlap.runtime.group.collectives import add_in_order
-from overlap.runtime.packets import low_latency
+from overlap.runtime.packets import blocks, limits, transport, words
 from overlap.runtime.packets.low_latency import low_latency_of
 from overlap.sim import World
 
@@ -16,16 +16,26 @@ NAN = float("nan")
 
 @pytest.fixture(autouse=True)
 def few_lines(monkeypatch):
-    """Programs of few lines, so that small messages take several, and slots that are no larger than they must be."""
-    monkeypatch.setattr(low_latency, "BLOCK", 8)
-    monkeypatch.setattr(low_latency, "A_MULTIPROCESSOR", 1)
+    """Programs of few lines, or bytes, so that small messages take several, and slots no larger than they must be; by words."""
+    monkeypatch.setattr(words, "BLOCK", 8)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(transport, "A_MULTIPROCESSOR", 1)
     monkeypatch.setenv("OVERLAP_LOW_LATENCY_BELOW_BYTES", "6000")
+    monkeypatch.setenv("OVERLAP_LOW_LATENCY_BLOCKS_FROM_BYTES", "6000")
+
+
+@pytest.fixture(params=["words", "blocks"])
+def carried_by(request, monkeypatch, few_lines):
+    """All calls go by the one, and then by the other."""
+    if request.param == "blocks":
+        monkeypatch.setenv("OVERLAP_LOW_LATENCY_BLOCKS_FROM_BYTES", "0")
+    return request.param
 
 
 @pytest.fixture
 def two_steps(monkeypatch):
     """All-reduces go in two steps whatever their size."""
-    monkeypatch.setattr(low_latency, "SAVED_BYTES", 0)
+    monkeypatch.setattr(limits, "SAVED_BYTES", 0)
 
 
 def made(shape, dtype, *seeds):

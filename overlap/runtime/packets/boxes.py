@@ -37,11 +37,11 @@ def whole(shape: tuple[int, ...]) -> Boxes:
     return Boxes(1, count, count, whole=True)
 
 
-def unit_of(tensor: torch.Tensor, boxes: Boxes) -> int:
-    """Bytes of the widest word, up to 8, of which all boxes of a dense tensor are made."""
+def unit_of(tensor: torch.Tensor, boxes: Boxes, widest: int = 8) -> int:
+    """Bytes of the widest word, up to ``widest``, of which all boxes of a dense tensor are made."""
     size = tensor.element_size()
-    common = math.gcd(tensor.data_ptr(), boxes.chunk * size, boxes.total * size, 8)
-    return common if tensor.numel() else 8
+    common = math.gcd(tensor.data_ptr(), boxes.chunk * size, boxes.total * size, widest)
+    return common if tensor.numel() else widest
 
 
 def scaled(boxes: Boxes, size: int, unit: int) -> dict[str, int]:

@@ -54,7 +54,7 @@ def lines_of(elements, UNITS: tl.constexpr):
 
 
 @triton.jit
-def _spot(unit, rank, width, chunk, total, FLAT: tl.constexpr):
+def spot_of(unit, rank, width, chunk, total, FLAT: tl.constexpr):
     """Where unit ``unit`` of a rank's box lies in the tensor."""
     begin = tl.minimum(rank * chunk, total)
     if FLAT:
@@ -74,7 +74,7 @@ def load_line(base, line, inside, rank, rows, chunk, total, UNIT: tl.constexpr, 
     for k in tl.static_range(units):
         unit = line * units + k
         there = inside & (unit < rows * width)
-        part = tl.load(base + _spot(unit, rank, width, chunk, total, FLAT), mask=there, other=0)
+        part = tl.load(base + spot_of(unit, rank, width, chunk, total, FLAT), mask=there, other=0)
         if UNIT == 8:
             data = part
         elif UNIT == 4:
@@ -95,7 +95,7 @@ def store_line(base, data, line, inside, rank, rows, chunk, total, UNIT: tl.cons
         unit = line * units + k
         there = inside & (unit < rows * width)
         part = (data >> (8 * UNIT * k)).to(base.dtype.element_ty)
-        tl.store(base + _spot(unit, rank, width, chunk, total, FLAT), part, mask=there)
+        tl.store(base + spot_of(unit, rank, width, chunk, total, FLAT), part, mask=there)
 
 
 @triton.jit

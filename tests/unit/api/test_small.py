@@ -81,7 +81,7 @@ def test_nobody_looks_while_a_graph_is_captured(runtime, monkeypatch):
     assert found is not None and small.words_of(group, HERE, on_gpu()) is found
 
 
-@pytest.mark.parametrize("taken", [True, False])
+@pytest.mark.parametrize("taken", ["words", "blocks", ""])
 @pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter", "all_to_all", "all_gather"])
 def test_what_words_leave_goes_by_the_library(monkeypatch, kind, taken):
     called = []
@@ -96,12 +96,13 @@ def test_what_words_leave_goes_by_the_library(monkeypatch, kind, taken):
     else:
         dims = {"all_reduce": (), "reduce_scatter": (0,), "all_to_all": (0, 1)}[kind]
         went_by = getattr(small, kind)(Group(), HERE, x, *dims, torch.empty(4, 4))
-    assert (called, went_by) == ((["words"], small.WORDS) if taken else (["words", "library"], small.COLLECTIVE))
+    said = {"words": small.WORDS, "blocks": small.BLOCKS, "": small.COLLECTIVE}[taken]
+    assert (called, went_by) == (["words"] if taken else ["words", "library"], said)
 
 
-@pytest.mark.parametrize("went_by", [small.WORDS, small.COLLECTIVE])
+@pytest.mark.parametrize("went_by", [small.WORDS, small.BLOCKS, small.COLLECTIVE])
 def test_a_report_says_what_a_call_went_by(went_by):
     said = LastPlan(
         "gemm_ar", "serial", went_by, 0, 4, 0, (8, 8), "torch.bfloat16", why_serial="small", kind="all_reduce"
     )
-    assert ("by low-latency words: small" in str(said)) == (went_by == small.WORDS)
+    assert (f"by {went_by}: small" in str(said)) == (went_by != small.COLLECTIVE)

@@ -1,0 +1,179 @@
+"""Parts of the kernels of collectives by blocks: where blocks and their flags lie, sending them, waiting for them, adding them.
+
+    sender      plain stores of a block into the receiver's slot | CTA barrier | its flag, release at system scope
+    receiver    its flag, acquire at system scope | CTA barrier | plain loads
+
+What a rank sends to rank p is a box of a dense tensor (`lines`), its bytes in row-major order, cut into blocks of ``BYTES``. A
+unit is ``VEC`` neighbouring elements, up to 16 bytes, as wide as a rank's own tensors allow: others see bytes alone.
+
+``slots`` of a rank: [2 sides][rank that sends][capacity] bytes, then [2 sides][rank that sends][places] flags, int64 words that
+hold the last call which sent the block, each in a sector of its own. Which side a call uses is its epoch's last bit.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+import overlap.language as ol
+from overlap.language.packets import MOST_PROGRAMS
+
+from .lines import spot_of, width_of
+
+SIDES = 2
+FLAG_BYTES = 32
+
+_SIDES: tl.constexpr = tl.constexpr(SIDES)
+_FLAG: tl.constexpr = tl.constexpr(FLAG_BYTES)
+_MOST: tl.constexpr = tl.constexpr(MOST_PROGRAMS)
+
+
+@triton.jit
+def slot_at(side, sender, world, capacity, block, BYTES: tl.constexpr):
+    """Bytes (int64) from the beginning of a rank's slots to a block of a sender's."""
+    return (side * world + sender) * tl.cast(capacity, tl.int64) + block * BYTES
+
+
+@triton.jit
+def flag_at(side, sender, world, capacity, places, block):
+    """Bytes (int64) from the beginning of a rank's slots to the flag of a sender's block."""
+    behind = _SIDES * world * tl.cast(capacity, tl.int64)
+    return behind + ((side * world + sender) * tl.cast(places, tl.int64) + block) * _FLAG
+
+
+@triton.jit
+def as_block(address, DTYPE: tl.constexpr):
+    """A pointer to a block by its address (int64); slots and blocks are multiples of 16 bytes."""
+    return tl.multiple_of(address.to(tl.pointer_type(DTYPE)), 16)
+
+
+@triton.jit
+def as_flag(address):
+    """A pointer to a flag by its address (int64), or pointers."""
+    return address.to(tl.pointer_type(tl.int64))
+
+
+@triton.jit
+def blocks_of(units, UNITS: tl.constexpr):
+    """Blocks of so many units; one at least, so that every rank hears of every other in each call."""
+    return tl.maximum((units + UNITS - 1) // UNITS, 1)
+
+
+@triton.jit
+def within_block(UNITS: tl.constexpr, VEC: tl.constexpr):
+    """Elements of a block by unit, [units, ``VEC``]."""
+    return (tl.arange(0, UNITS) * VEC)[:, None] + tl.arange(0, VEC)[None, :]
+
+
+@triton.jit
+def box_part(base, block, rank, rows, chunk, total, FLAT: tl.constexpr, VEC: tl.constexpr, UNITS: tl.constexpr):
+    """Pointers [units, ``VEC``] to a block of a rank's box, and which are inside of it [units, 1]."""
+    width = width_of(rank, chunk, total)
+    unit = block * UNITS + tl.arange(0, UNITS)
+    spot = spot_of(unit, rank, width, chunk, total, FLAT)
+    return base + ((spot * VEC)[:, None] + tl.arange(0, VEC)[None, :]), (unit < rows * width)[:, None]
+
+
+@triton.jit
+def send_to_all(data, inside, peers, epoch, rank, world, capacity, places, block,
+                VEC: tl.constexpr, UNITS: tl.constexpr, BYTES: tl.constexpr, RANKS: tl.constexpr):  # fmt: skip
+    """Stores a block into this rank's slot of every other rank, and then raises all its flags in one instruction."""
+    side = epoch & 1
+    place = slot_at(side, rank, world, capacity, block, BYTES)
+    within = within_block(UNITS, VEC)
+    for turn in range(1, world):
+        base = tl.load(peers + (rank + turn) % world)
+        tl.store(as_block(base + place, data.dtype) + within, data, mask=inside)
+    turns = 1 + tl.arange(0, RANKS)
+    bases = tl.load(peers + (rank + turns) % world)
+    flags = as_flag(bases + flag_at(side, rank, world, capacity, places, block))
+    ol.raise_flags(flags, turns < world, epoch)
+
+
+@triton.jit
+def push_blocks(src, peers, epoch, pid, rank, world, programs, capacity, places, rows, chunk, total,
+                FLAT: tl.constexpr, PARTS: tl.constexpr, VEC: tl.constexpr, UNITS: tl.constexpr, BYTES: tl.constexpr,
+                RANKS: tl.constexpr):  # fmt: skip
+    """Sends this rank's blocks to all others, peers in turn from rank + 1 on, the first blocks of all first."""
+    side = epoch & 1
+    count = blocks_of(rows * tl.minimum(chunk, total), UNITS)
+    if PARTS:
+        others = tl.maximum(world - 1, 1)
+        for number in range(pid, count * (world - 1), programs):
+            peer = (rank + 1 + number % others) % world
+            block = number // others
+            if block < blocks_of(rows * width_of(peer, chunk, total), UNITS):
+                part, inside = box_part(src, block, peer, rows, chunk, total, FLAT, VEC, UNITS)
+                data = tl.load(part, mask=inside)
+                base = tl.load(peers + peer)
+                there = as_block(base + slot_at(side, rank, world, capacity, block, BYTES), data.dtype)
+                tl.store(there + within_block(UNITS, VEC), data, mask=inside)
+                ol.raise_flag(as_flag(base + flag_at(side, rank, world, capacity, places, block)), epoch)
+    else:
+        for block in range(pid, count, programs):
+            part, inside = box_part(src, block, 0, rows, chunk, total, FLAT, VEC, UNITS)
+            data = tl.load(part, mask=inside)
+            send_to_all(data, inside, peers, epoch, rank, world, capacity, places, block, VEC, UNITS, BYTES, RANKS)
+
+
+@triton.jit
+def await_block(own, epoch, state, sender, world, capacity, places, block):
+    """The flag of a sender's block in this rank's slots at ``own`` (int64), once it says this call or the deadline has passed."""
+    return ol.poll(as_flag(own + flag_at(epoch & 1, sender, world, capacity, places, block)), epoch, state)
+
+
+@triton.jit
+def await_all(own, epoch, state, rank, world, capacity, places, block, RANKS: tl.constexpr):
+    """As `await_block`, of all other ranks' blocks of a number: the least of their flags.
+
+    All at once, and one after the other only where one is not up yet.
+    """
+    senders = tl.arange(0, RANKS)
+    flags = as_flag(own + flag_at(epoch & 1, senders, world, capacity, places, block))
+    seen = ol.look(flags, (senders < world) & (senders != rank), epoch)
+    if seen < epoch:
+        seen = epoch
+        for sender in range(world):
+            if sender != rank:
+                seen = tl.minimum(seen, await_block(own, epoch, state, sender, world, capacity, places, block))
+    return seen
+
+
+@triton.jit
+def taken_block(own, seen, epoch, sender, inside, world, capacity, block,
+                DTYPE: tl.constexpr, VEC: tl.constexpr, UNITS: tl.constexpr, BYTES: tl.constexpr):  # fmt: skip
+    """What a sender has sent, [units, ``VEC``], behind its flag ``seen``; zeros if that was waited for in vain.
+
+    The load depends on the flag, or the compiler might issue it first.
+    """
+    place = as_block(own + slot_at(epoch & 1, sender, world, capacity, block, BYTES), DTYPE)
+    return tl.load(place + within_block(UNITS, VEC), mask=inside & (seen >= epoch), other=0)
+
+
+@triton.jit
+def sum_block(own, seen, kept, epoch, inside, rank, world, capacity, block,
+              ACCUMULATOR: tl.constexpr, SENDERS: tl.constexpr, VEC: tl.constexpr, UNITS: tl.constexpr,
+              BYTES: tl.constexpr):  # fmt: skip
+    """All ranks' blocks of a number added in rank order, from rank 0's on; ``SENDERS`` loaded at a time; ``kept``: the own."""
+    mine = kept.to(ACCUMULATOR)
+    there = inside & (rank != 0)
+    first = taken_block(own, seen, epoch, 0, there, world, capacity, block, kept.dtype, VEC, UNITS, BYTES)
+    total = tl.where(rank == 0, mine, first.to(ACCUMULATOR))
+    for begin in range(1, world, SENDERS):
+        for k in tl.static_range(SENDERS):
+            sender = begin + k
+            there = inside & (sender < world) & (sender != rank)
+            got = taken_block(own, seen, epoch, sender, there, world, capacity, block, kept.dtype, VEC, UNITS, BYTES)
+            more = tl.where(sender == rank, mine, got.to(ACCUMULATOR))
+            total = tl.where(sender < world, total + more, total)
+    return total
+
+
+@triton.jit
+def end_call(calls, epoch, pid, programs):
+    """The next call's epoch, once every thread has read this one's; also of programs that this launch has not."""
+    tl.debug_barrier()
+    tl.store(calls + pid, epoch)
+    if pid == 0:
+        others = tl.arange(0, _MOST)
+        tl.store(calls + others, epoch, mask=others >= programs)

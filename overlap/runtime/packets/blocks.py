@@ -1,0 +1,75 @@
+"""Collectives of medium size by blocks of dense data with a flag behind each (`block_kernels`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .block_kernels import exchange_blocks_kernel, sum_blocks_kernel, two_step_blocks_kernel
+from .boxes import Boxes, scaled, unit_of, whole
+from .limits import below
+from .memory import BlockMemory, SlotMemory
+from .transport import SUMMED, UNITS, Form, Transport
+
+BLOCK_BYTES = 8 << 10
+"""That a program moves at a time and a flag stands for."""
+THREADS = 256
+"""Of a program."""
+SENDERS = 4
+"""Ranks whose blocks are loaded together, behind the first."""
+WIDEST = 16
+"""Bytes of the widest access."""
+
+
+class Blocks(Transport):
+    """Collectives by blocks."""
+
+    name = "blocks"
+
+    def exchange(self, src: torch.Tensor, boxes: Boxes, out: torch.Tensor, to: Boxes, piece: int) -> Form:
+        unit = min(unit_of(src, boxes, WIDEST), unit_of(out, to, WIDEST))
+        word = UNITS[min(unit, 8)]
+        options: dict[str, Any] = {"FLAT": boxes.rows == 1, "TO_FLAT": to.rows == 1, "PARTS": not boxes.whole}
+        numbers = scaled(boxes, src.element_size(), unit)
+        numbers |= {f"to_{name}": n for name, n in scaled(to, src.element_size(), unit).items()}
+        options |= self._units(unit, word)
+        return Form(exchange_blocks_kernel, options, numbers, word, word, piece, self._runtime.world, THREADS)
+
+    def sum(self, src: torch.Tensor, boxes: Boxes, out: torch.Tensor, piece: int) -> Form:
+        unit = max(unit_of(src, boxes, WIDEST), src.element_size())
+        options = {"FLAT": boxes.rows == 1, "PARTS": not boxes.whole, **self._sums(src), **self._units(unit, src.dtype)}
+        numbers = scaled(boxes, src.element_size(), unit)
+        work = max(1, self._runtime.world - 1) if not boxes.whole else 1
+        return Form(sum_blocks_kernel, options, numbers, src.dtype, out.dtype, piece, work, THREADS)
+
+    def two_steps(self, src: torch.Tensor, out: torch.Tensor) -> Form:
+        world, size = self._runtime.world, src.numel() * src.element_size()
+        unit = max(unit_of(src, whole(tuple(src.shape)), WIDEST), src.element_size())
+        # Whole accesses of the widest kind, so that every rank's part begins where one can.
+        part = -(-size // (world * WIDEST)) * WIDEST
+        numbers = {"chunk": part // unit, "total": size // unit}
+        options = {**self._sums(src), **self._units(unit, src.dtype)}
+        work = max(1, world - 1)
+        return Form(two_step_blocks_kernel, options, numbers, src.dtype, out.dtype, part, work, THREADS, steps=2)
+
+    def _sums(self, src: torch.Tensor) -> dict[str, Any]:
+        return {"ACCUMULATOR": SUMMED[src.dtype][1], "SENDERS": min(SENDERS, max(1, self._runtime.world - 1))}
+
+    def _units(self, unit: int, word: torch.dtype) -> dict[str, Any]:
+        """The kernel's parameters of units of so many bytes, moved as ``word``."""
+        ranks = max(2, 1 << (self._runtime.world - 1).bit_length())
+        return {"VEC": unit // word.itemsize, "UNITS": BLOCK_BYTES // unit, "BYTES": BLOCK_BYTES, "RANKS": ranks}
+
+    def _needed(self, form: Form) -> int:
+        return form.steps * self._tiles(form) * BLOCK_BYTES
+
+    def _tiles(self, form: Form) -> int:
+        return max(1, -(-form.piece // BLOCK_BYTES))
+
+    def _allowed(self) -> int:
+        """A block more, as steps are made of whole ones."""
+        return (-(-below() // max(1, self._runtime.world - 1) // BLOCK_BYTES) + 1) * BLOCK_BYTES
+
+    def _made(self, capacity: int) -> SlotMemory:
+        return BlockMemory(self._runtime, capacity, BLOCK_BYTES)

@@ -1,0 +1,252 @@
+"""What is left out of the kernels of collectives by blocks is found on simulated ranks."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+
+from overlap.codegen.module_io import load_module
+from overlap.errors import OverlapError
+from overlap.runtime.packets import block_kernels, block_parts, blocks, transport
+from overlap.runtime.packets.low_latency import low_latency_of
+from overlap.sim.runtime import SimRuntime
+from tests.support.small_calls import (
+    exchange,
+    few_lines,
+    gather,
+    made,
+    narrow,
+    on_ranks,
+    poisoned,
+    reduce_all,
+    same,
+    scatter,
+    two_steps,
+)
+from tests.support.sweep import SWEEP
+
+__all__ = ["few_lines", "two_steps"]
+pytestmark = pytest.mark.one_triton
+
+ROUNDS = range(20 if SWEEP else 2)
+
+
+@pytest.fixture(autouse=True)
+def by_blocks(few_lines, monkeypatch):
+    monkeypatch.setenv("OVERLAP_LOW_LATENCY_BLOCKS_FROM_BYTES", "0")
+
+
+@pytest.fixture
+def mutate(monkeypatch, tmp_path):
+    """Replaces text of the kernels, as `Blocks` finds them."""
+
+    def make(*edits):
+        parts, text = (inspect.getsource(module) for module in (block_parts, block_kernels))
+        begin = text.index("from .block_parts import")
+        text = text[:begin] + parts.split("from __future__ import annotations")[1] + text[text.index(")", begin) + 1 :]
+        text = text.replace("from .lines", "from overlap.runtime.packets.lines")
+        for old, new in edits:
+            assert text.count(old), old
+            text = text.replace(old, new)
+        path = tmp_path / "mutated.py"
+        path.write_text(text)
+        module = load_module(str(path))
+        for name in ("exchange_blocks_kernel", "sum_blocks_kernel", "two_step_blocks_kernel"):
+            monkeypatch.setattr(blocks, name, getattr(module, name))
+
+    return make
+
+
+def mixed(runtime):
+    """Calls of every kind, of other sizes each, and once more: the first of a shape meets the other ranks, which orders all."""
+    for call in range(6):
+        size = (200, 3, 90)[call % 3]
+        reduce_all(runtime, (size,), torch.bfloat16, call)
+        exchange(runtime, (5, 1 + size // 4), 0, 1, torch.float16, call)
+        scatter(runtime, (3, size), 1, torch.float32, call)
+        gather(runtime, (size, 3), 0, torch.uint8, call)
+
+
+def found(body=mixed, world=3):
+    """How runs of several seeds end: the faults by their first word, or ``wrong``."""
+    ends = []
+    for seed in ROUNDS:
+        try:
+            on_ranks(world, body, seed=seed)
+            ends.append("")
+        except OverlapError as error:
+            ends.append(error.message.split(":")[0])
+        except AssertionError:
+            ends.append("wrong")
+    return ends
+
+
+RACE = ["race"] * len(ROUNDS)
+
+
+def test_the_kernels_as_they_are(two_steps, mutate):
+    mutate()
+    assert found() == [""] * len(ROUNDS)
+
+
+def test_one_side_instead_of_two(two_steps, mutate):
+    mutate(("side = epoch & 1", "side = epoch & 0"), ("flag_at(epoch & 1", "flag_at(epoch & 0"),
+           ("slot_at(epoch & 1", "slot_at(epoch & 0"))  # fmt: skip
+    assert found() == RACE
+
+
+def test_a_flag_ahead_of_its_data(mutate):
+    data = "                tl.store(there + within_block(UNITS, VEC), data, mask=inside)\n"
+    flag = "                ol.raise_flag(as_flag(base + flag_at(side, rank, world, capacity, places, block)), epoch)\n"
+    mutate((data + flag, flag + data))
+    assert found() == RACE
+
+
+def test_flags_of_all_ahead_of_their_data(mutate):
+    loop = "    for turn in range(1, world):\n        base = tl.load(peers + (rank + turn) % world)\n"
+    store = "        tl.store(as_block(base + place, data.dtype) + within, data, mask=inside)\n"
+    raised = "    ol.raise_flags(flags, turns < world, epoch)\n"
+    mutate((loop + store, ""), (raised, raised + loop + store))
+    assert found() == RACE
+
+
+@pytest.mark.parametrize(
+    ("barrier", "sem", "scope"), [(False, "release", "sys"), (True, "relaxed", "sys"), (True, "release", "gpu")]
+)
+def test_flags_raised_otherwise(two_steps, mutate, barrier, sem, scope):
+    """Without a barrier ahead of them, a thread's release says nothing of the others' stores."""
+    ahead = "    tl.debug_barrier()\n    " if barrier else "    "
+    value = "epoch + tl.zeros(flags.shape, tl.int64)"
+    raised = f'{ahead}tl.atomic_xchg(flags, {value}, mask=turns < world, sem="{sem}", scope="{scope}")\n'
+    mutate(("    ol.raise_flags(flags, turns < world, epoch)\n", raised))
+    assert found() == RACE
+
+
+@pytest.mark.parametrize(("sem", "scope"), [("relaxed", "sys"), ("acquire", "gpu")])
+def test_a_poll_that_learns_nothing(two_steps, mutate, sem, scope):
+    poll = (
+        "    return ol.poll(as_flag(own + flag_at(epoch & 1, sender, world, capacity, places, block)), epoch, state)\n"
+    )
+    instead = (
+        poll.replace("    return ol.poll(", "    flag = (").replace(", epoch, state)", ")")
+        + f"""\
+    seen = tl.atomic_add(flag, 0, sem="{sem}", scope="{scope}")
+    while seen < epoch:
+        seen = tl.atomic_add(flag, 0, sem="{sem}", scope="{scope}")
+    return seen
+"""
+    )
+    mutate((poll, instead))
+    assert found() == RACE
+
+
+def test_a_look_at_all_that_learns_nothing(mutate):
+    look = "    seen = ol.look(flags, (senders < world) & (senders != rank), epoch)\n"
+    mutate((look, look.replace("ol.look(", "blind(")), ("@triton.jit\ndef await_all", '''\
+@triton.jit
+def blind(flags, there, wanted):
+    seen = tl.atomic_add(flags, tl.zeros(flags.shape, tl.int64), mask=there, sem="relaxed", scope="sys")
+    return tl.min(tl.where(there, tl.minimum(seen, wanted), wanted))
+
+
+@triton.jit
+def await_all'''))  # fmt: skip
+
+    def body(runtime):
+        for call in range(12):  # some find all flags up at the first look
+            reduce_all(runtime, (300,), torch.bfloat16, call)
+
+    assert "race" in found(body)
+
+
+def test_nothing_is_waited_for(mutate):
+    poll = (
+        "    return ol.poll(as_flag(own + flag_at(epoch & 1, sender, world, capacity, places, block)), epoch, state)\n"
+    )
+    mutate((poll, "    return epoch\n"))
+    assert found(lambda runtime: gather(runtime, (90, 3), 0, torch.uint8, 0)) == RACE
+
+
+def test_the_flag_of_another_block(mutate):
+    mutate(("flag_at(epoch & 1, sender, world, capacity, places, block)), epoch, state)",
+            "flag_at(epoch & 1, sender, world, capacity, places, 0)), epoch, state)"))  # fmt: skip
+    assert found(lambda runtime: gather(runtime, (500, 3), 0, torch.uint8, 0)) == RACE
+
+
+def test_the_flag_of_another_sender(mutate):
+    mutate(("await_block(own, epoch, state, sender, world, capacity, places, block))",
+            "await_block(own, epoch, state, (rank + 1) % world, world, capacity, places, block))"))  # fmt: skip
+    assert found(lambda runtime: scatter(runtime, (500,), 0, torch.float32, 0)) == RACE
+
+
+def test_a_second_step_that_waits_for_the_first(two_steps, mutate):
+    """Whose flag is up before the sum is there."""
+    mutate(("await_block(own, epoch, state, owner, world, capacity, places, longest + block)",
+            "await_block(own, epoch, state, owner, world, capacity, places, block)"))  # fmt: skip
+    assert found() == RACE
+
+
+def test_a_second_steps_flag_ahead_of_its_sum(two_steps, mutate):
+    mutate(("        kept = tl.load(part, mask=inside)\n        seen = await_all(own",
+            "        kept = tl.load(part, mask=inside)\n"
+            "        for peer in range(world):\n"
+            "            base = tl.load(peers + peer)\n"
+            "            ol.raise_flag(as_flag(base + flag_at(epoch & 1, rank, world, capacity, places, "
+            "blocks_of(tl.minimum(chunk, total), UNITS) + block)), epoch)\n"
+            "        seen = await_all(own"))  # fmt: skip
+    assert found(lambda runtime: reduce_all(runtime, (500,), torch.bfloat16, 0)) == RACE
+
+
+def test_sums_sent_where_the_first_step_is(two_steps, mutate):
+    mutate(("capacity, places, longest + block, VEC", "capacity, places, block, VEC"))
+    assert all(found())
+
+
+def test_a_second_step_ahead_of_the_first(two_steps, mutate):
+    """A program that waits for sums before it has added what others wait for."""
+    text = inspect.getsource(block_kernels.two_step_blocks_kernel.fn)
+    begin, middle = text.index("    for block in range("), text.index("    others = tl.maximum")
+    end = text.index("    end_call(")
+    mutate((text[begin:middle] + text[middle:end], text[middle:end] + text[begin:middle]))
+    assert found() == ["deadlock"] * len(ROUNDS)
+
+
+def test_an_epoch_that_does_not_grow(mutate):
+    mutate(("    tl.store(calls + pid, epoch)\n", ""))
+    assert all(found())
+
+
+def test_programs_that_a_launch_has_not_are_left_behind(mutate):
+    """A later call of more programs then has two epochs."""
+    mutate(("mask=others >= programs", "mask=others < 0"))
+
+    def body(runtime):
+        for call, size in enumerate((1, 400, 1, 1, 400)):
+            scatter(runtime, (size,), 0, torch.float32, call)
+
+    assert all(found(body))
+
+
+def test_empty_pieces_that_say_nothing(mutate):
+    """Ranks without a piece are then heard of by nobody, who may be two calls ahead of them."""
+    mutate(("tl.maximum((units + UNITS - 1) // UNITS, 1)", "(units + UNITS - 1) // UNITS"))
+
+    def body(runtime):
+        calls, kept = low_latency_of(runtime), []
+        for call in range(6):
+            wanted = made((1, 40), torch.uint8, 7, call)
+            kept.append((poisoned((1, 40), torch.uint8), wanted))
+            assert calls.all_gather(narrow(wanted, 0, 3, runtime.rank), 0, kept[-1][0])
+        runtime.synchronize()
+        assert all(same(*pair) for pair in kept)
+
+    assert "race" in found(body)
+
+
+def test_more_programs_than_are_resident(monkeypatch):
+    """Some programs then wait for peers' that wait for a multiprocessor."""
+    monkeypatch.setattr(transport, "A_MULTIPROCESSOR", 100)
+    monkeypatch.setattr(SimRuntime, "resident", lambda *_: 100)
+    assert "deadlock" in found(lambda runtime: scatter(runtime, (1500,), 0, torch.float32, 0))
