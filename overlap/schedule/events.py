@@ -1,7 +1,8 @@
 """The event model: what happens when, on every rank, under a plan, on a machine, with or without tiles.
 
     copy     starts when the one before it in its channel and all it depends on have landed, what it sends is made (or
-             summed), and the ports it goes through are free; takes the latency of its link and its bytes at the link's rate
+             summed) or staged, or the caller's (`givens`), and the ports it goes through are free; takes the latency of its link
+             and its bytes at the link's rate
     flag     behind each copy: from then on waiters know, and the channel goes on
     tiles    runs wait for what they read (`work.Work`); tiles go to the first free unit, and runs share waves
     sum      behind the rank's tiles and all that it adds, one after another: the protocol's order (`steps`); what it reads and
@@ -26,6 +27,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 
+from overlap import settings
 from overlap.chunkplan.links import Link, Links, ticks
 from overlap.chunkplan.order import happens_before, name_op
 from overlap.chunkplan.plan import Collective, CommPlan, OpId
@@ -141,7 +143,12 @@ class _Run(Records):
         self.overs: dict[tuple[int, int], Link] = {}
         self.arrived: dict[int, int] = defaultdict(int)
         self.flag = ticks(machine.flag)
-        self.entry = ticks(machine.entry + self._staging())
+        staging = self._staging()
+        self.apart = self._apart(staging)
+        """Whether what ranks hold is staged behind the entry, while they push it."""
+        self.begun = ticks(machine.entry)
+        self.entry = ticks(machine.entry + staging + (machine.kernel if self.apart else 0.0))
+        """From when on what is staged is there."""
         self.units = [Units(machine.units, self.entry + machine.kernel) for _ in work]
         self.undone = [len(w.runs) for w in work]
         self.tiles_end = [0.0] * len(work)
@@ -153,8 +160,8 @@ class _Run(Records):
         self._go()
 
     def _staging(self) -> float:
-        """Ranks first copy what they hold to where others reach it, and tiles read it: all that others pull, and of a launch with
-        a kernel whatever its tiles do not make. The slowest holds all up."""
+        """Ranks copy what they hold to where others reach it, and tiles read it: all that others pull, and of a launch with a
+        kernel whatever its tiles do not make. The slowest holds all up."""
         kernel = any(work.runs for work in self.work)
         staged = {
             op.src.tensor for op in self.ops if not isinstance(op, Collective) and (kernel or op.direction == "pull")
@@ -170,6 +177,24 @@ class _Run(Records):
         )
         return 2 * held / self.machine.memory
 
+    def _apart(self, staging: float) -> bool:
+        """As launches decide it of contiguous shards, those of the rank that holds most."""
+        pulls = any(not isinstance(op, Collective) and op.direction == "pull" for op in self.ops)
+        least = 2 * settings.get("given_bytes") / self.machine.memory
+        return staging > 0 and not pulls and staging >= least and any(map(self._given, self.first))
+
+    def _given(self, node: int) -> bool:
+        """Whether the first operation of a channel is a copy out of the caller's tensor: nothing has come that it could send on,
+        and no tile makes it."""
+        op = self.ops[node]
+        return not (
+            isinstance(op, Collective)
+            or op.direction != "push"
+            or op.src_rank == op.dst_rank
+            or node in self.carries
+            or self.pending[node] > 1
+        )
+
     # Time
 
     def _go(self) -> None:
@@ -181,7 +206,7 @@ class _Run(Records):
                 for node in sums:
                     self._freed(node, self.entry, -1)
         for node in self.first:
-            self._freed(node, self.entry, -1)
+            self._freed(node, self.begun if self.apart and self._given(node) else self.entry, -1)
         count, nodes = self.run_base, len(self.pending)
         landed = 0
         while heap:

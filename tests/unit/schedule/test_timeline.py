@@ -17,6 +17,7 @@ from overlap.chunkplan.plan import P2P, Chunk, Collective, CommPlan, TensorSpec
 from overlap.chunkplan.region import Box
 from overlap.errors import PlanError, ScheduleError
 from overlap.schedule import events
+from overlap.schedule.carried import Carry
 from overlap.schedule.events import simulate, simulate_ends
 from overlap.schedule.machine import load_machine, parse_machine
 from overlap.schedule.runs import schedule_all
@@ -121,6 +122,33 @@ def test_tiles_wait_for_their_chunks_and_share_waves():
     assert timeline.exposed == pytest.approx(8.5 * US) == pytest.approx(timeline.exposed_of(0))
     slow = simulate(plan, replace(BOX, entry=7e-6), (Work(runs[1:]), Work(())))
     assert times(events_of(slow, "wait", 0)) == [(0, 10), (10, 13.5)]
+
+
+@pytest.mark.parametrize(
+    "direction, least, copies, tiles",
+    [("push", 0, 2, 48), ("push", 20000, 2, 48), ("push", 20001, 42, 45), ("pull", 0, 42, 45)],
+)
+def test_what_is_pushed_out_of_the_callers_tensor_is_not_held_up_by_the_staging(
+    monkeypatch, direction, least, copies, tiles
+):
+    """20 KB are staged in 40 us, by a launch of their own where pushes need not wait for them."""
+    monkeypatch.setenv("OVERLAP_GIVEN_BYTES", str(least))
+    plan = gather((20000, 1), 0, 2, direction=direction)
+    timeline = simulate(plan, replace(BOX, memory=1e9), work_per_chunk(plan, 2, US))
+    assert {start for start, _ in times(events_of(timeline, "copy"))} == {copies}
+    assert min(start for start, _ in times(events_of(timeline, "tile-run"))) == tiles
+
+
+def test_what_is_passed_on_or_moved_otherwise_is_no_copy_out_of_the_callers_tensor(monkeypatch):
+    monkeypatch.setenv("OVERLAP_GIVEN_BYTES", "0")
+    machine = replace(BOX, memory=1e9)
+    around = ring((30000, 1), 0, 3, direction="push")
+    copies = times(events_of(simulate(around, machine, work_per_chunk(around, 3, US)), "copy", 0))
+    assert [start for start, _ in copies] == [2, 5.5]
+    plan = gather((20000, 1), 0, 2, direction="push")
+    carries = {op_id: Carry(1e10) for op_id, _ in plan.items()}
+    moved = simulate(plan, machine, work_per_chunk(plan, 2, US), carries=carries)
+    assert {start for start, _ in times(events_of(moved, "copy"))} == {42}
 
 
 def test_what_lands_slows_tiles_down():
