@@ -144,6 +144,27 @@ def test_repeated_calls_find_their_own_operands(operator, given, paths, graphs):
         assert (paths["by graph"] >= 5) == (graphs == "lanes in graphs"), paths
 
 
+@pytest.mark.parametrize("wide", [False, True], ids=["one piece", "rows"])
+def test_repeated_pushes_read_the_tensor_of_their_own_call(wide, paths, graphs):
+    """Each call brings another tensor, overwritten right behind it; rows of wider tensors are pushed by calls of the driver."""
+    room = 64 if wide else 0
+    cases = [case(ag_gemm, seed) for seed in range(6)]
+    held = [torch.full((ROWS // WORLD, DEPTH + room), float("nan"), device="cuda").bfloat16() for _ in cases]
+    torch.cuda.synchronize()
+    found = []
+    for number, ((x, w), _) in enumerate(cases):
+        mine = held[number][:, :DEPTH]
+        mine.copy_(x)
+        found.append(ag_gemm(mine, w, plan="all_gather_1d_push", **HOW))
+        held[number].fill_(float("nan"))
+    torch.cuda.synchronize()
+    errors = [off(y, wanted) for y, (_, wanted) in zip(found, cases, strict=True)]
+    assert max(errors) < 1e-2, (errors, paths)
+    assert paths["repeated"] >= 5, paths
+    if not wide:
+        assert (paths["whole"] >= 3) == (graphs == "whole calls"), paths
+
+
 def test_a_slow_rank_is_waited_for_by_repeated_calls(paths):
     """A rank whose host comes late, and one whose device does, in the middle of repeated calls."""
     cases = [case(gemm_rs, seed) for seed in range(4)]
