@@ -103,7 +103,74 @@ def test_all_ranks_move_to_larger_memory_whatever_their_layouts(monkeypatch, car
     on_ranks(3, body)
 
 
-def test_no_more_programs_are_launched_than_are_resident(monkeypatch):
+def test_who_gets_many_bytes_gets_them_by_blocks(monkeypatch, two_steps):
+    """One behind the other, and through one `LowLatency`: each has slots and epochs of its own."""
+    monkeypatch.setenv("OVERLAP_LOW_LATENCY_BELOW_BYTES", "4000")
+    monkeypatch.setenv("OVERLAP_LOW_LATENCY_BLOCKS_FROM_BYTES", "800")
+
+    def body(runtime):
+        calls, pending, went_by = low_latency_of(runtime), [], []
+        for call in range(12):
+            # A rank gets 4 pieces of ceil(4 size / 24) x 8 bytes.
+            size = (144, 145, 744, 3, 745, 150)[call % 6]
+            out = poisoned((size,), torch.float32)
+            went_by.append(calls.all_reduce(made((size,), torch.float32, runtime.rank, call), out))
+            if went_by[-1]:
+                pending.append((out, summed(3, (size,), torch.float32, call)))
+            wanted = made((3, size // 3), torch.float32, 7, call)
+            out = poisoned(wanted.shape, torch.float32)
+            assert calls.all_gather(narrow(wanted, 0, 3, runtime.rank), 0, out) == (
+                "blocks" if size >= 300 else "words"
+            )
+            pending.append((out, wanted))
+        runtime.synchronize()
+        assert all(same(*pair) for pair in pending)
+        return went_by
+
+    for seed in range(2):
+        assert on_ranks(3, body, seed=seed) == [["words", "blocks", "blocks", "words", "", "blocks"] * 2] * 3
+
+
+def test_a_setting_that_changed_holds_for_calls_like_earlier_ones(monkeypatch, carried_by):
+    """Whether a rank finds an earlier call, or not, because its tensor is not dense."""
+    other = {"words": "0", "blocks": "6000"}[carried_by]
+
+    def body(runtime):
+        calls, went_by = low_latency_of(runtime), []
+        summand = made((60,), torch.float32, runtime.rank, 0)
+        if runtime.rank == 1:
+            summand = torch.stack([summand, summand], 1)[:, 0]
+        for value in (None, other):
+            runtime.agree("a setting", value)
+            if value is not None:
+                monkeypatch.setenv("OVERLAP_LOW_LATENCY_BLOCKS_FROM_BYTES", value)
+            out = poisoned((60,), torch.float32)
+            went_by.append(calls.all_reduce(summand, out))
+            runtime.synchronize()
+            assert same(out, summed(2, (60,), torch.float32, 0))
+        return went_by
+
+    before = {"words": "6000", "blocks": "0"}[carried_by]
+    monkeypatch.setenv("OVERLAP_LOW_LATENCY_BLOCKS_FROM_BYTES", before)
+    assert on_ranks(2, body) == [[carried_by, "blocks" if carried_by == "words" else "words"]] * 2
+
+
+def test_by_blocks_a_sum_in_two_steps_needs_no_copy(monkeypatch, carried_by, two_steps):
+    def body(runtime):
+        calls = low_latency_of(runtime)
+        tensor = made((300,), torch.bfloat16, runtime.rank, 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "clone", None)
+            copies = calls.copies_in_place(600)
+            assert copies or calls.all_reduce(tensor, tensor)
+            runtime.synchronize()
+        assert copies or same(tensor, summed(3, (300,), torch.bfloat16, 0).to(torch.bfloat16))
+        return copies
+
+    assert on_ranks(3, body) == [carried_by == "words"] * 3
+
+
+def test_no_more_programs_are_launched_than_are_resident(monkeypatch, carried_by):
     monkeypatch.setattr(transport, "A_MULTIPROCESSOR", 100)
     for seed in range(2):
         on_ranks(3, lambda runtime: scatter(runtime, (400,), 0, torch.float32, 0), seed=seed)

@@ -84,6 +84,8 @@ def found(body=mixed, world=3):
 
 
 RACE = ["race"] * len(ROUNDS)
+RACE_OR_WRONG = {"race", "crash"}
+"""Where a rank ends with wrong numbers, which its own check finds, before another one comes to race with it."""
 
 
 def test_the_kernels_as_they_are(two_steps, mutate):
@@ -166,7 +168,7 @@ def test_nothing_is_waited_for(mutate):
         "    return ol.poll(as_flag(own + flag_at(epoch & 1, sender, world, capacity, places, block)), epoch, state)\n"
     )
     mutate((poll, "    return epoch\n"))
-    assert found(lambda runtime: gather(runtime, (90, 3), 0, torch.uint8, 0)) == RACE
+    assert set(found(lambda runtime: gather(runtime, (90, 3), 0, torch.uint8, 0))) <= RACE_OR_WRONG
 
 
 def test_the_flag_of_another_block(mutate):
@@ -178,7 +180,7 @@ def test_the_flag_of_another_block(mutate):
 def test_the_flag_of_another_sender(mutate):
     mutate(("await_block(own, epoch, state, sender, world, capacity, places, block))",
             "await_block(own, epoch, state, (rank + 1) % world, world, capacity, places, block))"))  # fmt: skip
-    assert found(lambda runtime: scatter(runtime, (500,), 0, torch.float32, 0)) == RACE
+    assert set(found(lambda runtime: scatter(runtime, (500,), 0, torch.float32, 0))) <= RACE_OR_WRONG
 
 
 def test_a_second_step_that_waits_for_the_first(two_steps, mutate):

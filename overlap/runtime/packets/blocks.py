@@ -68,8 +68,8 @@ class Blocks(Transport):
         return max(1, -(-form.piece // BLOCK_BYTES))
 
     def _allowed(self) -> int:
-        """A block more, as steps are made of whole ones."""
-        return (-(-below() // max(1, self._runtime.world - 1) // BLOCK_BYTES) + 1) * BLOCK_BYTES
+        """A block more for each of two steps, which are made of whole ones."""
+        return (-(-below() // max(1, self._runtime.world - 1) // BLOCK_BYTES) + 2) * BLOCK_BYTES
 
     def _made(self, capacity: int) -> SlotMemory:
         return BlockMemory(self._runtime, capacity, BLOCK_BYTES)

@@ -15,9 +15,10 @@ def below() -> int:
     return min(LONGEST, settings.get("low_latency_below_bytes"))
 
 
-def words_below() -> int:
-    """Those by which it gets fewer bytes than this as words."""
-    return min(below(), settings.get("low_latency_blocks_from_bytes"))
+def blocks_from() -> int:
+    """Of those, messages by which a rank gets so many bytes or more go as blocks, the others as words."""
+    found: int = settings.get("low_latency_blocks_from_bytes")
+    return found
 
 
 def in_two_steps(size: int, world: int) -> bool:

@@ -37,7 +37,7 @@ from ..protocol import IN_FLIGHT, Runtime
 from ..repeat.places import Carried
 from .blocks import Blocks
 from .boxes import pieces, whole
-from .limits import below, in_two_steps, words_below
+from .limits import below, blocks_from, in_two_steps
 from .memory import SlotMemory
 from .transport import SUMMED, UNITS, Form, Transport, make_room
 from .words import Words
@@ -189,9 +189,9 @@ class LowLatency:
 
     def _transport(self, received: int) -> Transport | None:
         """What a call goes by; None: too long."""
-        if received < words_below():
-            return self.words
-        return self.blocks if received < below() else None
+        if received >= below():
+            return None
+        return self.words if received < blocks_from() else self.blocks
 
     def _again(self, key: Any, src: torch.Tensor, out: torch.Tensor) -> str:
         """Makes a call that is like an earlier one but for where its tensors lie, if there was one."""

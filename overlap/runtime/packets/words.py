@@ -8,7 +8,7 @@ from overlap.language.packets import DATA_BYTES
 
 from .boxes import Boxes, scaled, unit_of, whole
 from .kernels import exchange_kernel, sum_packets_kernel, two_step_kernel
-from .limits import words_below
+from .limits import below, blocks_from
 from .memory import PacketMemory, SlotMemory
 from .transport import SUMMED, UNITS, Form, Transport, senders_for
 
@@ -66,7 +66,7 @@ class Words(Transport):
         return -(-self._needed(form) // BLOCK)
 
     def _allowed(self) -> int:
-        return -(-words_below() // max(1, self._runtime.world - 1) // DATA_BYTES)
+        return -(-min(below(), blocks_from()) // max(1, self._runtime.world - 1) // DATA_BYTES)
 
     def _made(self, capacity: int) -> SlotMemory:
         return PacketMemory(self._runtime, capacity)
