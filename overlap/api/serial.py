@@ -2,7 +2,7 @@
 
 serial.py          a gather of pieces of any sizes
 serial_kernel.py   a kernel's launch between collectives
-small.py           low-latency words instead, where the message is small
+small.py           low-latency words or blocks instead, where the message is small
 """
 
 from __future__ import annotations

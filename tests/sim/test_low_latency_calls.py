@@ -15,7 +15,9 @@ from overlap.runtime.packets.low_latency import low_latency_of
 from overlap.sim.runtime import SimRuntime
 from tests.support.small_calls import (
     carried_by,
+    exchange,
     few_lines,
+    gather,
     made,
     narrow,
     on_ranks,
@@ -129,6 +131,30 @@ def test_who_gets_many_bytes_gets_them_by_blocks(monkeypatch, two_steps):
 
     for seed in range(2):
         assert on_ranks(3, body, seed=seed) == [["words", "blocks", "blocks", "words", "", "blocks"] * 2] * 3
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_what_lay_in_slots_of_blocks_is_in_no_result(monkeypatch, steps):
+    """Filled with what is no number in any dtype, behind a call of every kind, whose flags are up."""
+    monkeypatch.setenv("OVERLAP_LOW_LATENCY_BLOCKS_FROM_BYTES", "0")
+    monkeypatch.setattr(limits, "SAVED_BYTES", 0 if steps == 2 else 1 << 40)
+
+    def body(runtime):
+        def calls(number):
+            reduce_all(runtime, (277,), torch.bfloat16, number)
+            scatter(runtime, (7, 33), 1, torch.float32, number)
+            gather(runtime, (31, 5), 0, torch.bfloat16, number)
+            exchange(runtime, (5, 91), 0, 1, torch.float16, number)
+
+        for number in range(3):
+            calls(number)
+            memory = low_latency_of(runtime).blocks.memory
+            runtime.agree("all have ended", number)
+            memory.slots[: 2 * runtime.world * memory.capacity // 8].fill_(-1)
+            runtime.synchronize()
+            runtime.agree("all are filled", number)
+
+    on_ranks(3, body)
 
 
 def test_a_setting_that_changed_holds_for_calls_like_earlier_ones(monkeypatch, carried_by):
