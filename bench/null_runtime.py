@@ -6,7 +6,7 @@ calls of the driver, addresses put into argument lists, events, and the question
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -61,7 +61,7 @@ class NullRuntime:
     def copier(self, dst: torch.Tensor, src: torch.Tensor, place: Any = None) -> Callable[..., None]:
         return _nothing
 
-    def chained(self, enqueues: Sequence[Callable[[int], None]], beside: Collection[int] = ()) -> Callable[[int], None]:
+    def chained(self, enqueues: Sequence[Callable[[int], None]]) -> Callable[[int], None]:
         return _nothing
 
     def settled(self, enqueue: Callable[[int], None]) -> Callable[[int], None]:

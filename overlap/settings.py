@@ -198,12 +198,6 @@ SETTINGS: dict[str, Setting] = {
             "Copies and flags of launches that repeat an earlier one are enqueued as a CUDA graph of the library's own.",
         ),
         Setting(
-            "flags_beside",
-            bool,
-            False,
-            "Flags of copies go on a stream beside their lane, whose next copy does not wait for them.",
-        ),
-        Setting(
             "call_graphs",
             bool,
             False,

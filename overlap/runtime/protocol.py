@@ -13,7 +13,7 @@ one contract suite (tests) runs on both. Tensors are `torch.Tensor`s in both wor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
@@ -124,13 +124,9 @@ class Runtime(Protocol):
         in what it carries, which comes behind the stream; it is one copy, 1-D or 2-D.
         """
 
-    def chained(self, enqueues: Sequence[Callable[..., None]], beside: Collection[int] = ()) -> Callable[..., None]:
+    def chained(self, enqueues: Sequence[Callable[..., None]]) -> Callable[..., None]:
         """What `copier`, `holder` and `warm` made, as one: called with a stream, and what a call carries where they take
-        something from it, it enqueues them one behind the other.
-
-        Those whose numbers are in ``beside`` come behind all before them, and all of them before whatever the stream gets later,
-        but what follows in ``enqueues`` does not wait for them.
-        """
+        something from it, it enqueues them one behind the other."""
 
     def settled(self, enqueue: Callable[..., None]) -> Callable[..., None] | None:
         """What `chained` made, for streams that no graph captures and for many launches, of which one is in flight at a time.

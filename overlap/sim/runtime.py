@@ -6,7 +6,7 @@ Collective calls meet by their order, as on a real group; a rank that calls some
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -281,19 +281,12 @@ class SimRuntime:
 
         return enqueue
 
-    def chained(self, enqueues: Sequence[Callable[..., None]], beside: Collection[int] = ()) -> Callable[..., None]:
+    def chained(self, enqueues: Sequence[Callable[..., None]]) -> Callable[..., None]:
         made = tuple(enqueues)
 
         def enqueue(stream: Stream, carried: Carried = NOTHING) -> None:
-            other = self._stream(f"beside {stream.name}") if beside else stream
-            for number, each in enumerate(made):
-                if number in beside:
-                    self.behind(other, stream)
-                    each(other, carried)
-                else:
-                    each(stream, carried)
-            if beside:
-                self.behind(stream, other)
+            for each in made:
+                each(stream, carried)
 
         return enqueue
 

@@ -27,14 +27,14 @@ def on_stub(tmp_path_factory, repo):
     flags = ("-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-I", str(HEADERS), "-o", str(folder / "libcuda.so.1"))
     subprocess.run([compiler, *flags, str(HERE / "libcuda.c")], check=True)
 
-    def run(script, *arguments, **variables):
+    def run(script, *arguments):
         found = {
             "LD_LIBRARY_PATH": str(folder),
             "TRITON_LIBCUDA_PATH": str(folder),
             "TRITON_CACHE_DIR": str(folder),
             "OVERLAP_CACHE_DIR": str(folder),
         }
-        env = {**os.environ, **found, "PYTHONPATH": str(repo), **variables}
+        env = {**os.environ, **found, "PYTHONPATH": str(repo)}
         done = subprocess.run(
             [sys.executable, str(HERE / script), *arguments], env=env, capture_output=True, text=True, check=False
         )
@@ -64,15 +64,6 @@ def test_a_graph_of_a_call_does_what_its_steps_do(on_stub):
     assert on_stub("operators.py", "--world", "3", "gemm_rs", "ag_gemm") == (
         "gemm_rs, 3 ranks: calls 21, lanes in graphs 10, one graph 5, nodes 15\n"
         "ag_gemm, 3 ranks: calls 14, lanes in graphs 11, one graph 5, nodes 8\n"
-    )
-
-
-@pytest.mark.one_triton
-def test_flags_beside_their_lane_are_in_the_graph_of_a_call(on_stub):
-    """As many nodes; by calls two more for each flag that a copy follows, and two for each lane that waits for its flags."""
-    assert on_stub("operators.py", "--world", "3", "gemm_rs", "ag_gemm", OVERLAP_FLAGS_BESIDE="1") == (
-        "gemm_rs, 3 ranks: calls 29, lanes in graphs 10, one graph 5, nodes 15\n"
-        "ag_gemm, 3 ranks: calls 18, lanes in graphs 11, one graph 5, nodes 8\n"
     )
 
 

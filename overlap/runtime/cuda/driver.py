@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -24,8 +24,6 @@ _DEVICE_MEMORY = 2
 _RELAXED = 2
 """A capture that forbids nobody else's calls."""
 _NON_BLOCKING = 1
-LANE_PRIORITY = -1
-"""Ahead of the grid: what a lane launches is waited for."""
 _NODE_PRIORITIES = 8
 """Kernels of a graph keep the priority of the stream that they were recorded on."""
 
@@ -66,19 +64,11 @@ def libcuda() -> Any:
 class Stream:
     """A CUDA stream by its handle; whoever made it keeps it alive."""
 
-    __slots__ = ("_beside", "argument", "cuda_stream")
+    __slots__ = ("argument", "cuda_stream")
 
     def __init__(self, handle: int) -> None:
         self.cuda_stream = handle
         self.argument = ctypes.c_void_p(handle)
-        self._beside: Beside | None = None
-
-    @property
-    def beside(self) -> Beside:
-        """The stream for what need not be done by the time this one goes on, made at its first use."""
-        if self._beside is None:
-            self._beside = Beside()
-        return self._beside
 
 
 class OwnStream(Stream):
@@ -118,25 +108,6 @@ class Event:
         error = self._wait(stream.argument, self._argument, 0)
         if error:
             check(error, "waiting for an event")
-
-
-class Beside:
-    """A stream beside another one, and the events by which each waits for the other."""
-
-    def __init__(self) -> None:
-        self.stream = OwnStream(LANE_PRIORITY)
-        self._forked, self._joined = Event(), Event()
-
-    def fork(self, stream: Stream) -> Stream:
-        """This one, behind what ``stream`` holds so far."""
-        self._forked.record(stream)
-        self._forked.hold(self.stream)
-        return self.stream
-
-    def join(self, stream: Stream) -> None:
-        """Orders ``stream`` behind what this one holds so far."""
-        self._joined.record(self.stream)
-        self._joined.hold(stream)
 
 
 def copy_call(piece: CopyPiece) -> Call:
@@ -217,39 +188,16 @@ class Calls:
                 check(error, self.calls[number][1])
 
 
-def chain(enqueues: Sequence[Callable[..., None]], beside: Collection[int] = ()) -> Callable[..., None]:
-    """Functions of a stream, and of what a call carries, as one; neighbours that are calls of the driver become one list.
-
-    Args:
-        beside: numbers of those that go onto the stream beside it; behind the last function it waits for that one.
-    """
+def chain(enqueues: Sequence[Callable[..., None]]) -> Callable[..., None]:
+    """Functions of a stream, and of what a call carries, as one; neighbours that are calls of the driver become one list."""
     merged: list[Callable[..., None]] = []
-    for number, enqueue in enumerate(enqueues):
-        if number in beside:
-            merged.append(_Aside(enqueue))
-            continue
+    for enqueue in enqueues:
         last = merged[-1] if merged else None
         if isinstance(enqueue, Calls) and isinstance(last, Calls):
             merged[-1] = Calls((*last.calls, *enqueue.calls))
         else:
             merged.append(enqueue)
-    if beside:
-        merged.append(_rejoin)
     return merged[0] if len(merged) == 1 else _Chain(merged)
-
-
-class _Aside:
-    """A function of a stream, on the one beside it."""
-
-    def __init__(self, enqueue: Callable[..., None]) -> None:
-        self.enqueue = enqueue
-
-    def __call__(self, stream: Stream, carried: Carried = NOTHING) -> None:
-        self.enqueue(stream.beside.fork(stream), carried)
-
-
-def _rejoin(stream: Stream, _: Carried = NOTHING) -> None:
-    stream.beside.join(stream)
 
 
 class _Chain:
@@ -373,10 +321,6 @@ def length(enqueue: Callable[..., None]) -> int:
     """How many calls of the driver `chain` made one of."""
     if isinstance(enqueue, Calls):
         return len(enqueue.calls)
-    if isinstance(enqueue, _Aside):
-        return 2 + length(enqueue.enqueue)
-    if enqueue is _rejoin:
-        return 2
     return sum(map(length, enqueue.parts)) if isinstance(enqueue, _Chain) else 1
 
 

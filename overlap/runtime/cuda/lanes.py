@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
-from .driver import LANE_PRIORITY, Event, OwnStream, Stream
+from .driver import Event, OwnStream, Stream
 
+LANE_PRIORITY = -1
+"""Ahead of the grid: what a lane launches is waited for."""
 _ORDER: dict[Any, Event] = {}
 """By (device, key): the end of the last call outside captures."""
 _CAPTURED: dict[Any, tuple[int, Event]] = {}

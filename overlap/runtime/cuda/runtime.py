@@ -14,7 +14,7 @@ import logging
 import os
 import socket
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -232,8 +232,8 @@ class CudaRuntime:
             return Calls([(CopyOut(piece, place), what)])
         return Calls([(copy_call(piece), what) for piece in (plan_copy(dst, src) if src.numel() else ())])
 
-    def chained(self, enqueues: Sequence[Callable[..., None]], beside: Collection[int] = ()) -> Callable[..., None]:
-        return chain(enqueues, beside)
+    def chained(self, enqueues: Sequence[Callable[..., None]]) -> Callable[..., None]:
+        return chain(enqueues)
 
     def settled(self, enqueue: Callable[..., None]) -> Callable[..., None] | None:
         """As a graph, where that is less work for the host, and nothing of it differs from call to call."""

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from overlap import settings
 from overlap.schedule import steps as st
 
 from ..bound_plan import BoundPlan
@@ -169,20 +168,11 @@ def make_acts(
                 acts.append(_credits_on_main(credits_step(instance, left)))
             given = ()
             continue
-        made = [(step, _lane_step(instance, table, step, ends)) for step in group]
-        enqueues = [(step, enqueue) for step, enqueue in made if enqueue is not None]
+        made = [_lane_step(instance, table, step, ends) for step in group]
+        enqueues = [enqueue for enqueue in made if enqueue is not None]
         if enqueues:
-            beside = _beside([step for step, _ in enqueues]) if settings.get("flags_beside") else ()
-            acts.append(OnLane(lane, instance.runtime.chained([enqueue for _, enqueue in enqueues], beside)))
+            acts.append(OnLane(lane, instance.runtime.chained(enqueues)))
     return acts
-
-
-def _beside(steps: Sequence[st.Step]) -> frozenset[int]:
-    """Which of a lane's steps its next copy need not wait for: flags, but those behind the last copy."""
-    copies = [number for number, step in enumerate(steps) if isinstance(step, st.Copy)]
-    return frozenset(
-        number for number, step in enumerate(steps) if isinstance(step, st.Raise) and number < max(copies, default=0)
-    )
 
 
 def _peers(steps: Sequence[st.Step]) -> list[int]:

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from overlap import settings
 from overlap.errors import RuntimeContractError
 from overlap.schedule import steps as st
 from overlap.schedule.moves import Move
@@ -247,7 +246,7 @@ def _acts(instance: BoundPlan, table: LaunchTable | None, steps: Sequence[st.Ste
     entry = next((s for s in steps if isinstance(s, st.Entry)), instance.entry)
     apart = any(isinstance(s, st.Stage) for s in steps)
     opening = _opening(instance, ends.given, entry, apart) if entry is not None else None
-    key = ("acts", table, opening, id(steps), ends.key(), settings.get("flags_beside"))
+    key = ("acts", table, opening, id(steps), ends.key())
     found: Sequence[Act] | None = instance.prepared.get(key) if STEP_FILTER is None else None
     if found is None:
         found = make_acts(instance, table, opening, steps, ends)
