@@ -37,6 +37,10 @@ from .repeat import Asked, repeated
 from .views import gather_view
 
 PLAN = "all_to_all_1d"
+PARTS, PARTS_FROM = 2, 32 << 20
+"""So many chunks of a piece of so many bytes or more for one rank, the first of which is put in its place while the kernel runs:
+2 % faster on four H200s with 4 of 132 multiprocessors left to that (bench/results/sums/gemm_a2a_h200x4.json). Whole pieces of 8 MiB
+were as fast without (bench/results/ways/gemm_a2a_h200x4.json)."""
 
 
 def gemm_a2a(
@@ -53,7 +57,7 @@ def gemm_a2a(
     transport_dtype: torch.dtype | None = None,
     backend: str | None = None,
     plan: str = PLAN,
-    split: SplitLike = 1,
+    split: SplitLike | None = None,
 ) -> torch.Tensor:
     """``x @ w + bias`` for all of ``gather_dim``, along which x is sharded, and this rank's piece of the columns.
 
@@ -66,7 +70,7 @@ def gemm_a2a(
         heads: how many heads N is made of; a number that the ranks cannot share evenly is refused.
         group, out, out_dtype, plan: as for `a2a_gemm`; ``backend``: as for `gemm_rs`.
         transport_dtype: of the results that travel; by default the result's.
-        split: chunks a piece is cut into.
+        split: chunks a piece is cut into; by default 2 of a piece of 32 MiB or more by copy engine, else 1.
 
     Returns:
         [..., N_r], all of ``gather_dim``; the pieces of N follow `torch.chunk`.
@@ -75,7 +79,7 @@ def gemm_a2a(
         UsageError: shapes, dtypes or devices that do not fit each other, or heads that would be cut.
         RuntimeContractError: an x that is not this rank's piece of ``gather_dim``.
     """
-    split = split_of(split)
+    split = None if split is None else split_of(split)
     options = (gather_dim, gather_size, heads, out_dtype, transport_dtype, backend, plan, split)
     asked = repeated("gemm_a2a", group, (x, w, bias), None if out is None else (out,), options)
     if isinstance(asked, list):
@@ -83,10 +87,8 @@ def gemm_a2a(
     check_product(x, w, bias)
     dim = check_dim(x, gather_dim, "gather_dim", last=False)
     if out is None and not no_group(group) and traced(group, [x, w, bias]):
-        name = group_name(group)
-        return _GATHER(
-            x, w, bias, dim, gather_size, heads, name, out_dtype, transport_dtype, backend, plan, split_text(split)
-        )
+        name, parts = group_name(group), None if split is None else split_text(split)
+        return _GATHER(x, w, bias, dim, gather_size, heads, name, out_dtype, transport_dtype, backend, plan, parts)
     refuse_gradient("gemm_a2a", [x, w, bias])
     group = None if no_group(group) else resolve_group(group)
     return run_gemm_a2a(
@@ -107,7 +109,7 @@ def run_gemm_a2a(
     transport_dtype: torch.dtype | None,
     backend: str | None,
     plan: str,
-    split: Split,
+    split: Split | None,
     asked: Asked | None = None,
 ) -> torch.Tensor:
     """One call on a resolved group; ``asked``: as it was looked up."""
@@ -127,7 +129,9 @@ def run_gemm_a2a(
     reasons = (dtype_reason(x.dtype, made, moved), "" if view.possible else UNEVEN, storing_reason(backend, tma))
     moved_bytes = math.prod(whole) * moved.itemsize // world
     lacking = partial(storing_reason, tma=tma)
-    sizes, taken = (math.prod(whole[:-1]), columns, depth), backend is None and (plan, split) == (PLAN, 1)
+    usual = default_split(plan, moved_bytes, world, backend)
+    split = usual if split is None else split
+    sizes, taken = (math.prod(whole[:-1]), columns, depth), backend is None and (plan, split) == (PLAN, usual)
     problem = Problem("gemm_a2a", *sizes, x.dtype, plan, split, lacking=lacking, open=taken)
     row_bytes = -(-columns // world) * moved.itemsize
     choice = choose_way(group, x, moved_bytes, check_backend(backend, STORING), reasons, problem, row_bytes)
@@ -145,7 +149,7 @@ def run_gemm_a2a(
             "plan": plan,
             "split": split,
             "config": choice.config,
-            "reduced": False,
+            "exchanged": batch * rows,
             "repeat": asked.repeat([y]) if asked is not None else None,
         }
         part = y.view(view.batch, view.rows, high - low)
@@ -157,6 +161,12 @@ def run_gemm_a2a(
     elif asked is not None:
         asked.keep([y], said, forced=choice.forced)
     return y
+
+
+def default_split(plan: str, moved_bytes: int, world: int, backend: str | None = None) -> int:
+    """Chunks of a piece for one rank, for a call that names ``backend`` or none; ``moved_bytes``: of a rank's result."""
+    copied = plan == PLAN and backend in (None, "copy_engine")
+    return PARTS if copied and moved_bytes >= PARTS_FROM * world else 1
 
 
 @without_autocast
@@ -179,7 +189,7 @@ def _call_gather(
     transport_dtype: torch.dtype | None,
     backend: str | None,
     plan: str,
-    split: str,
+    split: str | None,
 ) -> torch.Tensor:
     found = group_by_name(group)
     return run_gemm_a2a(
@@ -195,7 +205,7 @@ def _call_gather(
         transport_dtype,
         backend,
         plan,
-        split_of(split),
+        None if split is None else split_of(split),
     )
 
 
@@ -211,7 +221,7 @@ def _fake_gather(
     transport_dtype: torch.dtype | None,
     backend: str | None,
     plan: str,
-    split: str,
+    split: str | None,
 ) -> torch.Tensor:
     world, rank = ranks(group_by_name(group))
     extent = x.shape[gather_dim] * world if gather_size is None else gather_size

@@ -173,19 +173,21 @@ def launch_partial(
     split: Split,
     repeat: Repeat | None = None,
     config: Config | None = None,
-    reduced: bool = True,
+    exchanged: int | None = None,
 ) -> LastPlan:
     """One fused launch: ``part``, this rank's part of the communicated result [batch, rows, columns], is filled.
 
-    ``config``: what is tuned or pinned for it; ``reduced``: partial results of ranks are added (`sums.offered_sums`).
+    ``config``: what is tuned or pinned for it; ``exchanged``: rows of the largest product, where ranks exchange their results;
+    they are added up where it is None (`sums.offered_sums`).
     """
     blocks, sum_sms = blocks_of(config), None if config is None else config.realization.sum_sms
     stored = by_stores(plan, backend)
     runtime, (batch, rows, depth) = runtime_of(group), x.shape
     offered = 0
-    if reduced and backend == "copy_engine":
+    if backend == "copy_engine":
         how = {"world": runtime.world, "units": runtime.sm_count, "itemsize": x.element_size(), "moved": moved.itemsize}
-        offered = offered_sums(batch * rows, columns, depth, again=not along, split=split, **how)
+        how |= {"again": not along, "split": split, "exchanged": exchanged is not None}
+        offered = offered_sums(batch * rows if exchanged is None else exchanged, columns, depth, **how)
     kernel, grid, arguments = partial_arguments(x, w, bias, part, columns, tma, runtime, stored, blocks)
     compiled = compiled_partial(kernel, along, plan, split, backend, sum_sms)
     return compiled.launch(

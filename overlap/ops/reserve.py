@@ -20,6 +20,7 @@ from .arguments import check_programs, ranks
 from .exchange_gemm import SPLIT as EXCHANGE_SPLIT
 from .gather_gemm import compiled_kernel
 from .gather_k_gemm import along_of
+from .gemm_exchange import default_split as exchange_split
 from .kernels import ag_gemm_any, ag_gemm_tma, gemm_out_stored, gemm_out_tma
 from .partials import by_stores, compiled_partial, storing_reason
 from .products import rows_fit
@@ -116,10 +117,15 @@ def reserve(
             rows = {"B": tokens, "M": 1} if "B" in along else {"B": 1, "M": tokens}
             for chosen in plans:
                 splits = [form.split] if split is None else [split_of(split)]
-                if split is None and operator == "gemm_ar":
+                if split is None and operator in ("gemm_ar", "gemm_a2a"):
                     # What larger results are cut into, and smaller ones are not.
                     world, _ = ranks(resolve_group(group))
-                    splits += {default_split(chosen, tokens * width * dtype.itemsize, world, moved_by)} - {form.split}
+                    whole = tokens * width * dtype.itemsize
+                    if operator == "gemm_ar":
+                        larger = default_split(chosen, whole, world, moved_by)
+                    else:
+                        larger = exchange_split(chosen, whole // world, world, moved_by)
+                    splits += {larger} - {form.split}
                 for pieces in splits:
                     where = along_of(pieces) if operator == "ag_gemm_k" else along
                     compiled = form.make(kernel, where, chosen, pieces, *how)

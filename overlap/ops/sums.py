@@ -24,17 +24,28 @@ LEAST_EARLY = 0.5
 
 
 def offered_sums(
-    rows: int, columns: int, depth: int, *, world: int, itemsize: int, moved: int, again: bool, split: Split, units: int
+    rows: int,
+    columns: int,
+    depth: int,
+    *,
+    world: int,
+    itemsize: int,
+    moved: int,
+    again: bool,
+    split: Split,
+    units: int,
+    exchanged: bool = False,
 ) -> int:
-    """Multiprocessors that are left to sums of a product's result; 0: sums follow the kernel.
+    """Multiprocessors that are left to sums of a product's result; 0: sums follow the kernel. The same on every rank.
 
     Args:
-        rows, columns: of the whole result.
+        rows, columns: of a rank's product, of the largest where they differ.
         depth: of this rank's product.
         itemsize: bytes of an element of the operands; ``moved``: of the result as it travels.
         again: a sum is sent on, so that it is written twice.
         split: chunks that each rank's part is cut into.
         units: multiprocessors of the device.
+        exchanged: ranks exchange pieces of their results, so that a sum moves one piece of every rank.
     """
     weights = weights_at(split, 1, 3)
     free = units // SHARE
@@ -42,7 +53,7 @@ def offered_sums(
         return 0
     early = 1 - weights[-1] / sum(weights)
     part = rows * columns / world * moved * early
-    touched = part * (world + (2 if again else 1))
+    touched = part * (2 * world if exchanged else world + (2 if again else 1))
     product = 2.0 * rows * columns * depth / (FLOPS_BYTES / itemsize * (units - free))
     if product < max(LEAST_SECONDS, touched / (DRAW * free)) or not (again or early >= LEAST_EARLY):
         return 0

@@ -37,6 +37,7 @@ from .exchange_gemm import a2a_gemm
 from .gather_gemm import PLAN as GATHER
 from .gather_gemm import ag_gemm
 from .gather_k_gemm import ag_gemm_k
+from .gemm_exchange import default_split as exchange_split
 from .gemm_exchange import gemm_a2a
 from .partials import out_by_tma, storing_reason
 from .products import rows_fit
@@ -62,7 +63,7 @@ BUILT_IN = {
     "a2a_gemm": (EXCHANGE, EXCHANGE_SPLIT),
     "gemm_a2a": (EXCHANGE, 1),
 }
-"""Plan and split of a call that names none; those of `gemm_ar` follow its size."""
+"""Plan and split of a call that names none; those of `gemm_ar`, and the split of `gemm_a2a`, follow its size."""
 
 
 def tune(
@@ -150,6 +151,8 @@ def problem_of(operator: str, sizes: Mapping[str, int], dtype: torch.dtype, worl
         moved = m * n * dtype.itemsize
         plan = default_plan(moved)
         split = default_split(plan, moved, world)
+    if operator == "gemm_a2a":
+        split = exchange_split(plan, m * n * dtype.itemsize // world, world)
     problem = Problem(operator, m, n, k, dtype, plan, split, open=True)
     if problem.produced:
         tma = _tma_out(operator, m, n, dtype, world)

@@ -8,7 +8,7 @@ import torch
 from overlap.api.tuned import forced
 from overlap.autotune.config import Config
 from overlap.errors import RaceFault, RuntimeContractError
-from overlap.ops import gemm_a2a, gemm_ar, gemm_rs, reserve
+from overlap.ops import gemm_a2a, gemm_ar, gemm_exchange, gemm_rs, partials, reserve
 from overlap.runtime.faults.faults import LIMIT_WORD, RECORD_WORD, RECORD_WORDS
 from overlap.runtime.instance import instances
 from overlap.runtime.kernels.entry import gather_kernel
@@ -62,6 +62,8 @@ def called(monkeypatch, operator, world, programs, *, shape=(150, 40, 24), seed=
         (gemm_ar, 4, {"split": 4, "plan": TWO_SHOT, "shape": (9, 40, 24)}),
         (gemm_ar, 2, {"split": 3, "plan": "all_reduce_one_shot", "shape": (70, 33, 16)}),
         (gemm_a2a, 2, {"split": 2}),
+        (gemm_a2a, 3, {"split": 2, "shape": (50, 40, 24)}),
+        (gemm_a2a, 4, {"split": 3, "shape": (9, 41, 24)}),
     ],
 )
 def test_the_same_bits_as_behind_the_kernel(operator, world, options, monkeypatch):
@@ -73,6 +75,30 @@ def test_the_same_bits_as_behind_the_kernel(operator, world, options, monkeypatc
         for one, other in zip(early[rank], late[rank], strict=True):
             assert torch.equal(one, other)
             assert not one.isnan().any()
+
+
+def test_pieces_that_are_exchanged_are_cut_and_put_in_place_early_where_they_are_large(monkeypatch):
+    """All ranks leave as many multiprocessors to that, though their shards differ."""
+    asked = []
+
+    def offered(rows, columns, depth, *, split, exchanged, **how):
+        asked.append((rows, columns, depth, split, exchanged))
+        return 1
+
+    monkeypatch.setattr(gemm_exchange, "PARTS_FROM", 1)
+    monkeypatch.setattr(partials, "offered_sums", offered)
+    x, w = torch.randn(50, 24).half(), torch.randn(24, 40).half()
+    exact = (x.double() @ w.double()).float()
+
+    def body(group):
+        rank = group.overlap_runtime.rank
+        y = gemm_a2a(x.chunk(4)[rank].clone(), w, group=group, gather_size=50)
+        group.overlap_runtime.synchronize()
+        return y, next(reversed(instances(group.overlap_runtime).values())).early
+
+    found = World(4).run(body)
+    assert all(early for _, early in found) and set(asked) == {(13, 40, 24, 2, True)}
+    assert torch.allclose(torch.cat([y for y, _ in found], 1).float(), exact, atol=2e-2, rtol=2e-3)
 
 
 @pytest.mark.parametrize("host", [{"blocking": True}, {"sms": 1}], ids=["hosts that wait", "nothing free"])

@@ -2,6 +2,8 @@
 
 import pytest
 
+from overlap.ops.gemm_exchange import PLAN as EXCHANGE
+from overlap.ops.gemm_exchange import default_split as exchange_split
 from overlap.ops.reduce_gemm import ONE_SHOT, TWO_SHOT, default_split
 from overlap.ops.sums import offered_sums
 
@@ -51,3 +53,26 @@ def test_parts_of_an_all_reduce(plan, mebibytes, world, wanted):
     assert default_split(plan, mebibytes << 20, world) == wanted
     assert default_split(plan, mebibytes << 20, world, "copy_engine") == wanted
     assert default_split(plan, mebibytes << 20, world, "ldst_inline") == 1
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "world", "backend", "wanted"),
+    [(128, 4, None, 2), (128, 4, "copy_engine", 2), (127, 4, None, 1), (128, 8, None, 1), (128, 4, "ldst_inline", 1)],
+)
+def test_pieces_that_are_exchanged(mebibytes, world, backend, wanted):
+    assert exchange_split(EXCHANGE, mebibytes << 20, world, backend) == wanted
+
+
+@pytest.mark.parametrize(
+    ("shape", "split", "wanted"),
+    [
+        # Faster with 4 of 132 on four H200s (bench/results/sums/gemm_a2a_h200x4.json).
+        ((16384, 4096, 4096), 2, 4),
+        ((8192, 8192, 8192), 2, 4),
+        ((16384, 4096, 4096), 1, 0),
+        # Moving half of it takes longer than the product.
+        ((16384, 4096, 1024), 2, 0),
+    ],
+)
+def test_what_is_left_free_for_pieces_that_are_exchanged(shape, split, wanted):
+    assert offered_sums(*shape, world=4, again=False, split=split, exchanged=True, **GEMM) == wanted
