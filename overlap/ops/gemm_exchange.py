@@ -38,9 +38,9 @@ from .views import gather_view
 
 PLAN = "all_to_all_1d"
 PARTS, PARTS_FROM = 2, 32 << 20
-"""So many chunks of a piece of so many bytes or more for one rank, the first of which is put in its place while the kernel runs: 2 %
-faster on four H200s with 4 of 132 multiprocessors left to that (bench/results/sums/gemm_a2a_h200x4.json). Whole pieces of 8 MiB were
-as fast without (bench/results/ways/gemm_a2a_h200x4.json)."""
+"""So many chunks of a piece of so many bytes or more for one rank, the first of which is put in its place while the kernel runs:
+2 % faster on four H200s with 4 of 132 multiprocessors left to that (bench/results/sums/gemm_a2a_h200x4.json). Whole pieces of
+8 MiB were as fast without (bench/results/ways/gemm_a2a_h200x4.json)."""
 
 
 def gemm_a2a(
