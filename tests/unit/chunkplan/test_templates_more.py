@@ -40,7 +40,7 @@ KINDS = {
     "gather": GATHERS,
     "reduce_scatter": ("reduce_scatter_1d", "reduce_scatter_2d", "reduce_scatter_ring"),
     "all_reduce": ("all_reduce_2d", "all_reduce_one_shot", "all_reduce_ring", "all_reduce_two_shot"),
-    "all_to_all": ("all_to_all_1d", "all_to_all_2d"),
+    "all_to_all": ("all_to_all_1d", "all_to_all_1d_push", "all_to_all_2d"),
 }
 KIND_OF = {name: kind for kind, names in KINDS.items() for name in names} | {"halo": None}
 MESHES = [(1, 1), (1, 3), (2, 1), (2, 2), (2, 3), (3, 2), (1, 5)]
