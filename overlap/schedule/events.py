@@ -38,6 +38,7 @@ from .collective import collective_seconds
 from .collector import no_collector
 from .machine import Machine
 from .records import COPY, FLAG, SUM, TILES, WAIT, Ends, Records
+from .staging import held_bytes, read_bytes
 from .timeline import Timeline
 from .units import Units
 from .work import Work
@@ -143,9 +144,12 @@ class _Run(Records):
         self.overs: dict[tuple[int, int], Link] = {}
         self.arrived: dict[int, int] = defaultdict(int)
         self.flag = ticks(machine.flag)
-        staging = self._staging()
+        staged = self._staged()
+        staging = 2 * held_bytes(plan, self.width, staged) / machine.memory
         self.apart = self._apart(staging)
         """Whether what ranks hold is staged behind the entry, while they push it."""
+        if self.apart:
+            staging = 2 * read_bytes(plan, self.width, staged, map(self.ids.__getitem__, self.carries)) / machine.memory
         self.begun = ticks(machine.entry)
         self.entry = ticks(machine.entry + staging + (machine.kernel if self.apart else 0.0))
         """From when on what is staged is there."""
@@ -159,9 +163,9 @@ class _Run(Records):
         self.sum_by = [-1] * plan.world
         self._go()
 
-    def _staging(self) -> float:
-        """Ranks copy what they hold to where others reach it, and tiles read it: all that others pull, and of a launch with a
-        kernel whatever its tiles do not make. The slowest holds all up."""
+    def _staged(self) -> set[str]:
+        """The tensors that ranks copy to where others reach them, and tiles read them: all that others pull, and of a launch
+        with a kernel whatever its tiles do not make. The slowest holds all up."""
         kernel = any(work.runs for work in self.work)
         staged = {
             op.src.tensor for op in self.ops if not isinstance(op, Collective) and (kernel or op.direction == "pull")
@@ -169,13 +173,7 @@ class _Run(Records):
         for work in self.work:
             for run in work.runs:
                 staged -= {self.plan.op(op_id).src.tensor for op_id in run.feeds}
-        if not staged:
-            return 0.0
-        held = max(
-            sum(chunk.box.size * self.width[chunk.tensor] for chunk in chunks if chunk.tensor in staged)
-            for chunks in self.plan.before
-        )
-        return 2 * held / self.machine.memory
+        return staged
 
     def _apart(self, staging: float) -> bool:
         """As launches decide it of contiguous shards, those of the rank that holds most."""

@@ -4,7 +4,8 @@
     lane           \\ copy of the own chunk to a peer | to the next peer | ...
 
 A copy engine reads any memory of its own device, so what a rank pushes of its own shard can leave while the shard is still
-being staged for its tiles. A staged copy is what peers pull, and what other ways of moving read.
+being staged for its tiles: what of it they read, so of an exchange one piece. A staged copy is what peers pull, and what other
+ways of moving read.
 """
 
 from __future__ import annotations

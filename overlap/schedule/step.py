@@ -22,7 +22,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Stage:
-    """Copies the own chunk into symmetric memory, on the main stream, beside lanes that send it from where the caller has it."""
+    """Copies the own chunk into symmetric memory, on the main stream, beside lanes that send it from where the caller has it:
+    what of it the kernel reads, or what is sent otherwise."""
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from overlap.chunkplan.region import shard_interval
 from overlap.codegen.module_io import load_module
-from overlap.ops import ag_gemm
+from overlap.ops import a2a_gemm, ag_gemm
 from overlap.runtime.launch import acts as acts_layer
+from overlap.runtime.launch import givens as givens_layer
+from overlap.runtime.memory.part import Part
 from overlap.sim import World
 
 pytestmark = pytest.mark.one_triton
@@ -175,3 +179,73 @@ def test_calls_of_an_operator_alternate_over_two_streams_and_reuse_their_input(g
             for got, shards in zip(results, xs, strict=True):
                 torch.testing.assert_close(got, torch.cat(shards) @ w, atol=1e-3, rtol=1e-3)
     assert given
+
+
+@pytest.fixture
+def staged(monkeypatch):
+    """(rank, elements) of each box that was made ready to be staged."""
+    found = []
+    made = Part.staged
+
+    def watched(part, *more):
+        for stage in made(part, *more):
+            found.append((part._runtime.rank, stage.to.numel()))
+            yield stage
+
+    monkeypatch.setattr(Part, "staged", watched)
+    return found
+
+
+@pytest.mark.parametrize("rows_are_wide", [True, False])
+@pytest.mark.parametrize(
+    ("world", "lead", "dim", "depth", "split"),
+    [
+        (2, (9,), 0, 14, 1),
+        (3, (10,), 0, 13, 2),
+        (4, (11,), 0, 9, 4),
+        (4, (3,), 0, 16, 1),
+        (3, (2, 7), 1, 12, 1),
+        (3, (7, 2), 0, 11, 2),
+        (5, (6,), 0, 3, 1),
+    ],
+)
+def test_of_an_exchange_only_what_stays_is_staged(
+    given, staged, monkeypatch, tmp_path, world, lead, dim, depth, split, rows_are_wide
+):
+    """Of every call other values, of one with rows that lie apart; the last calls are repeated ones. Rows too narrow to be
+    copied as they are, but for single ones, are staged first, and so are pieces that are no rows of a matrix."""
+    monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path))
+    if rows_are_wide:
+        monkeypatch.setattr(givens_layer, "WIDE", 1)
+    n, calls = 8, 5
+    generator = torch.Generator().manual_seed(world)
+    xs = [torch.randn(*lead, depth, generator=generator) for _ in range(calls)]
+    w = torch.randn(depth, n, generator=generator)
+    options = {"scatter_dim": dim, "plan": "all_to_all_1d_push", "backend": "copy_engine", "split": split}
+
+    def body(group):
+        rank = group.overlap_runtime.rank
+        results = []
+        for number, x in enumerate(xs):
+            mine = x[..., slice(*shard_interval(depth, world, rank))].clone()
+            if number == 1:
+                wider = torch.full((*lead, mine.shape[-1] + 3), float("nan"))
+                wider[..., 1:-2] = mine
+                mine = wider[..., 1:-2]
+            results.append(a2a_gemm(mine, w, group=group, **options))
+        group.overlap_runtime.synchronize()
+        return [y.clone() for y in results]
+
+    for rank, results in enumerate(World(world, seed=world).run(body)):
+        for y, x in zip(results, xs, strict=True):
+            low, high = shard_interval(lead[dim], world, rank)
+            torch.testing.assert_close(y, (x @ w).narrow(dim, low, high - low), atol=1e-4, rtol=1e-4)
+    as_they_are = rows_are_wide and dim == 0
+    narrow_rows = {rank for rank, _ in given} if not rows_are_wide else set()
+    assert bool(given) == (as_they_are or bool(narrow_rows))
+    for rank in range(world):
+        shard = math.prod(lead) * len(range(*shard_interval(depth, world, rank)))
+        stays = shard // lead[dim] * len(range(*shard_interval(lead[dim], world, rank)))
+        first = set() if as_they_are or not shard else {shard}
+        found = {elements for at, elements in staged if at == rank}
+        assert stays in found and (found == {stays} | first or (rank in narrow_rows and max(found) <= shard))

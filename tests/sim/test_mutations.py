@@ -12,6 +12,7 @@ import triton.language as tl
 
 import overlap.language as ol
 from overlap.runtime.kernels import entry
+from overlap.runtime.launch import givens as givens_layer
 from overlap.runtime.memory.part import Part
 from overlap.schedule import steps as st
 from overlap.schedule.table import SLOT_WORDS
@@ -240,6 +241,33 @@ def staged_behind_the_kernel(rank, steps):
 def test_a_step_of_the_protocol_removed(compiled, plan, mutate):
     found = faults(compiled(plan=plan), mutate_steps=mutate)
     assert found == ["race"] * len(SEEDS)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["staged first", "pushed as it is"])
+@pytest.mark.parametrize("box", ["sent", "read by tiles", None])
+def test_a_box_of_an_exchange_that_is_not_staged(compiled, monkeypatch, first, box):
+    """Who reads it then: a lane, of what is sent when it is staged first; the rank's own tiles, of what it keeps."""
+    monkeypatch.setattr(givens_layer, "WIDE", 1)
+    monkeypatch.setenv("OVERLAP_GIVEN_BYTES", str(1 << 30) if first else "0")
+    whole, counts = Part.staged, set()
+
+    def less(part, *more):
+        *sent, kept = whole(part, *more)
+        counts.add(len(sent))
+        return sent if box == "read by tiles" else [kept]
+
+    if box is not None:
+        monkeypatch.setattr(Part, "staged", less)
+    found = faults(compiled(plan="all_to_all_1d_push", on="a[K:M]"))
+    needed = box == "read by tiles" or (box == "sent" and first)
+    assert found == (["unwritten"] if needed else ["ok"]) * len(SEEDS)
+    assert box is None or counts == {int(first)}
+
+
+def test_copies_of_an_exchange_are_no_longer_the_callers_behind_a_staging_that_left_them_out(compiled, monkeypatch):
+    monkeypatch.setattr(givens_layer, "WIDE", 1)
+    path = compiled(plan="all_to_all_1d_push", on="a[K:M]")
+    assert faults(path, mutate_steps=changed(st.Copy, given=False)) == ["race"] * len(SEEDS)
 
 
 def test_a_caller_that_reuses_its_tensor_beside_lanes_that_read_it(compiled):

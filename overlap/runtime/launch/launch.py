@@ -244,8 +244,7 @@ def _meet(instance: BoundPlan, variant: Any, warm: Callable[[], Any]) -> None:
 def _acts(instance: BoundPlan, table: LaunchTable | None, steps: Sequence[st.Step], ends: Ends) -> Sequence[Act]:
     """The steps as functions of a call, made once for a table and what acts depend on of a call's ends."""
     entry = next((s for s in steps if isinstance(s, st.Entry)), instance.entry)
-    apart = any(isinstance(s, st.Stage) for s in steps)
-    opening = _opening(instance, ends.given, entry, apart) if entry is not None else None
+    opening = _opening(instance, ends.given, entry, steps) if entry is not None else None
     key = ("acts", table, opening, id(steps), ends.key())
     found: Sequence[Act] | None = instance.prepared.get(key) if STEP_FILTER is None else None
     if found is None:
@@ -259,10 +258,14 @@ def _layouts(results: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
     return tuple((name, *layout_of(out)) for name, out in results.items())
 
 
-def _opening(instance: BoundPlan, given: Mapping[str, torch.Tensor], step: st.Entry, apart: bool) -> Opening:
-    """The entry for what is given, of this layout."""
-    key = (step, apart, layout_key(given))
+def _opening(
+    instance: BoundPlan, given: Mapping[str, torch.Tensor], step: st.Entry, steps: Sequence[st.Step]
+) -> Opening:
+    """The entry, and the staging among the steps, for what is given, of this layout."""
+    apart = any(isinstance(s, st.Stage) for s in steps)
+    from_caller = frozenset(s.op for s in steps if isinstance(s, st.Copy) and s.given)
+    key = (step, apart, from_caller, layout_key(given))
     made: Opening | None = instance.prepared.get(key)
     if made is None:
-        made = instance.prepared[key] = Opening(instance, step, given, apart=apart)
+        made = instance.prepared[key] = Opening(instance, step, given, apart=apart, from_caller=from_caller)
     return made

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from overlap.chunkplan.plan import OpId
 from overlap.schedule import steps as st
 from overlap.schedule.table import counter_base
 
@@ -37,16 +38,24 @@ class Opening:
     Args:
         given: by tensor, what the caller brought to be staged.
         apart: a stage step does that; the entry is a launch of its own, the first.
+        from_caller: operations that read what the caller brought, so that nothing is staged for them.
     """
 
     def __init__(
-        self, instance: BoundPlan, step: st.Entry, given: Mapping[str, torch.Tensor], *, apart: bool = False
+        self,
+        instance: BoundPlan,
+        step: st.Entry,
+        given: Mapping[str, torch.Tensor],
+        *,
+        apart: bool = False,
+        from_caller: Collection[OpId] = (),
     ) -> None:
         self._runtime = instance.runtime
         self._instance = instance
         self._step = step
         self._apart = apart
-        staged = (_stage(instance, one, given) for part in instance.parts.values() for one in part.staged(given))
+        parts = instance.parts.values()
+        staged = (_stage(instance, one, given) for part in parts for one in part.staged(given, from_caller))
         copies = [stage for stage in staged if stage.copy.dims]
         self._stages: list[_Stage | None] = [None, *copies] if apart or not copies else [*copies]
         self._grids = [self._grid(stage) for stage in self._stages]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from overlap.chunkplan.order import HappensBefore
-from overlap.chunkplan.plan import CommPlan, OpId
+from overlap.chunkplan.plan import P2P, CommPlan, OpId
 from overlap.chunkplan.region import Box, bounding
 from overlap.chunkplan.window import kernel_window
 from overlap.errors import PlanError
@@ -18,7 +18,7 @@ from overlap.schedule.pushes import stored_ops
 from ..calls.shapes import piece
 from ..operator import Comm
 from ..protocol import Runtime
-from .layout import RankLayout, Region, input_layout, output_layout
+from .layout import RankLayout, Region, input_layout, output_layout, source_region
 from .plan_tensor import PlanTensor, Staged
 
 
@@ -85,9 +85,9 @@ class Part(PlanTensor):
         super().bind(data)
         self.tensor = self.view(self.layout.window)
 
-    def staged(self, given: Mapping[str, torch.Tensor]) -> Iterator[Staged]:
+    def staged(self, given: Mapping[str, torch.Tensor], from_caller: Collection[OpId] = ()) -> Iterator[Staged]:
         """gather            shard -> its place in the window
-        all-to-all input  shard -> source, for peers    | what the rank keeps of it -> window
+        all-to-all input  what is sent of it -> source | what the rank keeps of it -> window
         output, added to  what the caller's tensor holds -> partial (zeros elsewhere)
         """
         tensor = given.get(self.name)
@@ -96,7 +96,6 @@ class Part(PlanTensor):
         layout = self.layout
         everything = (slice(None),) * tensor.dim()
         both = self.held.intersect(self.window)
-        inside = tuple(slice(a - o, b - o) for a, b, o in zip(both.lo, both.hi, self.held.lo, strict=True))
         if self.made and tuple(tensor.shape) == self.window.shape:
             yield Staged(self.name, everything, self.tensor)
             return
@@ -104,8 +103,30 @@ class Part(PlanTensor):
             # The caller's shard is what the sum starts from; every other part of the partial starts from nothing.
             yield Staged(None, everything, self.tensor)
         elif layout.source is not None:
-            yield Staged(self.name, everything, self.view(layout.source, box=self.held))
-        yield Staged(self.name, inside, self.view(layout.window, box=both))
+            sent = self._sent(layout.source, from_caller)
+            if sent is not None:
+                yield Staged(self.name, self._inside(sent), self.view(layout.source, box=sent))
+        yield Staged(self.name, self._inside(both), self.view(layout.window, box=both))
+
+    def _sent(self, source: Region, from_caller: Collection[OpId]) -> Box | None:
+        """The box of the staged shard that operations read, of this rank's and of peers; None: they read nothing of it.
+
+        It is the whole shard where none of its operations goes ``from_caller``: one dense copy costs no more than rows of most.
+        """
+        plan, rank, layout = self.plan, self._runtime.rank, self.layout
+        sending = [
+            (op_id, op.src.box)
+            for op_id, op in plan.items()
+            if isinstance(op, P2P) and (op.src_rank, op.src.tensor) == (rank, self.name)
+        ]
+        read = bounding(
+            box for op_id, box in sending if op_id not in from_caller and source_region(layout, op_id, box) is source
+        )
+        return self.held if read is not None and not any(op_id in from_caller for op_id, _ in sending) else read
+
+    def _inside(self, box: Box) -> tuple[slice, ...]:
+        """A part of what the caller holds, in its tensor."""
+        return tuple(slice(a - o, b - o) for a, b, o in zip(box.lo, box.hi, self.held.lo, strict=True))
 
 
 def part_layout(

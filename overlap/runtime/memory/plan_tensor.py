@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -59,8 +59,11 @@ class PlanTensor(ABC):
         self.data = data
 
     @abstractmethod
-    def staged(self, given: Mapping[str, torch.Tensor]) -> Iterator[Staged]:
-        """What a launch copies into this tensor's memory first."""
+    def staged(self, given: Mapping[str, torch.Tensor], from_caller: Collection[OpId] = ()) -> Iterator[Staged]:
+        """What a launch copies into this tensor's memory first.
+
+        ``from_caller``: operations of this rank that read the caller's tensor instead.
+        """
 
     def view(
         self, region: Region, rank: int | None = None, box: Box | None = None, *, here: bool = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,7 +72,7 @@ class TransferTensor(PlanTensor):
         self.after = boxes_of(plan.after[rank], name, ndim)
         super().__init__(name, plan, runtime, dtype, layouts, bounding(self.after) or self.after[0])
 
-    def staged(self, given: Mapping[str, torch.Tensor]) -> Iterator[Staged]:
+    def staged(self, given: Mapping[str, torch.Tensor], from_caller: Collection[OpId] = ()) -> Iterator[Staged]:
         for number, box in enumerate(self.before):
             if not box.empty:
                 everything = (slice(None),) * box.ndim

@@ -151,6 +151,16 @@ def test_what_is_passed_on_or_moved_otherwise_is_no_copy_out_of_the_callers_tens
     assert {start for start, _ in times(events_of(moved, "copy"))} == {42}
 
 
+@pytest.mark.parametrize("given, moved, tiles", [(True, False, 48), (True, True, 88), (False, False, 125)])
+def test_of_what_is_pushed_out_of_the_callers_tensor_what_is_read_is_staged(monkeypatch, given, moved, tiles):
+    """Of 60 KB a rank keeps 20 and sends 20 to each of two others, to one of them by a program, which reads what is staged."""
+    monkeypatch.setenv("OVERLAP_GIVEN_BYTES", "60000" if given else "60001")
+    plan = template("all_to_all_1d", 3, (30000, 3), to_dim=1)
+    carries = {(rank, 1): Carry(1e10) for rank in range(3)} if moved else {}
+    timeline = simulate(plan, replace(BOX, memory=1e9), work_per_chunk(plan, 3, US), carries=carries)
+    assert {end for start, end in times(events_of(timeline, "wait")) if not start} == {tiles}
+
+
 def test_what_lands_slows_tiles_down():
     runs = (TileRun(4, 10 * US), TileRun(4, 10 * US, ((0, 0),)))
     plan = plan_of(2, [pull(1, 0)], [])
