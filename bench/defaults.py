@@ -1,15 +1,17 @@
-"""Writes the shipped defaults of the tuner, templates/tuned, from measured ways (bench/results/ways), and from nothing else.
+"""Writes the shipped defaults of the tuner, templates/tuned, from measured ways (bench/results/ways and sums), and from nothing else.
 
     python bench/defaults.py
 
 A shape's entry is the fastest of the ways that were measured for it, where that is fused: tensors below the setting
-``serial_below_bytes`` stay as they are, since no file of ways has serial in it.
+``serial_below_bytes`` stay as they are, since no file of ways has serial in it. Times with the host ahead (``queued``) count where
+there are any of a shape on as many devices, and single calls where there are none.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,11 @@ from overlap.chunkplan.cuts import split_of
 from overlap.settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent
-WAYS = ROOT / "bench" / "results" / "ways"
+FOLDERS = [ROOT / "bench" / "results" / name for name in ("sums", "ways")]
 DEVICES = ("H100", "H200")
+SUMS = "OVERLAP_SUM_SMS"
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
-PLANS = {"gemm_rs": "reduce_scatter_1d", "gemm_ar": "", "ag_gemm": "all_gather_1d"}
+PLANS = {"gemm_rs": "reduce_scatter_1d", "gemm_ar": "all_reduce_two_shot", "ag_gemm": "all_gather_1d"}
 SPLITS = {"gemm_rs": 2, "a2a_gemm": 4}
 """Of a way that names none, where they are not as in `Realization`."""
 
@@ -37,39 +40,54 @@ def moved(op: str, m: int, n: int, k: int, world: int, dtype: str) -> int:
 
 
 def config_of(op: str, how: str) -> Config:
-    """The config that a way (``plan=all_gather_1d_push,split=2``) names."""
+    """The config that a way (``plan=all_gather_1d_push,split=2``, ``split=2,OVERLAP_SUM_SMS=4``) names."""
     pairs = dict(pair.split("=") for pair in how.split(","))
     split = split_of(str(pairs.get("split", SPLITS.get(op, 1))))
-    realization = Realization(pairs.get("backend", "copy_engine"), split=split, comm_sms=int(pairs.get("comm_sms", 0)))
+    sums = pairs.get(SUMS)
+    realization = Realization(
+        pairs.get("backend", "copy_engine"),
+        split=split,
+        comm_sms=int(pairs.get("comm_sms", 0)),
+        sum_sms=None if sums is None else int(sums),
+    )
     return Config(realization, pairs.get("plan", PLANS.get(op, "all_to_all_1d")))
 
 
-def entries(path: Path) -> list[tuple[str, Entry]]:
-    """A file's defaults, each with its device."""
+Timed = tuple[float, str, str, str]
+"""Milliseconds of a way, the way, its file with the commit, and the date."""
+
+
+def timed(path: Path) -> Iterator[tuple[tuple[Any, ...], bool, Timed]]:
+    """A file's rows: what was measured on what, whether with the host ahead, and the time."""
     value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    rows = defaultdict(list)
     for row in value["rows"]:
         device = next(name for name in DEVICES if name in row["device"].split())
-        rows[device, row["op"], row["M"], row["N"], row["K"], row["world"], row["dtype"]].append(
-            (row["ms"], row["how"])
-        )
-    found = []
-    for (device, op, m, n, k, world, dtype), timed in rows.items():
+        of = (device, row["op"], row["M"], row["N"], row["K"], row["world"], row["dtype"])
+        ahead = row.get("queued") is not None
+        cite = f"{path.relative_to(ROOT).as_posix()}, {row['how']}, commit {value['commit']}"
+        if row["ms"] is not None:
+            yield of, ahead, (row["queued"] if ahead else row["ms"], row["how"], cite, value["date"][:10])
+
+
+def entries(paths: Iterable[Path]) -> dict[str, list[Entry]]:
+    """The defaults, by device."""
+    measured: dict[tuple[Any, ...], dict[bool, list[Timed]]] = defaultdict(lambda: defaultdict(list))
+    for path in paths:
+        for of, ahead, time in timed(path):
+            measured[of][ahead].append(time)
+    found: dict[str, list[Entry]] = defaultdict(list)
+    for (device, op, m, n, k, world, dtype), times in measured.items():
         if moved(op, m, n, k, world, dtype) < SETTINGS["serial_below_bytes"].default:
             continue
-        ms, how = min(timed)
+        counted = times[True] or times[False]
+        ms, how, cite, date = min(counted)
         key = Key(op, (("M", m), ("N", n), ("K", k)), dtype, world, device)
-        cite = f"{path.relative_to(ROOT).as_posix()}, {how}, commit {value['commit']}"
-        found.append((device, Entry(key, config_of(op, how), ms, value["date"][:10], len(timed), cite)))
+        found[device].append(Entry(key, config_of(op, how), ms, date, len(counted), cite))
     return found
 
 
 def main() -> None:
-    by_device: dict[str, list[Entry]] = defaultdict(list)
-    for path in sorted(WAYS.glob("*.json")):
-        for device, entry in entries(path):
-            by_device[device].append(entry)
-    for device, each in by_device.items():
+    for device, each in entries(path for folder in FOLDERS for path in sorted(folder.glob("*.json"))).items():
         target = ROOT / "templates" / "tuned" / f"{device.lower()}.json"
         text = json.dumps({MARK: VERSION, "entries": [entry.to_json() for entry in each]}, indent=2)
         target.write_text(text + "\n", encoding="utf-8")
