@@ -162,24 +162,35 @@ def test_a_module_whose_original_is_gone_is_still_checked(generated, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("dims", "flat", "wide", "counters"),
+    ("dims", "flat", "row", "wide", "counters"),
     [
-        (0, False, False, True),
-        (1, False, False, False),
-        (1, True, False, True),
-        (1, True, True, False),
-        (2, False, False, True),
-        (4, False, True, False),
+        (0, False, 0, False, True),
+        (1, False, 0, False, False),
+        (1, True, 0, False, True),
+        (1, True, 0, True, False),
+        (2, False, 0, False, True),
+        (2, False, 32, False, True),
+        (3, False, 1024, False, False),
+        (4, False, 0, True, False),
+        (4, False, 256, True, False),
     ],
 )
-def test_the_entry_kernel_obeys_the_rules(dims, flat, wide, counters):
+def test_the_entry_kernel_obeys_the_rules(dims, flat, row, wide, counters):
     """It stages the shard, resets counters, publishes the epoch and raises `ready` at every peer."""
     words = meta(1000, 24, dtype=torch.int64)
     tensors = dict(src=words, dst=words, state=state(), peers=meta(4, dtype=torch.int64))
     sizes = dict(rank=1, world=4, programs=8, instance=0, first_counter=76, counters=3, n0=1, n1=1, n2=1000, n3=96)
     strides = {name: 96 for name in ("s0", "s1", "s2", "d0", "d1", "d2")} | {"s3": 1, "d3": 1}
     constants = dict(
-        DIMS=dims, WIDE=wide, WAIT_DONE=True, PUBLISH=True, READY=True, COUNTERS=counters, BLOCK=1024, FLAT=flat
+        DIMS=dims,
+        WIDE=wide,
+        WAIT_DONE=True,
+        PUBLISH=True,
+        READY=True,
+        COUNTERS=counters,
+        BLOCK=1024,
+        FLAT=flat,
+        ROW=row,
     )
     arguments = tensors | sizes | strides | constants
     made = compile_kernel(entry.entry_kernel, arguments, parse_target("sm_90"))
@@ -193,7 +204,7 @@ def test_the_entry_kernel_obeys_the_rules(dims, flat, wide, counters):
     told = [found.start() for found in re.finditer(r"gpu\.acq_rel\.add|sys\.release\.exch\.b64", made.assembly)]
     assert len(told) == 3 + counters
     assert all("bar.sync" in made.assembly[one:other] for one, other in itertools.pairwise(told))
-    assert {"ld.global.v2.b64" in made.assembly, "st.global.v2.b64" in made.assembly} == {flat}
+    assert {"ld.global.v2.b64" in made.assembly, "st.global.v2.b64" in made.assembly} == {flat or row > 0}
 
 
 def test_the_wait_kernel_obeys_the_rules():

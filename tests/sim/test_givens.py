@@ -207,6 +207,7 @@ def staged(monkeypatch):
         (3, (2, 7), 1, 12, 1),
         (3, (7, 2), 0, 11, 2),
         (5, (6,), 0, 3, 1),
+        (2, (9,), 0, 128, 1),
     ],
 )
 def test_of_an_exchange_only_what_stays_is_staged(

@@ -65,13 +65,15 @@ def entry_kernel(
     COUNTERS: tl.constexpr,
     BLOCK: tl.constexpr,
     FLAT: tl.constexpr = False,
+    ROW: tl.constexpr = 0,
     FAR: tl.constexpr = False,
 ):
     """Opens launch n on this rank.
 
     ``src``/``dst``: the shard and its place in the symmetric tensor, extents ``n*``, strides ``s*``/``d*`` in words, of
     which the last ``DIMS`` count (0: nothing to stage); ``WIDE``: more words than 32 bits index; ``FLAT``: they lie one behind
-    the other on both sides;
+    the other on both sides; ``ROW``: not all, but those of each block of a row, as many words as divide ``n3`` and ``BLOCK``, of
+    which each begins at an even word;
     ``state``: this rank's int64 state words; ``peers``: int64 addresses of every rank's state words, with ``FAR`` or the
     complement of NVSHMEM's number of a rank that no pointer reaches;
     ``instance``: the number that a fault record names this launch by; ``first_counter``, ``counters``: slot of the first
@@ -96,29 +98,30 @@ def entry_kernel(
                 tl.store(dst + i, tl.load(src + i))
             # The rest is the next program's in turn.
             first = tl.where(whole // BLOCK % programs == pid, whole, total)
-        for start in range(first, total, step):
-            i = start + tl.arange(0, BLOCK)
-            inside = i < total
-            i3 = i
-            if DIMS > 1:
-                i3 = i % n3
-            at = i3.to(tl.int64) * s3
-            to = i3.to(tl.int64) * d3
-            if DIMS > 1:
-                i2 = i // n3
-                if DIMS > 2:
-                    i1 = i2 // n2
-                    i2 = i2 % n2
-                    if DIMS > 3:
-                        i0 = i1 // n1
-                        i1 = i1 % n1
-                        at += i0.to(tl.int64) * s0
-                        to += i0.to(tl.int64) * d0
-                    at += i1.to(tl.int64) * s1
-                    to += i1.to(tl.int64) * d1
-                at += i2.to(tl.int64) * s2
-                to += i2.to(tl.int64) * d2
-            tl.store(dst + to, tl.load(src + at, mask=inside), mask=inside)
+        if ROW > 0:
+            # Only a block's place takes arithmetic, not each word's, so that each instruction moves 16 bytes.
+            column = tl.arange(0, ROW)[None, :]
+            for start in range(first // ROW, total // ROW, step // ROW):
+                block = start + tl.arange(0, BLOCK // ROW)
+                inside = (block < total // ROW)[:, None]
+                row = block // (n3 // ROW)
+                i3 = (block % (n3 // ROW)).to(tl.int64) * ROW
+                at = tl.multiple_of(row_at(row, n1, n2, s0, s1, s2, DIMS) + i3, 2)
+                to = tl.multiple_of(row_at(row, n1, n2, d0, d1, d2, DIMS) + i3, 2)
+                tl.store(dst + (to[:, None] + column), tl.load(src + (at[:, None] + column), mask=inside), mask=inside)
+        else:
+            for start in range(first, total, step):
+                i = start + tl.arange(0, BLOCK)
+                inside = i < total
+                i3 = i
+                if DIMS > 1:
+                    i3 = i % n3
+                at = i3.to(tl.int64) * s3
+                to = i3.to(tl.int64) * d3
+                if DIMS > 1:
+                    at += row_at(i // n3, n1, n2, s0, s1, s2, DIMS)
+                    to += row_at(i // n3, n1, n2, d0, d1, d2, DIMS)
+                tl.store(dst + to, tl.load(src + at, mask=inside), mask=inside)
     if PUBLISH:
         tl.debug_barrier()
         arrived = tl.atomic_add(state + _COUNTER, 1, sem="acq_rel", scope="gpu")
@@ -150,6 +153,20 @@ def entry_kernel(
                         words = tl.load(peers + lanes, mask=others, other=0).to(tl.pointer_type(tl.int64)) + slot
                         ol.raise_flags(words, others, last + 1)
                 await_peers(_READY, last + 1, rank, world, state)
+
+
+@triton.jit
+def row_at(row, n1, n2, a0, a1, a2, DIMS: tl.constexpr):
+    """Where rows of words begin, which are counted over the dimensions outside of them; extents ``n*``, strides ``a*``."""
+    at = tl.zeros_like(row).to(tl.int64)
+    if DIMS > 2:
+        outer = row // n2
+        row = row % n2
+        if DIMS > 3:
+            at += (outer // n1).to(tl.int64) * a0
+            outer = outer % n1
+        at += outer.to(tl.int64) * a1
+    return at + row.to(tl.int64) * a2
 
 
 @triton.jit

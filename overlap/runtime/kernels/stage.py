@@ -12,6 +12,8 @@ from overlap.errors import RuntimeContractError
 
 DIMS = 4
 WORD = torch.int64
+LEAST_ROW = 32
+"""Words of a block of a row: 16 bytes for each thread of half a warp."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,15 @@ class Staging:
     def flat(self) -> bool:
         """Whether both sides are one word behind the other."""
         return self.dims == 1 and self.src_strides[-1] == self.dst_strides[-1] == 1
+
+    @property
+    def row(self) -> int:
+        """Words of the blocks that rows can be cut into, one behind the other on both sides from an even word on; 0: none."""
+        outer = (*self.src_strides[-self.dims : -1], *self.dst_strides[-self.dims : -1])
+        if self.dims < 2 or self.dtype != WORD or not self.src_strides[-1] == self.dst_strides[-1] == 1:
+            return 0
+        block = self.sizes[-1] & -self.sizes[-1]
+        return block if block >= LEAST_ROW and not any(stride % 2 for stride in outer) else 0
 
     def arguments(self) -> dict[str, int]:
         """As the entry kernel's parameters ``n0``..``n3``, ``s0``.., ``d0``.."""

@@ -93,6 +93,7 @@ class Opening:
             "COUNTERS": step.counters and last,
             "BLOCK": ENTRY_BLOCK,
             "FLAT": copy.flat,
+            "ROW": min(copy.row, ENTRY_BLOCK),
             "FAR": several,
             **(runtime.linked if several and step.ready and last else {}),
             "num_warps": ENTRY_WARPS,

@@ -68,6 +68,21 @@ def test_words_that_do_not_lie_one_behind_the_other_are_not_flat():
     assert not filling(torch.zeros(24), lambda values, bits: torch.tensor(values, dtype=torch.int64))[1].flat
 
 
+@pytest.mark.parametrize(
+    ("columns", "first", "pitch", "row"),
+    [(128, 8, 400, 32), (384, 0, 400, 32), (4096, 8, 8192, 1024), (64, 8, 400, 0), (128, 8, 404, 0), (128, 2, 400, 0)],
+    ids=["32 words", "96 words", "wide", "few words", "odd pitch", "no words"],
+)
+def test_rows_are_blocks_of_words_that_begin_at_even_ones(columns, first, pitch, row):
+    """Halves, four a word; either side may be the one whose rows lie apart."""
+    dense, apart = (
+        torch.zeros(6, columns).half(),
+        torch.zeros(6, max(pitch, columns + first)).half()[:, first:][:, :columns],
+    )
+    assert staging(dense, apart).row == staging(apart, dense).row == row
+    assert staging(dense, dense.clone()).row == staging(dense.t(), torch.zeros(columns, 6).half()).row == 0
+
+
 def test_words_are_narrow_where_an_address_is_odd():
     narrow = staging(torch.zeros(49, dtype=torch.float16)[1:].view(6, 8), torch.zeros(6, 8, dtype=torch.float16))
     assert narrow.dtype == torch.float16
