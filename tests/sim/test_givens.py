@@ -12,6 +12,7 @@ from overlap.codegen.module_io import load_module
 from overlap.ops import a2a_gemm, ag_gemm
 from overlap.runtime.launch import acts as acts_layer
 from overlap.runtime.launch import givens as givens_layer
+from overlap.runtime.memory import part as part_layer
 from overlap.runtime.memory.part import Part
 from overlap.sim import World
 
@@ -196,8 +197,7 @@ def staged(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("rows_are_wide", [True, False])
-@pytest.mark.parametrize(
+EXCHANGES = pytest.mark.parametrize(
     ("world", "lead", "dim", "depth", "split"),
     [
         (2, (9,), 0, 14, 1),
@@ -210,19 +210,15 @@ def staged(monkeypatch):
         (2, (9,), 0, 128, 1),
     ],
 )
-def test_of_an_exchange_only_what_stays_is_staged(
-    given, staged, monkeypatch, tmp_path, world, lead, dim, depth, split, rows_are_wide
-):
-    """Of every call other values, of one with rows that lie apart; the last calls are repeated ones. Rows too narrow to be
-    copied as they are, but for single ones, are staged first, and so are pieces that are no rows of a matrix."""
+
+
+def check_exchanges(tmp_path, monkeypatch, world, lead, dim, depth, split, plan):
+    """Of every call other values, of one with rows that lie apart; the last calls are repeated ones."""
     monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path))
-    if rows_are_wide:
-        monkeypatch.setattr(givens_layer, "WIDE", 1)
     n, calls = 8, 5
     generator = torch.Generator().manual_seed(world)
     xs = [torch.randn(*lead, depth, generator=generator) for _ in range(calls)]
     w = torch.randn(depth, n, generator=generator)
-    options = {"scatter_dim": dim, "plan": "all_to_all_1d_push", "backend": "copy_engine", "split": split}
 
     def body(group):
         rank = group.overlap_runtime.rank
@@ -233,7 +229,9 @@ def test_of_an_exchange_only_what_stays_is_staged(
                 wider = torch.full((*lead, mine.shape[-1] + 3), float("nan"))
                 wider[..., 1:-2] = mine
                 mine = wider[..., 1:-2]
-            results.append(a2a_gemm(mine, w, group=group, **options))
+            results.append(
+                a2a_gemm(mine, w, group=group, scatter_dim=dim, plan=plan, backend="copy_engine", split=split)
+            )
         group.overlap_runtime.synchronize()
         return [y.clone() for y in results]
 
@@ -241,12 +239,46 @@ def test_of_an_exchange_only_what_stays_is_staged(
         for y, x in zip(results, xs, strict=True):
             low, high = shard_interval(lead[dim], world, rank)
             torch.testing.assert_close(y, (x @ w).narrow(dim, low, high - low), atol=1e-4, rtol=1e-4)
+
+
+def elements(world, rank, lead, dim, depth):
+    """Of a rank's shard, and of the piece of it that stays."""
+    shard = math.prod(lead) * len(range(*shard_interval(depth, world, rank)))
+    return shard, shard // lead[dim] * len(range(*shard_interval(lead[dim], world, rank)))
+
+
+@pytest.mark.parametrize("rows_are_wide", [True, False])
+@EXCHANGES
+def test_of_an_exchange_only_what_stays_is_staged(
+    given, staged, monkeypatch, tmp_path, world, lead, dim, depth, split, rows_are_wide
+):
+    """Rows too narrow to be copied as they are, but for single ones, are staged first, and so are pieces that are no rows of a
+    matrix."""
+    if rows_are_wide:
+        monkeypatch.setattr(givens_layer, "WIDE", 1)
+    check_exchanges(tmp_path, monkeypatch, world, lead, dim, depth, split, "all_to_all_1d_push")
     as_they_are = rows_are_wide and dim == 0
     narrow_rows = {rank for rank, _ in given} if not rows_are_wide else set()
     assert bool(given) == (as_they_are or bool(narrow_rows))
     for rank in range(world):
-        shard = math.prod(lead) * len(range(*shard_interval(depth, world, rank)))
-        stays = shard // lead[dim] * len(range(*shard_interval(lead[dim], world, rank)))
+        shard, stays = elements(world, rank, lead, dim, depth)
         first = set() if as_they_are or not shard else {shard}
         found = {elements for at, elements in staged if at == rank}
         assert stays in found and (found == {stays} | first or (rank in narrow_rows and max(found) <= shard))
+
+
+@EXCHANGES
+def test_of_a_pulled_exchange_all_but_a_large_piece_that_stays(
+    given, staged, monkeypatch, tmp_path, world, lead, dim, depth, split
+):
+    monkeypatch.setattr(part_layer, "WORTH_A_LAUNCH", 1)
+    check_exchanges(tmp_path, monkeypatch, world, lead, dim, depth, split, "all_to_all_1d")
+    assert not given
+    for rank in range(world):
+        shard, stays = elements(world, rank, lead, dim, depth)
+        found = [count for at, count in staged if at == rank]
+        alone = dim == 0 and stays
+        if shard:
+            assert sum(found) % (shard if alone else shard + stays) == 0 and (shard in found) == (not alone)
+        else:
+            assert not any(found)

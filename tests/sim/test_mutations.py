@@ -13,6 +13,7 @@ import triton.language as tl
 import overlap.language as ol
 from overlap.runtime.kernels import entry
 from overlap.runtime.launch import givens as givens_layer
+from overlap.runtime.memory import part as part_layer
 from overlap.runtime.memory.part import Part
 from overlap.schedule import steps as st
 from overlap.schedule.table import SLOT_WORDS
@@ -262,6 +263,26 @@ def test_a_box_of_an_exchange_that_is_not_staged(compiled, monkeypatch, first, b
     needed = box == "read by tiles" or (box == "sent" and first)
     assert found == (["unwritten"] if needed else ["ok"]) * len(SEEDS)
     assert box is None or counts == {int(first)}
+
+
+@pytest.mark.parametrize("left_out", [None, "before", "behind", "kept"])
+def test_a_box_of_a_pulled_exchange_that_is_not_staged(compiled, monkeypatch, left_out):
+    """What stands before and behind the piece that a rank keeps is staged by itself; the peers that pull it find it missing."""
+    monkeypatch.setattr(part_layer, "WORTH_A_LAUNCH", 1)
+    whole, counts = Part.staged, {}
+
+    def less(part, *more):
+        *sent, kept = whole(part, *more)
+        counts[part._runtime.rank] = len(sent)
+        if left_out == "kept":
+            return sent
+        return [kept, *(one for one in sent if (one.part[0].start == 0) != (left_out == "before"))]
+
+    if left_out is not None:
+        monkeypatch.setattr(Part, "staged", less)
+    found = faults(compiled(on="a[K:M]", plan="all_to_all_1d"))
+    assert found == (["unwritten"] if left_out else ["ok"]) * len(SEEDS)
+    assert not left_out or counts == {0: 1, 1: 2, 2: 1}
 
 
 def test_copies_of_an_exchange_are_no_longer_the_callers_behind_a_staging_that_left_them_out(compiled, monkeypatch):

@@ -52,6 +52,11 @@ class Region:
     def end(self) -> int:
         return self.offset + self.box.size
 
+    def dense(self, box: Box) -> bool:
+        """Whether the elements of ``box``, a part of this region's, lie one behind the other."""
+        strides = dense_strides(box.shape, self.order)
+        return all(n == 1 or a == b for n, a, b in zip(box.shape, strides, self.strides, strict=True))
+
     def at(self, box: Box) -> int:
         """Offset of the first element of ``box``, a part of this region's."""
         if box.empty:

@@ -21,6 +21,9 @@ from ..protocol import Runtime
 from .layout import RankLayout, Region, input_layout, output_layout, source_region
 from .plan_tensor import PlanTensor, Staged
 
+WORTH_A_LAUNCH = 4 << 20
+"""Bytes of a shard that take as long to stage as a launch does."""
+
 
 class Given(NamedTuple):
     """What a call brings of a communicated tensor.
@@ -103,15 +106,15 @@ class Part(PlanTensor):
             # The caller's shard is what the sum starts from; every other part of the partial starts from nothing.
             yield Staged(None, everything, self.tensor)
         elif layout.source is not None:
-            sent = self._sent(layout.source, from_caller)
-            if sent is not None:
-                yield Staged(self.name, self._inside(sent), self.view(layout.source, box=sent))
+            for box in self._sent(layout.source, both, from_caller):
+                yield Staged(self.name, self._inside(box), self.view(layout.source, box=box))
         yield Staged(self.name, self._inside(both), self.view(layout.window, box=both))
 
-    def _sent(self, source: Region, from_caller: Collection[OpId]) -> Box | None:
-        """The box of the staged shard that operations read, of this rank's and of peers; None: they read nothing of it.
+    def _sent(self, source: Region, kept: Box, from_caller: Collection[OpId]) -> list[Box]:
+        """What is staged of the shard in ``source`` for operations, of this rank's and of peers: the box of all that they read.
 
-        It is the whole shard where none of its operations goes ``from_caller``: one dense copy costs no more than rows of most.
+        Where none goes ``from_caller`` that is most of it, and the whole takes one dense copy; all but what the rank has ``kept``
+        takes another launch at most, of as dense copies.
         """
         plan, rank, layout = self.plan, self._runtime.rank, self.layout
         sending = [
@@ -119,10 +122,15 @@ class Part(PlanTensor):
             for op_id, op in plan.items()
             if isinstance(op, P2P) and (op.src_rank, op.src.tensor) == (rank, self.name)
         ]
-        read = bounding(
+        read = [
             box for op_id, box in sending if op_id not in from_caller and source_region(layout, op_id, box) is source
-        )
-        return self.held if read is not None and not any(op_id in from_caller for op_id, _ in sending) else read
+        ]
+        around = bounding(read)
+        if around is None or any(op_id in from_caller for op_id, _ in sending):
+            return [] if around is None else [around]
+        others = self.held.subtract(kept)
+        worth = kept.size * self.dtype.itemsize >= WORTH_A_LAUNCH and not any(map(kept.overlaps, read))
+        return others if worth and all(map(source.dense, others)) else [self.held]
 
     def _inside(self, box: Box) -> tuple[slice, ...]:
         """A part of what the caller holds, in its tensor."""

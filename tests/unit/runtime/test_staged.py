@@ -13,6 +13,7 @@ from overlap.chunkplan.mesh import Mesh
 from overlap.chunkplan.order import happens_before
 from overlap.chunkplan.plan import P2P, TensorSpec
 from overlap.chunkplan.region import Box
+from overlap.runtime.memory import part as part_layer
 from overlap.runtime.memory.layout import source_region
 from overlap.runtime.memory.part import Given, Part
 from overlap.runtime.operator import Comm
@@ -93,17 +94,27 @@ def test_of_an_exchange_that_is_pushed_as_it_is_only_what_the_rank_keeps(shape, 
 @pytest.mark.parametrize("direction", ["push", "pull"])
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_of_an_exchange_that_is_staged_first_all(shape, world, direction):
+@pytest.mark.parametrize("least", [0, 1])
+def test_of_an_exchange_that_is_staged_first_all_but_a_large_piece_that_is_kept(
+    monkeypatch, shape, world, direction, least
+):
+    """In one or two dense copies: along rows, not along columns; and not of a piece that is smaller than a launch is worth."""
+    split = 1 + world % 2
     for rank in range(world):
-        part, whole, copied, boxes = staged_part(
-            "all_to_all_1d", "all_to_all", shape, world, rank, dim=1, direction=direction
-        )
-        there = check_reads(part, whole, rank, copied)
-        assert not (there & part.data.isnan()).any()
-        if part.layout.source is not None and any(
-            op.src_rank == rank and not op.src.box.empty for _, op in part.plan.items()
-        ):
-            assert boxes[0].numel() == part.held.size, "as one copy"
+        for dim in (0, 1):
+            kept = staged_part("all_to_all_1d", "all_to_all", shape, world, rank, dim=dim)[0]
+            kept = kept.held.intersect(kept.window)
+            monkeypatch.setattr(part_layer, "WORTH_A_LAUNCH", 4 * kept.size + least)
+            part, whole, _, boxes = staged_part(
+                "all_to_all_1d", "all_to_all", shape, world, rank, dim=dim, direction=direction, split=split
+            )
+            there = check_reads(part, whole, rank, ())
+            assert not (there & part.data.isnan()).any()
+            rows = dim == 1 or part.held.shape[0] <= 1
+            if least == 0 and rows:
+                assert torch.equal(~part.data.isnan(), there) and len(boxes) <= 3
+            elif part.layout.source is not None and there.sum() > kept.size:
+                assert [box.numel() for box in boxes] == [part.held.size, kept.size]
 
 
 @pytest.mark.parametrize("world", [3, 4, 5])
