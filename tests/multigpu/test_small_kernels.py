@@ -10,6 +10,8 @@ from overlap.runtime.faults.faults import LIMIT_WORD, RECORD_WORD, RECORD_WORDS
 from overlap.runtime.kernels.credits import credits_kernel
 from overlap.runtime.kernels.entry import entry_kernel
 from overlap.runtime.kernels.reduce import sum_kernel
+from overlap.runtime.kernels.stage import as_words, staging
+from overlap.runtime.launch.opening import ENTRY_BLOCK
 from overlap.runtime.tables.sums import ACCUMULATORS, Addition, Operand, sum_table
 from overlap.schedule.table import (
     S_COUNTER,
@@ -57,11 +59,12 @@ class States:
         return torch.tensor([self.all[p].data_ptr() + 8 * SLOT_WORDS * slot for p in ranks], device=DEVICE)
 
     def enter(self, src, dst, programs):
-        none = dict.fromkeys(("n0", "n1", "n2"), 1) | dict.fromkeys(("s0", "s1", "s2", "d0", "d1", "d2"), 0)
+        copy = staging(src, dst)
         entry_kernel[programs, 1, 1](
-            src, dst, self.own, self.addresses(), rank=self.rank, world=self.world, programs=programs, instance=3,
-            first_counter=counter_base(self.world, FLAGS), counters=COUNTERS, **none, n3=WORDS, s3=1, d3=1, DIMS=1,
-            WIDE=False, WAIT_DONE=True, PUBLISH=True, READY=True, COUNTERS=True, BLOCK=4096, FLAT=True, num_warps=8,
+            as_words(src, copy.dtype), as_words(dst, copy.dtype), self.own, self.addresses(), rank=self.rank,
+            world=self.world, programs=programs, instance=3, first_counter=counter_base(self.world, FLAGS),
+            counters=COUNTERS, **copy.arguments(), DIMS=copy.dims, WIDE=False, WAIT_DONE=True, PUBLISH=True, READY=True,
+            COUNTERS=True, BLOCK=ENTRY_BLOCK, FLAT=copy.flat, ROW=min(copy.row, ENTRY_BLOCK), num_warps=8,
         )  # fmt: skip
 
 
@@ -80,6 +83,33 @@ def test_an_entry_waits_for_all_and_tells_all(world):
         assert int(states.own[S_EPOCH * SLOT_WORDS]) == launch and int(states.own[S_COUNTER * SLOT_WORDS]) == 0
         assert not states.own[counter_base(world, FLAGS) * SLOT_WORDS :: SLOT_WORDS].any()
         assert not states.record.any()
+
+
+@pytest.mark.parametrize(
+    ("shape", "columns", "dtype", "row"),
+    [
+        ((301, 1024), 4096, torch.bfloat16, 256),
+        ((33, 96), 250, torch.int64, 32),
+        ((5, 3, 40, 128), 130, torch.float32, 0),
+        ((5, 3, 40, 128), 132, torch.float32, 64),
+        ((7, 5, 4096), 8192, torch.int64, 4096),
+        ((61, 33), 64, torch.bfloat16, 0),
+    ],
+)
+def test_an_entry_stages_rows_and_nothing_beside_them(shape, columns, dtype, row):
+    """Into columns of more, of all but the last matrix, and out of them again; rows of 16-byte blocks and others."""
+    states = States(2)
+    src = torch.arange(torch.Size(shape).numel(), device=DEVICE).view(shape).to(dtype)
+    whole = torch.full((*shape[:-2], shape[-2] + 3, columns), -1, device=DEVICE).to(dtype)
+    inside = (..., slice(1, shape[-2] + 1), slice(columns - shape[-1] - columns % 2, columns - columns % 2))
+    expected, back = whole.clone(), torch.full_like(src, -1)
+    expected[inside] = src
+    assert staging(src, whole[inside]).row == row
+    for launch, (given, to) in enumerate(((src, whole[inside]), (whole[inside], back)), 1):
+        states.set(done_base(2), launch - 1)
+        states.set(S_READY, launch)
+        states.enter(given, to, programs=5)
+    assert torch.equal(whole, expected) and torch.equal(back, src)
 
 
 @pytest.mark.parametrize("world", [2, 3, 40])
