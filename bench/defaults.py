@@ -1,10 +1,10 @@
-"""Writes the shipped defaults of the tuner, templates/tuned, from measured ways (bench/results/ways and sums), and from nothing else.
+"""Writes the shipped defaults of the tuner, templates/tuned, from measured ways (bench/results, ways and sums), and from those alone.
 
     python bench/defaults.py
 
 A shape's entry is the fastest of the ways that were measured for it, where that is fused: tensors below the setting
-``serial_below_bytes`` stay as they are, since no file of ways has serial in it. Times with the host ahead (``queued``) count where
-there are any of a shape on as many devices, and single calls where there are none.
+``serial_below_bytes`` stay as they are, since no file of ways has serial in it. Times with the host ahead (``queued``) count
+where there are any of a shape on as many devices, and single calls where there are none.
 """
 
 from __future__ import annotations
