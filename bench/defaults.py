@@ -1,4 +1,4 @@
-"""Writes the shipped defaults of the tuner, templates/tuned, from measured ways (bench/results, ways and sums), and from those alone.
+"""Writes the shipped defaults of the tuner, templates/tuned, from measured ways (bench/results), and from nothing else.
 
     python bench/defaults.py
 
