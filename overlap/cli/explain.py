@@ -13,6 +13,7 @@ from overlap.chunkplan.mesh import Mesh
 from overlap.errors import PlanError
 from overlap.pipeline import Compilation, Planned, compile_source, default_sizes, explain, need_sizes, planned
 from overlap.pipeline.timing import tile_seconds, timeline_of
+from overlap.schedule.carried import as_copies
 from overlap.schedule.machine import Machine, machine_for
 from overlap.schedule.network import links_for
 from overlap.schedule.picture import html_picture
@@ -119,7 +120,7 @@ class _Drawn:
             timeline = drawn(ways=ways)
         except PlanError as error:
             # A machine that nobody has measured programs on: copies are what it knows.
-            timeline, unknown = drawn(), f"timed as copies: {error.message}"
+            timeline, unknown = drawn(ways=lambda op: as_copies(ways(op))), f"timed as copies: {error.message}"
         request = self.compilation.request
         pairs = zip(self.compilation.plans, request.ons, strict=True)
         moved = ", ".join(f"{plan.name} on {tensor}" for plan, tensor in pairs)

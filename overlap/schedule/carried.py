@@ -4,6 +4,7 @@
     moves      programs of the launch move chunks    their rate by how many there are; so many units fewer compute
     shared     the programs that compute move them   the rate of all units, which compute nothing meanwhile
     stores     tiles are stored where they go        nothing is copied; tiles take longer by their bytes over the link
+    copies     whoever makes them, staged first      as the machine's links say: where it does not know how fast programs are
 
 What tiles store they have made: operations that wait for others go by lanes whoever stores. Operations of one plan may each go
 another way, over the same wires.
@@ -15,6 +16,7 @@ that does not, ways by programs are not predicted.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -26,7 +28,7 @@ from overlap.errors import PlanError
 from .machine import Machine
 from .work import Work
 
-Form = Literal["lanes", "moves", "shared", "stores", "serial"]
+Form = Literal["lanes", "moves", "shared", "stores", "copies", "serial"]
 SHARE = 8
 """Of the units, one in so many moves chunks, where nobody says how many."""
 FEWEST_UNITS = 4
@@ -53,6 +55,11 @@ class Way:
 
 
 LANES = Way("copy_engine", "lanes")
+
+
+def as_copies(way: Way) -> Way:
+    """A way without programs whose speed somebody must know: moves at the speed of links, of what is staged as ever."""
+    return replace(way, form="copies") if way.form in ("moves", "shared") else LANES
 
 
 WayOf = Callable[[CommOp], Way]
@@ -165,6 +172,8 @@ def carried(plan: CommPlan, machine: Machine, ways: WayOf, *, itemsize: float | 
         width = itemsize.get(op.src.tensor, 0.0) if isinstance(itemsize, Mapping) else itemsize
         rate = rate_of_programs(machine, "push", machine.units, tma=way.tma)
         storing[op.src_rank] += op.src.box.size * width / rate
+    links = Carry(sys.float_info.max, math.inf, machine.contention)
+    carries.update({op_id: links for op_id, (_, way) in found.items() if way.form == "copies"})
     left = machine.units
     for way in dict.fromkeys(way for _, way in moved.values()):
         mine = {op_id: op for op_id, (op, by) in moved.items() if by == way}

@@ -11,14 +11,15 @@ from overlap.backends.ways import machine_of, naming, ways_of
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.plan import TensorSpec
 from overlap.errors import PlanError
-from overlap.schedule.carried import LANES, Carried, Way, carried
+from overlap.schedule.carried import LANES, Carried, Way, as_copies, carried
 from overlap.schedule.events import landing_times, simulate
 from overlap.schedule.machine import load_machine
 from overlap.schedule.op_ways import operator_candidates
 from overlap.schedule.predict import predict, predicted_timeline
-from overlap.schedule.work import TileRun, Work
+from overlap.schedule.work import TileRun, Work, work_per_chunk
 from tests.support import mixed_plans
 
+from .plans import gather
 from .test_timeline import BOX, US, events_of, plan_of, pull, times
 
 # Programs copy half as fast as the link, from 4 on; stores as well.
@@ -94,6 +95,26 @@ def test_a_machine_that_was_not_measured_says_so_where_programs_copy():
     for way in (MOVES, SHARED, STORES):
         with pytest.raises(PlanError, match="does not say how fast programs copy"):
             carried(plan, BOX, lambda op, way=way: way, itemsize=2)
+
+
+@pytest.mark.parametrize("backend", ["ldst_reserved", "ldst_inline"])
+def test_on_such_a_machine_they_are_copies_of_what_is_staged_first(monkeypatch, backend):
+    """As fast as links, and no units fewer: what lanes do that copy nothing out of the caller's tensor."""
+    machine = replace(BOX, memory=1e9, contention=0.5)
+    plan = gather((20000, 1), 0, 2, direction="push")
+    way = ways_of(backend, ())
+    works = work_per_chunk(plan, 2, US)
+    monkeypatch.setenv("OVERLAP_GIVEN_BYTES", "0")
+    found = carried(plan, machine, lambda op: as_copies(way(op)), itemsize=2)
+    assert found.machine == machine
+    told = simulate(plan, machine, works, carries=found.carries)
+    lanes = simulate(plan, machine, works)
+    assert min(start for start, _ in times(events_of(told, "copy"))) > min(
+        s for s, _ in times(events_of(lanes, "copy"))
+    )
+    monkeypatch.setenv("OVERLAP_GIVEN_BYTES", str(1 << 40))
+    assert told.events == simulate(plan, machine, works).events
+    assert as_copies(Way("ldst_inline", "stores")) == LANES
 
 
 def test_the_machine_of_moved_plans_lands_chunks_when_programs_do():
