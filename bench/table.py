@@ -154,6 +154,11 @@ def ways_table_of(rows: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def _commit(named: str) -> str:
+    """A commit by a short name; what else a file says of its commits is left as it is."""
+    return named[:12] if " " not in named else named
+
+
 def _ms(ms: float | None) -> str:
     return "-" if ms is None else f"{ms:.3f}"
 
@@ -179,7 +184,7 @@ def section_of(result: dict[str, Any], table: Callable[[Sequence[dict[str, Any]]
     software = ", ".join(
         f"{name} {versions[name]}" for name in ("torch", "triton", "nccl", "driver") if versions.get(name)
     )
-    return [*lines, f"{software}; commit {result['commit'][:12]}, {result['date'][:10]}: `{result['command']}`", ""]
+    return [*lines, f"{software}; commit {_commit(result['commit'])}, {result['date'][:10]}: `{result['command']}`", ""]
 
 
 def read(path: Path) -> dict[str, Any]:
