@@ -36,11 +36,11 @@ from overlap.errors import PlanError, ScheduleError
 from .carried import Carry
 from .collective import collective_seconds
 from .collector import no_collector
+from .handout import HandOut
 from .machine import Machine
-from .records import COPY, FLAG, SUM, TILES, WAIT, Ends, Records
+from .records import COPY, FLAG, SUM, Ends
 from .staging import held_bytes, read_bytes
 from .timeline import Timeline
-from .units import Units
 from .work import Work
 
 NO_CARRIES: Mapping[OpId, Carry] = {}
@@ -112,7 +112,7 @@ class _Ports:
         self.out_by, self.into_by = [-1] * world, [-1] * world
 
 
-class _Run(Records):
+class _Run(HandOut):
     """One simulation. Records become events."""
 
     def __init__(
@@ -137,7 +137,6 @@ class _Run(Records):
         self.width = (
             dict(itemsize) if isinstance(itemsize, Mapping) else {spec.name: float(itemsize) for spec in plan.tensors}
         )
-        self.heap: list[tuple[float, int, int]] = []
         self.ports: dict[str, _Ports] = {}
         self.wires: dict[tuple[str, int, int], tuple[float, int]] = {}
         self.lasts: dict[tuple[int, float], float] = {}
@@ -153,12 +152,8 @@ class _Run(Records):
         self.begun = ticks(machine.entry)
         self.entry = ticks(machine.entry + staging + (machine.kernel if self.apart else 0.0))
         """From when on what is staged is there."""
-        self.units = [Units(machine.units, self.entry + machine.kernel) for _ in work]
-        self.undone = [len(w.runs) for w in work]
-        self.tiles_end = [0.0] * len(work)
-        self.last_run = [-1] * len(work)
-        # Seconds that copies have taken from the tiles of a rank since its last run was handed out.
-        self.debt = [0.0] * plan.world
+        slowing = machine.contention or machine.contention_sent
+        self._start_tiles(slowing > 0 or any(carry.contention for carry in self.carries.values()))
         self.sum_free = [0.0] * plan.world
         self.sum_by = [-1] * plan.world
         self._go()
@@ -170,10 +165,7 @@ class _Run(Records):
         staged = {
             op.src.tensor for op in self.ops if not isinstance(op, Collective) and (kernel or op.direction == "pull")
         }
-        for work in self.work:
-            for run in work.runs:
-                staged -= {self.plan.op(op_id).src.tensor for op_id in run.feeds}
-        return staged
+        return staged - self.made
 
     def _apart(self, staging: float) -> bool:
         """As launches decide it of contiguous shards, those of the rank that holds most."""
@@ -250,6 +242,7 @@ class _Run(Records):
             size *= high - low
         source, target = op.src_rank, op.dst_rank
         carry, contention = self.carries.get(node), self.machine.contention
+        sent_contention = self.machine.contention_sent
         if carry is not None and carry.at_once:
             # Tiles have stored it.
             start, end = now, now
@@ -288,7 +281,15 @@ class _Run(Records):
                 end = start + seconds
                 ports.out[source] = ports.into[target] = end
                 ports.out_by[source] = ports.into_by[target] = index
+                if self.machine.one_engine and carry is None:
+                    # It writes the flag too, which is recorded behind the copy, and copies nothing meanwhile.
+                    pulled = op.direction == "pull"
+                    free_at, held_by = (ports.into, ports.into_by) if pulled else (ports.out, ports.out_by)
+                    rank = target if pulled else source
+                    free_at[rank], held_by[rank] = end + self.flag, index + 1
             self.debt[target] += (end - start) * contention
+            if sent_contention and carry is None and op.src.tensor in self.made:
+                self.debt[source] += (end - start) * sent_contention
         self._landed(node, start, end, by)
 
     def _landed(self, node: int, start: float, end: float, by: int) -> None:
@@ -323,44 +324,6 @@ class _Run(Records):
             assert isinstance(op, Collective)
             self._landed(member, now, now + ticks(collective_seconds(op, self.machine, self.width[op.dst.tensor])), by)
 
-    def _let_in(self, rank: int, work: Work) -> None:
-        """The kernel starts: runs go in their order, or as they can."""
-        if not work.runs:
-            return
-        start = self.entry + self.machine.kernel
-        first = self.rank_runs[rank]
-        met = self.last_run[rank] = self._record(rank, WAIT, -1, 0.0, start, -1)
-        self.tiles_end[rank] = start
-        for node in range(first, first + len(work.runs)) if work.as_arrived else (first,):
-            self._freed(node, start, met)
-
-    def _runnable(self, node: int, now: float, by: int) -> None:
-        """Hands out the tiles of a run, and lets the one behind it in."""
-        rank, i = self.run_of[node - self.run_base]
-        work = self.work[rank]
-        run = work.runs[i]
-        before, idle, units = self.last_run[rank], self.tiles_end[rank], self.units[rank]
-        units.delay(self.debt[rank])
-        self.debt[rank] = 0.0
-        _, end = units.take(run.tiles, run.seconds, now)
-        # Runs share a wave, a lane shows one after another: each from where the one before it ended.
-        start, end = max(now, idle), max(idle, end)
-        if start > idle:
-            self._record(rank, WAIT, node, idle, start, before)
-        else:
-            by = before
-        record = self._record(rank, TILES, node, start, end, by)
-        self.last_run[rank], self.tiles_end[rank] = record, end
-        if node in self.followers:
-            heappush(self.heap, (end, node, record))
-        self.undone[rank] -= 1
-        if not self.undone[rank]:
-            for waiting in self.rank_sums[rank]:
-                self._freed(waiting, self.tiles_end[rank], record)
-        elif not work.as_arrived:
-            # The next run is handed out when the first unit is free, so that copies until then slow it down.
-            heappush(self.heap, (max(now, units.first), len(self.pending) + node + 1, record))
-
     def _add(self, node: int, now: float, by: int) -> None:
         rank, chunk, elements = self.sums[node - self.sum_base]
         start = now
@@ -376,6 +339,12 @@ class _Run(Records):
             beside = max(0.0, self.entry + self.machine.kernel + self._alone(self.work[rank]) - start)
             seconds = min(seconds / share, beside + max(0.0, seconds - beside * share))
         end = start + ticks(self.machine.kernel + seconds)
+        if node in self.placing:
+            # Behind the tiles and all sums; what came before the last part is in its place by then, if there was time.
+            last = self.placing[node] * self.width[chunk.tensor] / self.machine.memory
+            idle = max(self.tiles_end[rank], self.sum_free[rank])
+            start = max(idle, now - (seconds - last))
+            end = max(idle + ticks(self.machine.kernel + seconds), now + ticks(last))
         record = self._record(rank, SUM, node, start, end, by)
         self.sum_free[rank], self.sum_by[rank] = end, record
         heappush(self.heap, (end, node, record))

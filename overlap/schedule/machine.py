@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from yaml import Node
 
@@ -56,10 +57,13 @@ class Machine:
         memory: bytes a second of the rank's own memory.
         entry: seconds from launch until all ranks are ready: copies may start, and the kernel is launched.
         kernel: seconds from there to the first tile.
-        contention: seconds that a rank's tiles lose for each second of a copy that lands on it.
+        contention: seconds that a rank's tiles lose for each second of a copy that lands on it; ``contention_sent``: of one
+            that reads, by copy engine, what they have made. What is sent as it was given is in a cache after the first peer.
         flag: seconds from the end of a copy until whoever waits for it knows.
         own_wires: every pair of ranks has wires of its own; otherwise all links of a class that leave a rank share one
             port, and so do those that enter it.
+        one_engine: copies and flags of all lanes of a rank go through one copy engine, so that a flag holds up the next copy of
+            any lane, where otherwise it holds up that of its own.
         programs: by way (`PROGRAMS`), bytes a second of a copy over ``inside`` by how many programs copy; empty where
             nobody measured it.
     """
@@ -77,7 +81,9 @@ class Machine:
     entry: float
     flag: float
     contention: float = 0.0
+    contention_sent: float = 0.0
     own_wires: bool = False
+    one_engine: bool = False
     programs: Mapping[str, Mapping[int, float]] = field(default_factory=dict, hash=False)
 
     def link(self, source: int, target: int) -> Link | None:
@@ -222,7 +228,9 @@ def _read(path: Path, name: str) -> str:
 class _Reader:
     """Machine files: keys by section, every number above 0 (a latency or cost may be 0)."""
 
-    KEYS = ("machine", "node", "inside", "between", "programs", "compute", "launch", "own_wires")
+    BOOLS = ("own_wires", "one_engine")
+    KEYS = ("machine", "node", "inside", "between", "programs", "compute", "launch", *BOOLS)
+    SHARES = ("contention", "contention_sent")
     LINK = ("name", "latency_us", "gb_per_s", "pointer", "library_latency_us", "library_gb_per_s")
 
     def __init__(self, document: Document) -> None:
@@ -238,11 +246,15 @@ class _Reader:
         compute_node = document.require(document.root, root, "compute", what, "{units: 132}")
         compute = document.mapping(compute_node, "`compute`", ("units", "memory_gb_per_s", "tflops"))
         launch_node = document.require(document.root, root, "launch", what, "{kernel_us: 4}")
-        launch = document.mapping(launch_node, "`launch`", ("kernel_us", "entry_us", "flag_us", "contention"))
+        launch = document.mapping(launch_node, "`launch`", ("kernel_us", "entry_us", "flag_us", *self.SHARES))
         rates_node = self._need(compute_node, compute, "tflops", "{bf16: 800}")
         rates = document.mapping(rates_node, "`tflops`")
         flops = {dtype: self._number(value, dtype) * 1e12 for dtype, value in rates.items()}
-        wires = document.choice(root["own_wires"], "own_wires", ("true", "false")) if "own_wires" in root else "false"
+        shares: dict[str, Any] = {
+            key: self._number(launch[key], key, zero=True) for key in self.SHARES if key in launch
+        }
+        said = {key: document.choice(root[key], key, ("true", "false")) for key in self.BOOLS if key in root}
+        flags: dict[str, Any] = {key: value == "true" for key, value in said.items()}
         return Machine(
             name=name,
             node=int(node),
@@ -256,8 +268,8 @@ class _Reader:
             kernel=self._cost(launch_node, launch, "kernel_us"),
             entry=self._cost(launch_node, launch, "entry_us"),
             flag=self._cost(launch_node, launch, "flag_us"),
-            contention=self._number(launch["contention"], "contention", zero=True) if "contention" in launch else 0.0,
-            own_wires=wires == "true",
+            **flags,
+            **shares,
             programs=self._programs(root["programs"]) if "programs" in root else {},
         )
 

@@ -25,14 +25,14 @@ def operator_task(
     """The product of one rank, in such tiles, else in those that the model likes best, and what is communicated of it."""
     own = {**sizes, op.divided: -(-sizes[op.divided] // world)}
     gemm = best_blocks(own["M"], own["N"], own["K"], machine, dtype)
-    itemsize, slowness = itemsize_of(dtype), 1.0
+    itemsize = itemsize_of(dtype)
     if tile is not None:
-        gemm = replace(gemm, block_m=tile.block_m, block_n=tile.block_n)
         slowness = tile.slowness(gemm.k, itemsize, machine.rate(dtype) / machine.units)
+        gemm = replace(gemm, block_m=tile.block_m, block_n=tile.block_n, slowness=slowness)
     whole = float(itemsize * sizes[op.moved[0]] * sizes[op.moved[1]])
     return Task(
         tiles=gemm.tiles,
-        flops=2.0 * gemm.block_m * gemm.block_n * gemm.k * slowness,
+        flops=2.0 * gemm.block_m * gemm.block_n * gemm.k * gemm.slowness,
         moved=float(itemsize * (gemm.m * gemm.k + gemm.k * gemm.n + gemm.m * gemm.n)),
         dtype=dtype,
         kinds={TENSOR: (op.kind, whole / world if op.kind == "all_to_all" else whole)},
@@ -59,7 +59,7 @@ def operator_candidates(
     Args:
         op, sizes, dtype, split: as for `predict`.
         plan: the template that moves the tensor; None: the operator's own.
-        tile: what the product is cut into; None: what the model likes best, which loses nothing.
+        tile: what the product is cut into; None: what the model likes best.
         named: who carries the plan's operations out where those that name no backend go this way; None: all go so.
 
     Raises:

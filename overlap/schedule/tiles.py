@@ -10,7 +10,8 @@ and a tile has `EDGE_S` besides, where its pipeline fills and its result leaves.
 
 The numbers come from a fit to bench/results/gemm/gemm_blocks_h100.json (155 products of 20 shapes in 11 tiles), and none from
 what `overlap tune` measured (bench/results/tuning). Of products with 512 rows and more they are off by 6 % at the root mean
-square, which `tests/unit/schedule/test_tiles.py` holds them to; of fewer rows memory decides, which is not theirs to say.
+square, which `tests/unit/schedule/test_tiles.py` holds them to; of fewer rows (`FEWEST_ROWS`) memory decides, which is not theirs
+to say.
 """
 
 from __future__ import annotations
@@ -59,3 +60,4 @@ class Tile:
 
 
 USUAL = Tile(128, 256, 64, 8, 3)
+FEWEST_ROWS = 512

@@ -11,12 +11,13 @@ One step for each operation, dependency and run. A dependency list that repeats 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from overlap.chunkplan.order import collective_groups, name_op
 from overlap.chunkplan.plan import Chunk, Collective, CommPlan, OpId
 from overlap.errors import PlanError, ScheduleError
 
+from .early import rounds_of
 from .work import Work
 
 
@@ -33,6 +34,8 @@ class Wiring:
             raise ScheduleError(f"work of {len(work)} ranks for a plan of {plan.world}")
         self.plan, self.work = plan, work
         self._number_ops()
+        self.made = {plan.op(op_id).src.tensor for each in work for run in each.runs for op_id in run.feeds}
+        """Tensors that tiles make."""
         self._number_runs()
         self._number_sums()
 
@@ -118,8 +121,13 @@ class Wiring:
         for node, op in enumerate(self.ops):
             if not isinstance(op, Collective) and op.reduce:
                 adding[op.dst_rank][node] = None
-        if not any(adding):
-            return
+        if any(adding):
+            self._number_added(adding)
+        self.placing: dict[int, int] = {}
+        """Copies to results, and the elements of the largest part of each: parts are copied as they come, the last behind it."""
+        self._number_placed()
+
+    def _number_added(self, adding: Sequence[dict[int, None]]) -> None:
         sent: dict[tuple[int, Chunk], int] = {}
         used: set[int] = set()
         for node, op in enumerate(self.ops):
@@ -149,6 +157,53 @@ class Wiring:
                 chunks = {self.ops[node].dst for node in left}
                 size = sum(self.ops[node].dst.box.size for node in left) + 2 * sum(c.box.size for c in chunks)
                 self._sum(rank, self.ops[left[0]].dst, left, size)
+
+    def _number_placed(self) -> None:
+        """Of what tiles make, what is brought and not added is copied from where it lands to the result, and the rank's own part
+        of an exchange too: by one launch behind all sums and tiles, or of an exchange in rounds by one beside the tiles for each
+        round but the last."""
+        made = self.made
+        if not made:
+            return
+        ends = [{chunk for chunk in chunks if chunk.tensor in made} for chunks in self.plan.after]
+        brought: list[list[int]] = [[] for _ in ends]
+        for node, op in enumerate(self.ops):
+            if not isinstance(op, Collective) and op.dst.tensor in made and not op.reduce and not op.dst.box.empty:
+                chunks = ends[op.dst_rank]
+                if op.dst in chunks or len(chunks) == 1 and next(iter(chunks)).box.contains(op.dst.box):
+                    brought[op.dst_rank].append(node)
+        rounds = rounds_of(self.plan) if any(work.free for work in self.work) else {}
+        for rank, parts in enumerate(brought):
+            ahead = [self.sum_base + number for number, (owner, *_) in enumerate(self.sums) if owner == rank]
+            several: dict[int, list[int]] = defaultdict(list)
+            for node in parts:
+                several[rounds[self.ids[node]] if self.work[rank].free and not ahead else 0].append(node)
+            own = 0 if ahead else self._own_part(rank, ends[rank])
+            for number, group in sorted(several.items()):
+                self._place(rank, group, own, ahead, beside=number < max(several))
+
+    def _own_part(self, rank: int, ends: Iterable[Chunk]) -> int:
+        """Elements of what the rank made that are in its result."""
+        return sum(
+            end.box.intersect(held.box).size
+            for end in ends
+            for held in self.plan.before[rank]
+            if held.tensor == end.tensor and held.box.overlaps(end.box)
+        )
+
+    def _place(self, rank: int, parts: Sequence[int], own: int, ahead: Sequence[int], *, beside: bool) -> None:
+        """One launch that copies what ``parts`` bring and ``own`` elements besides, behind the sums ``ahead``."""
+        sizes = [self.ops[node].dst.box.size for node in parts]
+        node = self.sum_base + len(self.sums)
+        self.sums.append((rank, self.ops[parts[-1]].dst, 2 * (sum(sizes) + (0 if beside else own))))
+        self.pending.append(len(parts) + len(ahead) + (not beside))
+        for before in (*parts, *ahead):
+            self.followers[before].append(node)
+        if beside:
+            self.meanwhile.add(node)
+        else:
+            self.rank_sums[rank].append(node)
+            self.placing[node] = 2 * max(sizes)
 
     def _of(self, op_id: OpId) -> int:
         return self.base[op_id[0]] + op_id[1]

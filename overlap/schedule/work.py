@@ -22,9 +22,21 @@ from .early import kept_chunks, places_of
 from .machine import Machine
 from .model import RankSchedule
 from .pieces import Values, partial_sources
+from .tiles import FEWEST_ROWS, USUAL, Tile
 
-BLOCKS = ((128, 256), (128, 128), (64, 256), (64, 128), (64, 64), (32, 128), (32, 64), (16, 128), (16, 64), (16, 32))
-"""Tiles that a product may be cut into, the one with the least traffic for its work first."""
+TILES = (
+    USUAL,
+    Tile(128, 128, 64, 4, 4),
+    Tile(64, 256, 64, 4, 4),
+    Tile(64, 128, 64, 4, 4),
+    Tile(64, 64, 64, 4, 5),
+    Tile(32, 128, 64, 4, 4),
+    Tile(32, 64, 64, 4, 5),
+    Tile(16, 128, 64, 4, 4),
+    Tile(16, 64, 64, 4, 5),
+    Tile(16, 32, 64, 4, 5),
+)
+"""What a product may be cut into, the tile with the least traffic for its work first."""
 BYTES = {"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 """Bytes of an element, by dtype."""
 
@@ -42,7 +54,8 @@ def itemsize_of(dtype: str) -> int:
 
 @dataclass(frozen=True)
 class Gemm:
-    """A product [m, k] x [k, n] on one rank, in tiles of ``block_m`` x ``block_n``."""
+    """A product [m, k] x [k, n] on one rank, in tiles of ``block_m`` x ``block_n``, which take ``slowness`` times as long for
+    each operation as those that rates are measured with."""
 
     m: int
     n: int
@@ -50,6 +63,7 @@ class Gemm:
     dtype: str = "bf16"
     block_m: int = 128
     block_n: int = 256
+    slowness: float = 1.0
 
     @property
     def tiles(self) -> int:
@@ -64,7 +78,7 @@ class Gemm:
             return 0.0
         waves = -(-self.tiles // machine.units)
         moved = (self.m * self.k + self.k * self.n + self.m * self.n) * itemsize_of(self.dtype)
-        work = 2 * self.block_m * self.block_n * self.k
+        work = 2 * self.block_m * self.block_n * self.k * self.slowness
         return max(work * machine.units / machine.rate(self.dtype), moved / machine.memory / waves)
 
     def seconds(self, machine: Machine) -> float:
@@ -73,8 +87,17 @@ class Gemm:
 
 
 def best_blocks(m: int, n: int, k: int, machine: Machine, dtype: str = "bf16") -> Gemm:
-    """The product with the blocks that the model likes best; of equals, those with the least traffic."""
-    found = [Gemm(m, n, k, dtype, block_m, block_n) for block_m, block_n in BLOCKS]
+    """The product with the blocks that the model likes best; of equals, those with the least traffic.
+
+    Small tiles fill the last wave better and lose more on the way (`tiles`); of few rows, where memory decides, they lose
+    nothing.
+    """
+    itemsize, rate = itemsize_of(dtype), machine.rate(dtype) / machine.units
+    many = m >= FEWEST_ROWS
+    found = [
+        Gemm(m, n, k, dtype, tile.block_m, tile.block_n, tile.slowness(k, itemsize, rate) if many and k else 1.0)
+        for tile in TILES
+    ]
     return min(found, key=lambda gemm: gemm.seconds(machine))
 
 

@@ -277,11 +277,16 @@ def test_the_model_adds_up_early_what_is_kept_by_a_run(plan):
     assert [run.keeps for run in works[0].runs if not run.feeds][0] == (kept_chunks(whole, 0, C)[0][0],)
     timeline = simulate(whole, MACHINE, works)
     tiles = max(event.end for event in timeline.events if event.kind == "tile-run")
-    first, last = (e for e in timeline.events if e.kind == "sum" and e.rank == 0)
+    first, last, *placed = (e for e in timeline.events if e.kind == "sum" and e.rank == 0)
     assert first.start < 0.6 * tiles and last.start >= tiles
     size = whole.ops[0][0].dst.box.size * 2
     assert last.seconds == pytest.approx(3 * size / 1e12)
     assert first.seconds == pytest.approx(3 * size / 1e12 / (SUM_DRAW * 4 / (units + 4)))
+    # What two shots bring is copied to the result behind the sums, as it comes: the last part behind its flag.
+    assert len(placed) == (plan is two_shot)
+    for copied in placed:
+        landed = [event.end for event in timeline.events if event.kind == "flag" and event.rank != 0]
+        assert copied.end == pytest.approx(max(landed) + 2 * size / 1e12) and copied.start >= last.end
     late = simulate(whole, MACHINE, work_per_chunk(whole, 40 * units, 1e-5, produced=C))
     assert timeline.total < late.total
     schedules = schedule_all(

@@ -169,6 +169,58 @@ def test_what_lands_slows_tiles_down():
     assert slowed.total == pytest.approx(plain.total + 0.5 * 2 * US)
 
 
+def test_what_is_sent_slows_down_the_tiles_that_make_more():
+    """Out of what tiles made; not of what the rank had."""
+    runs = (TileRun(4, 10 * US, feeds=((0, 0),)), TileRun(8, 10 * US))
+    push = P2P("push", 0, 1, chunk(0, 5000), chunk(0, 5000), reduce=SUM)
+    plan, machine = plan_of(2, [push], []), replace(BOX, contention_sent=0.5)
+    plain, slowed = (simulate(plan, each, (Work(runs), Work(()))) for each in (BOX, machine))
+    # Its copy of 2 us begins with the second wave of three.
+    assert times(events_of(plain, "tile-run", 0)) == [(5, 15), (15, 35)]
+    assert times(events_of(slowed, "tile-run", 0)) == [(5, 15), (15, 36)]
+    reads = (Work((TileRun(4, 10 * US, ((0, 0),)), TileRun(8, 10 * US))), Work(()))
+    given = plan_of(2, [pull(1, 0)], [])
+    assert simulate(given, machine, reads).total == simulate(given, BOX, reads).total
+
+
+def test_a_long_run_is_slowed_by_what_lands_while_it_runs():
+    """One run of ten waves, all of it waiting for nothing: copies that begin behind its first tile count."""
+    plan = plan_of(2, [pull(1, 0), pull(1, 0, depends=((0, 0),), channel=1)], [])
+    work = (Work((TileRun(40, 10 * US),)), Work(()))
+    plain, slowed = (simulate(plan, replace(BOX, contention=c), work).total for c in (0.0, 0.5))
+    assert slowed == pytest.approx(plain + 0.5 * 2 * 2 * US)
+
+
+def test_one_engine_writes_flags_ahead_of_the_next_copy_of_any_lane():
+    """Two lanes: the second copy begins behind the first one, or behind its flag too; who waits for what is known."""
+    plan = plan_of(2, [pull(1, 0), pull(1, 0, 900, channel=1)], [])
+    ends = {}
+    for one in (False, True):
+        timeline = simulate(plan, replace(BOX, one_engine=one))
+        ends[one] = times(events_of(timeline, "copy", 0))[1][0]
+        path = [timeline.events[i].kind for i in timeline.critical]
+        assert path == (["copy", "flag", "copy", "flag"] if one else ["copy", "copy", "flag"])
+    assert ends[True] == pytest.approx(ends[False] + BOX.flag / US)
+
+
+def test_exchanged_results_are_copied_to_their_place():
+    """Behind the tiles: what came, and the rank's own part, read and written once each, and a launch."""
+    plan = build_plan(
+        find_template("all_to_all_1d")[1],
+        world=2,
+        tensor=TensorSpec("c", (4, 500)),
+        dim=0,
+        to_dim=1,
+        direction="push",
+    )
+    machine = replace(BOX, memory=1e9)
+    timeline = simulate(plan, machine, work_per_chunk(plan, 8, 100 * US, produced=("c",)))
+    for rank in range(2):
+        tiles, placed = (events_of(timeline, kind, rank)[-1] for kind in ("tile-run", "sum"))
+        assert placed.start == tiles.end
+        assert placed.seconds == pytest.approx(2 * (2 * 2 * 250) * 2 / 1e9 + BOX.kernel)
+
+
 def test_copies_wait_for_the_tiles_that_make_what_they_send():
     runs = (TileRun(4, 10 * US, feeds=((0, 0),)), TileRun(6, 10 * US))
     push = P2P("push", 0, 1, chunk(0, 5000), chunk(0, 5000), reduce=SUM)
@@ -200,6 +252,7 @@ def launches(draw):
     plan = make((rows, 3), 0, world, channels=draw(st.integers(1, 2)), **more)
     machine = replace(BOX, node=draw(st.integers(1, 7)), between=Link("net", 3e-6, 1e9, False))
     machine = replace(machine, contention=draw(st.sampled_from([0, 0.3])), own_wires=draw(st.booleans()))
+    machine = replace(machine, contention_sent=draw(st.sampled_from([0, 0.2])), one_engine=draw(st.booleans()))
     produced = ("c",) if make in (reduce_scatter, two_shot, ring_scatter) else ()
     tiles = [draw(st.integers(0, 30)) for _ in range(world)]
     work = work_per_chunk(plan, tiles, 2 * US, produced=produced)
