@@ -150,8 +150,8 @@ PATH_OPTIONS = (
     click.option(
         "--machine",
         metavar="NAME|FILE.yaml",
-        help="Whose links and times count: h100-nvlink, h100-nvlink-ib400, h800, pcie, or a file of your own (default: the "
-        "setting `machine`, else h100-nvlink, over 8 ranks or nodes h100-nvlink-ib400).",
+        help="Whose links and times count: h100-nvlink, h100-nvlink-ib400, h200-nvlink, h800, pcie, or a file of your own "
+        "(default: the setting `machine`, else h100-nvlink, over 8 ranks or nodes h100-nvlink-ib400).",
     ),
 )
 """How a collective becomes a plan, and for which links."""
