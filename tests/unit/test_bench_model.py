@@ -49,7 +49,7 @@ def test_a_line_says_how_well_orders_agree(bench):
 
 
 def test_a_file_is_told_line_by_line(bench, repo, monkeypatch, capsys):
-    path = repo / "bench" / "results" / "ways" / "gemm_rs_h200x4_queued.json"
+    path = repo / "bench" / "results" / "splits" / "gemm_rs_h200x4_e9202fa.json"
     monkeypatch.setattr(sys, "argv", ["model.py", "--each", "--machine", "h200-nvlink", str(path)])
     bench("model").main()
     said = capsys.readouterr().out.splitlines()
@@ -66,7 +66,7 @@ def test_a_file_is_told_line_by_line(bench, repo, monkeypatch, capsys):
         # What is below 0.8 stands in docs/performance.md.
         ("sums/gemm_rs_h200x4", {"16384, 16384, 16384": 0.9}),
         ("sums/gemm_ar_h200x4", {"8192, 8192, 28672": 0.9}),
-        ("splits/ag_gemm_h200x4", {"8192, 6144, 4096": 0.8, "8192, 8192, 8192": 0.9, "8192, 29568, 8192": 0.8}),
+        ("splits/ag_gemm_h200x4_a23b81a", {"8192, 6144, 4096": 0.8, "8192, 8192, 8192": 0.9, "8192, 29568, 8192": 0.8}),
     ],
 )
 def test_four_gpus_are_ordered(bench, repo, file, least):
