@@ -1,7 +1,7 @@
 """How well the event model orders what was measured: predictions against files of bench/ways.py and logs of `overlap tune`.
 
     python bench/model.py bench/results/sums/gemm_rs_h200x4.json bench/results/tuning/*.json
-    python bench/model.py --together --each bench/results/sums/gemm_ar_h200x4.json bench/results/splits/gemm_ar_h200x4_e9202fa.json
+    python bench/model.py --together --each --machine h200-nvlink bench/results/{sums,splits}/gemm_ar_h200x4*.json
 
 A line for each operator and shape of each file: configs with both a prediction and a time, Spearman's rank correlation of the
 two, how far the best of the five that the model likes best is behind the best of all, and predictions over times, from the least
