@@ -23,6 +23,7 @@ from statistics import mean
 from typing import Any
 from unittest import mock
 
+from common import DTYPES
 from scores import shapes_of, times_of
 
 from overlap.autotune.config import Config
@@ -32,7 +33,8 @@ from overlap.backends.base import Realization
 from overlap.chunkplan.cuts import split_of
 from overlap.errors import OverlapError
 from overlap.ops import sums
-from overlap.ops.reduce_gemm import default_plan, default_split
+from overlap.ops.reduce_gemm import default_split
+from overlap.ops.tuning import problem_of
 from overlap.schedule.machine import Machine, load_machine, machine_for
 from overlap.schedule.operators import operator_of
 from overlap.schedule.work import itemsize_of
@@ -61,12 +63,13 @@ def config_of(way: str, case: Case, commit: str = "", units: int = 132) -> Confi
         return None
     operator, itemsize = operator_of(op, {"M": m, "N": n, "K": k}), itemsize_of(dtype)
     backend = said.get("backend", "copy_engine")
-    plan, usual = said.get("plan", ""), 1
-    if op == "gemm_ar":
-        plan = plan or default_plan(m * n * itemsize)
-        usual = default_split(plan, m * n * itemsize, world, backend)
-    given = said.get("split", str(usual))
-    split = split_of(int(given) if given.isdecimal() else given)
+    usual = problem_of(op, {"M": m, "N": n, "K": k}, DTYPES[dtype], world)
+    plan, given = said.get("plan", usual.plan if op == "gemm_ar" else ""), said.get("split")
+    split = usual.split
+    if given is not None:
+        split = split_of(int(given) if given.isdecimal() else given)
+    elif op == "gemm_ar":
+        split = default_split(plan, m * n * itemsize, world, backend)
     free = int(said.get(SAID, 0))
     if SAID not in said and operator.kind in ("reduce_scatter", "all_reduce") and backend == "copy_engine":
         least = next((rule for known, rule in RULES.items() if commit.startswith(known)), sums.LEAST_EARLY)

@@ -24,7 +24,7 @@ REDUCE = ("gemm_ar", 8192, 8192, 28672, 4, "bf16")
         (SCATTER, "split=4", "a23b81a", {"split": 4, "sum_sms": 4}, ""),
         (SCATTER, "split=4", "e2d995b", {"split": 4}, ""),
         (SCATTER, "split=1:3", "", {"split": (1, 3)}, ""),
-        (SCATTER, "backend=ldst_inline", "", {"backend": "ldst_inline"}, ""),
+        (SCATTER, "backend=ldst_inline", "", {"backend": "ldst_inline", "split": 2}, ""),
         (REDUCE, "OVERLAP_SUM_SMS=0", "", {"split": 4}, "all_reduce_two_shot"),
         (("ag_gemm", 64, 64, 64, 4, "bf16"), "plan=all_gather_ring", "", {}, "all_gather_ring"),
     ],
