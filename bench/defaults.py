@@ -24,7 +24,7 @@ from overlap.chunkplan.cuts import split_of
 from overlap.settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = [ROOT / "bench" / "results" / name for name in ("sums", "ways")]
+FOLDERS = [ROOT / "bench" / "results" / name for name in ("splits", "sums", "ways")]
 DEVICES = ("H100", "H200")
 SUMS = "OVERLAP_SUM_SMS"
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}

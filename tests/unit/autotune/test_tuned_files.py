@@ -211,7 +211,7 @@ def test_shipped_defaults_are_what_was_measured(repo):
     assert len({entry.key.problem for entry in defaults()}) == len(defaults()) > 15
     measured = [
         (path.relative_to(repo).as_posix(), row)
-        for folder in ("sums", "ways")
+        for folder in ("splits", "sums", "ways")
         for path in (repo / "bench" / "results" / folder).glob("*.json")
         for row in json.loads(path.read_text())["rows"]
         if row["ms"] is not None
