@@ -182,18 +182,24 @@ def test_a_setting_that_changed_holds_for_calls_like_earlier_ones(monkeypatch, c
 
 
 def test_by_blocks_a_sum_in_two_steps_needs_no_copy(monkeypatch, carried_by, two_steps):
+    cloned, clone = [], torch.Tensor.clone
+
+    def kept(tensor, **options):
+        cloned.append(tensor.data_ptr())
+        return clone(tensor, **options)
+
     def body(runtime):
         calls = low_latency_of(runtime)
         tensor = made((300,), torch.bfloat16, runtime.rank, 0)
-        with monkeypatch.context() as patch:
-            patch.setattr(torch.Tensor, "clone", None)
-            copies = calls.copies_in_place(600)
-            assert copies or calls.all_reduce(tensor, tensor)
-            runtime.synchronize()
-        assert copies or same(tensor, summed(3, (300,), torch.bfloat16, 0).to(torch.bfloat16))
-        return copies
+        assert calls.all_reduce(tensor, tensor)
+        runtime.synchronize()
+        assert same(tensor, summed(3, (300,), torch.bfloat16, 0).to(torch.bfloat16))
+        return calls.copies_in_place(600), tensor.data_ptr()
 
-    assert on_ranks(3, body) == [carried_by == "words"] * 3
+    # Patched around all ranks: each would put back what the one before had put there.
+    monkeypatch.setattr(torch.Tensor, "clone", kept)
+    copied = carried_by == "words"
+    assert [(said, at in cloned) for said, at in on_ranks(3, body)] == [(copied, copied)] * 3
 
 
 def test_no_more_programs_are_launched_than_are_resident(monkeypatch, carried_by):

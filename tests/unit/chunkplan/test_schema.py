@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 
 from overlap.chunkplan import countskey, depends, frame, reader, schema
+from overlap.chunkplan.document import _Loader
 from overlap.chunkplan.dump import dump_plan
 from overlap.chunkplan.library import find_template, list_templates
 from overlap.chunkplan.reader import read_template
@@ -30,8 +31,8 @@ FILE = Path(__file__).parents[3] / "templates" / "schema" / "plan.schema.json"
 VALIDATOR = jsonschema.Draft7Validator(plan_schema())
 
 
-class Yaml12(yaml.SafeLoader):
-    """Scalars as editors read them: `on` is text, `true` is not."""
+class Yaml12(_Loader):
+    """Scalars as editors read them: `on` is text, `true` is not. Scanned as the reader does it: libyaml takes more tabs."""
 
     yaml_implicit_resolvers: dict = {}
 
