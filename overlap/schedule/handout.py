@@ -7,6 +7,7 @@ part     a long run is handed out in parts, the next when the first unit is free
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from heapq import heappush
@@ -22,7 +23,7 @@ PARTS = 8
 """A run of more waves than one is handed out in so many parts at most."""
 
 
-class HandOut(Records):
+class HandOut(Records, ABC):
     """The runs of one simulation, as they begin."""
 
     entry: float
@@ -46,8 +47,9 @@ class HandOut(Records):
         self.units = [Units(self.machine.units, self.entry + self.machine.kernel) for _ in self.work]
         self.parts = PARTS if slowing else 1
 
+    @abstractmethod
     def _freed(self, node: int, now: float, by: int) -> None:
-        raise NotImplementedError
+        """One thing less that a node waits for, since ``now``, by the record ``by``."""
 
     def _let_in(self, rank: int, work: Work) -> None:
         """The kernel starts: runs go in their order, or as they can."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from .block_parts import SIDES as BLOCK_SIDES
 from .lines import SIDES, STEPS
 
 
-class SlotMemory:
+class SlotMemory(ABC):
     """Slots of ``capacity``, and what a transport's launches are given of them. Made on all ranks at once.
 
     Args:
@@ -41,9 +42,9 @@ class SlotMemory:
             "slots": self.slots, "peers": self.peers, "calls": self.calls, "state": self.state, "capacity": self.capacity,
         }  # fmt: skip
 
+    @abstractmethod
     def sender(self, address: int, world: int, rank: int) -> int:
         """The rank whose line or flag is at ``address`` of this rank's slots."""
-        raise NotImplementedError
 
 
 class PacketMemory(SlotMemory):

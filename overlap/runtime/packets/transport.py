@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -53,7 +54,7 @@ class Form(NamedTuple):
     steps: int = 1
 
 
-class Transport:
+class Transport(ABC):
     """One way to carry collectives of a group on this rank."""
 
     name = ""
@@ -68,32 +69,33 @@ class Transport:
 
     # what each has of its own
 
+    @abstractmethod
     def exchange(self, src: torch.Tensor, boxes: Boxes, out: torch.Tensor, to: Boxes, piece: int) -> Form:
         """Boxes of ``src`` to every rank, and theirs to boxes of ``out``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sum(self, src: torch.Tensor, boxes: Boxes, out: torch.Tensor, piece: int) -> Form:
         """The sum of what every rank has for this one in boxes of ``src``, into ``out``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def two_steps(self, src: torch.Tensor, out: torch.Tensor) -> Form:
         """The sum of every rank's ``src`` into ``out``, of its dtype."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _needed(self, form: Form) -> int:
         """Capacity that a call takes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _tiles(self, form: Form) -> int:
         """Blocks of any kind in the longest piece."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _allowed(self) -> int:
         """Capacity for every call that the settings let through."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _made(self, capacity: int) -> SlotMemory:
-        raise NotImplementedError
+        """Memory of that capacity for slots; collective."""
 
     # what all do
 
