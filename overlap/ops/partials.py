@@ -147,7 +147,7 @@ def compiled_partial(
 
     ``split``: words go tile by tile, whatever it says.
     """
-    split = 1 if backends[backend].words else split
+    split = 1 if backend in backends and backends[backend].words else split
     return _compiled(kernel, along, plan, split, backend, sum_sms)
 
 

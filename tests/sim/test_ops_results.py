@@ -181,6 +181,7 @@ IN_WORDS = (
 )
 """Cases of `words_inline`, whose programs are all resident."""
 BACKENDS_OF += [(name, "words_inline") for name in IN_WORDS]
+BACKENDS_OF += [("ragged rows, bias", "collective"), ("ragged rows, bias", "nvshmem")]
 RESIDENT = {"words_inline": 24}
 """By backend, the programs of a simulated rank that are resident, where it asks for more than others."""
 
@@ -208,6 +209,8 @@ REDUCED_BY = [
 REDUCED_BY += [("rows of several dimensions", "all_reduce_one_shot", "tma_inline")]
 REDUCED_BY += [("rows of several dimensions", None, "words_inline"), ("five ranks, stride 0", None, "words_inline")]
 REDUCED_BY += [("five ranks, stride 0", "all_reduce_two_shot", "tma_inline")]
+REDUCED_BY += [("fewer rows than ranks", "all_reduce_one_shot", "nvshmem")]
+REDUCED_BY += [("fewer rows than ranks", "all_reduce_direct", "collective")]
 
 
 @pytest.mark.parametrize(("name", "plan", "backend"), REDUCED_BY)
@@ -378,6 +381,7 @@ def test_a2a_gemm(name):
 EXCHANGED_BY = [(name, "copy_engine") for name in EXCHANGED]
 EXCHANGED_BY += [(name, "tma_inline") for name in ("[B, S, K] by TMA", "fewer rows than ranks", "chunks of a piece")]
 EXCHANGED_BY += [(name, "words_inline") for name in ("[B, S, K] by TMA", "fewer rows than ranks")]
+EXCHANGED_BY += [("fewer rows than ranks", name) for name in ("collective", "nvshmem")]
 
 
 @pytest.mark.parametrize(("name", "backend"), EXCHANGED_BY)
