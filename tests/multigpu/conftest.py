@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.ahead import MODULES
 from tests.support.compilations import KERNELS, keep_records
 
 WORLD = int(os.environ.get("WORLD_SIZE", "0"))
@@ -141,6 +142,13 @@ def group(process_group):
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(OverlapError):
         patch.setenv("OVERLAP_DEADLINE_S", "3")
         release(made)
+
+
+@pytest.fixture
+def one_folder(tmp_path_factory, monkeypatch):
+    """The same folder of modules for every test, and for every rank where ranks were told of one (`each`)."""
+    folder = os.environ.get(MODULES) or str(tmp_path_factory.getbasetemp() / "modules")
+    monkeypatch.setenv("OVERLAP_CACHE_DIR", folder)
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.support.ahead import Ahead
+from tests.support.ahead import MODULES, Ahead
 from tests.support.compilations import KERNELS, compared, records
 from tests.support.limited import run_limited
 
@@ -55,9 +55,15 @@ def summed_up(told: Sequence[str], status: int | None, seconds: float) -> str:
 
 
 def run(
-    name: str, ranks: int, seconds: float, extra: Sequence[str], out: Path | None, ahead: Ahead | None = None
+    name: str,
+    ranks: int,
+    seconds: float,
+    extra: Sequence[str],
+    out: Path | None,
+    modules: str,
+    ahead: Ahead | None = None,
 ) -> bool:
-    """One file on ``ranks`` ranks; prints its line. True where all passed."""
+    """One file on ``ranks`` ranks that share a folder of modules; prints its line. True where all passed."""
     file, _, expression = name.partition(":")
     pytest = [
         "-m",
@@ -73,7 +79,8 @@ def run(
     with tempfile.TemporaryDirectory() as logs:
         command = [sys.executable, *launcher, "--log-dir", logs, *pytest, *chosen, *extra]
         # A rank that is killed has written nothing of what it kept back.
-        ended = run_limited(command, seconds, cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": "1", KERNELS: logs})
+        env = {**os.environ, "PYTHONUNBUFFERED": "1", KERNELS: logs, MODULES: modules}
+        ended = run_limited(command, seconds, cwd=ROOT, env=env)
         told, beside = ([_of_rank(logs, rank, stream) for rank in range(ranks)] for stream in ("stdout", "stderr"))
         asked = records(Path(logs).glob("rank_0.jsonl"))
     if out is not None:
@@ -115,8 +122,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     every = sorted(path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py"))
     names = options.names or every
     with ExitStack() as stack:
-        ahead = stack.enter_context(Ahead(options.ranks, options.target, names)) if options.ahead else None
-        passed = [run(name, options.ranks, options.seconds, extra, options.out, ahead) for name in names]
+        modules = stack.enter_context(tempfile.TemporaryDirectory(prefix="overlap_modules_"))
+        workers = (options.ranks, options.target, names, modules)
+        ahead = stack.enter_context(Ahead(*workers)) if options.ahead else None
+        passed = [run(name, options.ranks, options.seconds, extra, options.out, modules, ahead) for name in names]
     print(f"{sum(passed)} of {len(passed)} passed", flush=True)
     return 0 if all(passed) else 1
 

@@ -24,6 +24,8 @@ from typing import Any
 
 from .compilations import keep_records, records
 
+MODULES = "OVERLAP_TEST_MODULES"
+"""A variable: the folder of modules that ranks share, with each other and with who compiles ahead of them."""
 NICE = 10
 """Of workers: ranks go first."""
 FAILURES = 5
@@ -37,20 +39,22 @@ class Ahead:
         ranks: of the tests.
         target: what kernels are compiled for, as in ``sm_90``.
         names: of tests, ``FILE[:EXPRESSION]``, in their order.
+        modules: the folder of modules.
     """
 
-    def __init__(self, ranks: int, target: str, names: Sequence[str]) -> None:
+    def __init__(self, ranks: int, target: str, names: Sequence[str], modules: str) -> None:
         self._workers = len(os.sched_getaffinity(0))
         self._folder = tempfile.TemporaryDirectory()
-        context, given = multiprocessing.get_context("spawn"), (ranks, target, self._folder.name)
+        context, given = multiprocessing.get_context("spawn"), (ranks, target, self._folder.name, modules)
         self._pool = ProcessPoolExecutor(self._workers, context, _start, given)
         self._futures: dict[str, list[Future[str]]] = {name: [] for name in names}
         self._pool.submit(_counts, list(self._futures)).add_done_callback(self._submit)
 
-    def _submit(self, counted: Future[dict[str, int]]) -> None:
+    def _submit(self, counted: Future[dict[str, list[int]]]) -> None:
         with suppress(Exception):  # `end` tells that nothing was done
-            for name, count in counted.result().items():
-                self._futures[name] += [self._pool.submit(_play, name, number) for number in range(count)]
+            for name, counts in counted.result().items():
+                jobs = [(number, part) for number, parts in enumerate(counts) for part in range(parts)]
+                self._futures[name] += [self._pool.submit(_play, name, *job) for job in jobs]
 
     def end(self, name: str) -> Iterator[str]:
         """Lets go of what is not done. Lines: how far the rehearsals came, and what went wrong."""
@@ -59,7 +63,7 @@ class Ahead:
             future.cancel()
         failed = [text for future in futures if (text := _failure(future))]
         done = sum(future.done() and not future.cancelled() for future in futures)
-        yield f"ahead: {done} of {len(futures)} rehearsals by {self._workers} processes, {len(failed)} failed"
+        yield f"ahead: {done} of {len(futures)} parts of rehearsals by {self._workers} processes, {len(failed)} failed"
         yield from (f"  {text}" for text in failed[:FAILURES])
 
     @property
@@ -91,8 +95,8 @@ _IN = ExitStack()
 """What a worker is in as long as it lives."""
 
 
-def _start(ranks: int, target: str, folder: str) -> None:
-    os.environ.update(CUDA_VISIBLE_DEVICES="", WORLD_SIZE=str(ranks))
+def _start(ranks: int, target: str, folder: str, modules: str) -> None:
+    os.environ.update(CUDA_VISIBLE_DEVICES="", WORLD_SIZE=str(ranks), OVERLAP_CACHE_DIR=modules)
     os.nice(NICE)
     from .rehearsal import planned
 
@@ -116,17 +120,18 @@ def rehearsals(name: str) -> list[Any]:
     return list(found.values())
 
 
-def _counts(names: Sequence[str]) -> dict[str, int]:
-    return {name: len(rehearsals(name)) for name in names}
+def _counts(names: Sequence[str]) -> dict[str, list[int]]:
+    """In how many parts each rehearsal is played."""
+    return {name: [one.parts for one in rehearsals(name)] for name in names}
 
 
-def _play(name: str, number: int) -> str:
+def _play(name: str, number: int, part: int) -> str:
     """What went wrong, if anything did; the ranks then compile for themselves."""
     from .rehearsal import rehearse
 
     one = rehearsals(name)[number]
     try:
-        rehearse(one, int(os.environ["WORLD_SIZE"]))
+        rehearse(one, int(os.environ["WORLD_SIZE"]), part)
     except Exception as error:
         return f"{one.test}: {error!r}"
     return ""

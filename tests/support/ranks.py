@@ -10,6 +10,8 @@ import torch
 
 from overlap.chunkplan.region import shard_interval
 
+from .operands import rehearsed
+
 TEMPLATES = ("grouped_gemm", "gemm_2d", "persistent_gemm")
 
 
@@ -156,7 +158,9 @@ class Product:
 
 
 def delay(seed: int, rank: int, most_ms: float = 1.0) -> None:
-    """A pause that differs by rank and call, on the host or on the stream."""
+    """A pause that differs by rank and call, on the host or on the stream; none in a rehearsal."""
+    if rehearsed():
+        return
     choice = random.Random(seed * 1000 + rank)
     if choice.random() < 0.5:
         torch.cuda._sleep(int(choice.random() * most_ms * 1e6))

@@ -10,15 +10,19 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import pytest
 import torch
 from operators import Group, load_nothing
 from triton.backends.nvidia import driver as nvidia
 from triton.compiler import CompiledKernel
 from triton.runtime.driver import driver
 
+import overlap.ops
+from overlap.chunkplan.region import shard_interval
 from tests.support.compilations import keep_records
+from tests.support.operands import random
 from tests.support.ranks import template
-from tests.support.rehearsal import planned, products, rehearse
+from tests.support.rehearsal import of_tests, planned, products, rehearse
 
 GEMM = template("grouped_gemm")
 CALLS = [((130, 136, 96), torch.float16), ((3, 72, 64), torch.float16), ((1, 8, 8), torch.float16)]
@@ -29,6 +33,18 @@ REHEARSALS = [
     products("reserved", GEMM, ("all_gather_1d", "b[N]", "ldst_reserved"), CALLS[0]),
     products("words", GEMM, ("all_reduce_one_shot", "c[]", "words_inline"), CALLS[0]),
 ]
+
+
+@pytest.mark.parametrize("rows", [130, 1])
+@pytest.mark.parametrize(("op", "backend"), [("ag_gemm", "copy_engine"), ("gemm_ar", "ldst_inline")])
+def test_an_operator(group, op, backend, rows):
+    sizes = {"gather_size": rows} if op == "ag_gemm" else {}
+    low, high = shard_interval(rows, group.size(), group.rank()) if sizes else (0, rows)
+    x, w = random((high - low, 96), 1, torch.bfloat16), random((96, 136), 2, torch.bfloat16)
+    getattr(overlap.ops, op)(x, w, group=group, backend=backend, **sizes)
+
+
+REHEARSALS += of_tests(test_an_operator, parts=2)
 
 
 def main() -> None:
@@ -42,7 +58,8 @@ def main() -> None:
     with planned("sm_90"):
         for one in REHEARSALS:
             if not options.by_stub:
-                rehearse(one, options.ranks)
+                for part in range(one.parts):
+                    rehearse(one, options.ranks, part)
                 continue
             driver._active.utils = nvidia.CudaUtils()
             for rank in range(options.ranks):
