@@ -184,6 +184,14 @@ SETTINGS: dict[str, Setting] = {
             minimum=0,
         ),
         Setting(
+            "tail",
+            str,
+            "never",
+            "Whether `ag_gemm` leaves the tiles of a last wave that few multiprocessors take part in to a launch of smaller ones "
+            "behind it; auto: where that is predicted to be shorter.",
+            choices=("auto", "always", "never"),
+        ),
+        Setting(
             "given_bytes",
             int,
             4 << 20,

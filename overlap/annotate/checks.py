@@ -60,7 +60,7 @@ def check_tile_ids(
                 where=unit.span(line, len(unit.lines[line - 1]) - len(unit.lines[line - 1].lstrip()) + 1, len(name)),
                 help="a tile id is tl.program_id(0), or starts there and advances by a fixed step",
             )
-    _check_tile_loops(unit, axes, walk)
+    _check_tile_loops(unit, axes, tile_ids, walk)
     if tile_ids:
         for region in regions:
             if region.tile_id is None:
@@ -71,13 +71,14 @@ def check_tile_ids(
                 )
 
 
-def _check_tile_loops(unit: SourceUnit, axes: Sequence[Axis], walk: Walk) -> None:
-    """A tile loop runs over as many tiles as the axes have, where that can be told."""
+def _check_tile_loops(unit: SourceUnit, axes: Sequence[Axis], tile_ids: Sequence[TileId], walk: Walk) -> None:
+    """A tile loop runs over as many tiles as the axes have, less those that it leaves out, where that can be told."""
     tiles = IndexExpr.constant(1)
     for axis in axes:
         if axis.block is not None:
             tiles *= IndexExpr.of(Atom("param", axis.extent)).cdiv(axis.block_expr)
     by_name = {a.name: a for a in axes}
+    left = {tile.name: tile.left for tile in tile_ids}
     for name, (node, bounds) in walk.tile_loops.items():
         if (
             len(bounds) < 2
@@ -92,9 +93,11 @@ def _check_tile_loops(unit: SourceUnit, axes: Sequence[Axis], walk: Walk) -> Non
                 else None
             )
         )
-        if stop != tiles:
+        made = tiles - IndexExpr.of(Atom("param", left[name])) if left.get(name) else tiles
+        if stop != made:
+            but = f", of which `{left[name]}` are left out" if left.get(name) else ""
             raise PragmaError(
-                f"the loop over `{name}` runs to {bounds[1]}, but the tile axes have {tiles} tiles",
+                f"the loop over `{name}` runs to {bounds[1]}, but the tile axes have {tiles} tiles{but}",
                 where=unit.span_of(node),
                 help="declare every axis that the tile id numbers",
             )

@@ -21,7 +21,9 @@ def describe(program: ProgramModel) -> str:
     kernel = program.kernel
     lines = [f"kernel {kernel.qualname} ({kernel.span.path}:{kernel.span.line}), {_STYLES[kernel.style]}"]
     lines += [f"  axis {_axis(axis)}" for axis in kernel.axes]
-    lines += [f"  tile id {tile.name}: {_FORMS[tile.form]} (line {tile.span.line})" for tile in kernel.tile_ids]
+    for tile in kernel.tile_ids:
+        left = f", without the last {tile.left}" if tile.left else ""
+        lines.append(f"  tile id {tile.name}: {_FORMS[tile.form]}{left} (line {tile.span.line})")
     for region in kernel.regions:
         lines += [f"  {line}" for line in _region(region)]
     for tensor in kernel.tensors:

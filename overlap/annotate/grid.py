@@ -170,11 +170,19 @@ def read_tile_ids(unit: SourceUnit, kernel: KernelSource) -> tuple[TileId, ...]:
         PragmaError: the pragma stands over no assignment or loop, or the variable does not advance as it says.
     """
     found: dict[str, TileId] = {}
+    params = [p.name for p in read_params(kernel.node)]
     for pragma in (p for p in kernel.pragmas if p.name == "tile_id"):
         statement = anchor(kernel, pragma)
         span = pragma.span
+        if pragma.left and pragma.left not in params:
+            raise PragmaError(
+                f"tile_id left={pragma.left}: `{pragma.left}` is no parameter of {kernel.node.name}"
+                f"{nearest(pragma.left, params)}",
+                where=span,
+                help="the parameter says how many of the last tiles another launch makes",
+            )
         if isinstance(statement, ast.For) and isinstance(statement.target, ast.Name):
-            tile = TileId(statement.target.id, "persistent_for", span)
+            tile = TileId(statement.target.id, "persistent_for", span, pragma.left)
         elif statement is not None and (target := single_target(statement)):
             advances = _advances(kernel.node, target.id, statement)
             if pragma.persistent and not advances:
@@ -189,6 +197,12 @@ def read_tile_ids(unit: SourceUnit, kernel: KernelSource) -> tuple[TileId, ...]:
                 "tile_id stands over neither an assignment to one variable nor a `for` with one",
                 where=span,
                 help="put it right above `pid = tl.program_id(0)` or above the tile loop",
+            )
+        if pragma.left and tile.form != "persistent_for":
+            raise PragmaError(
+                f"tile_id left={pragma.left}: the tiles of `{tile.name}` are not those of a `for` loop",
+                where=span,
+                help="put the pragma over `for tile in tl.range(tl.program_id(0), tiles - left, programs)`",
             )
         if tile.name in found:
             raise PragmaError(

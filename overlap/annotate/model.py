@@ -52,12 +52,14 @@ class TileId:
     """``tile_id``: the variable that numbers tiles.
 
     ``form``: ``assign`` (a 1-D grid: one tile a program), ``persistent_for`` (target of the tile loop) or
-    ``persistent_assign`` (assigned once, advanced with ``+=`` in the loop).
+    ``persistent_assign`` (assigned once, advanced with ``+=`` in the loop). ``left``: the parameter that says how many of the
+    last tiles the loop leaves to another launch, empty where it makes them all.
     """
 
     name: str
     form: Literal["assign", "persistent_for", "persistent_assign"]
     span: SourceSpan
+    left: str = ""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ _SIZE = re.compile(r"[1-9]\d*\Z")
 
 USAGE = {
     "axis_count": "axis_count M block=BLOCK_M, axis_count M block=1, or axis_count K=range",
-    "tile_id": "tile_id, or tile_id persistent",
+    "tile_id": "tile_id, tile_id persistent, or tile_id persistent left=LEFT_OUT",
     "num_tiles": "num_tiles",
     "dispatch": "dispatch begin, or dispatch end",
     "pid_map": "pid_map M=pid_m N=pid_n",
@@ -48,7 +48,7 @@ class Pragma:
     """A pragma, parsed.
 
     ``span`` covers the comment from its ``#``; ``trailing`` says that code stands before it on the line. The others by
-    name: ``axis_count``: axis, extent, block, range; ``tile_id``: persistent; ``dispatch``: edge; ``pid_map``: pairs;
+    name: ``axis_count``: axis, extent, block, range; ``tile_id``: persistent, left; ``dispatch``: edge; ``pid_map``: pairs;
     ``tensor``: inputs[0], mode; ``host_entry``: inputs, outputs.
     """
 
@@ -60,6 +60,7 @@ class Pragma:
     block: str | None = None
     range: bool = False
     persistent: bool = False
+    left: str = ""
     edge: Literal["begin", "end", ""] = ""
     pairs: tuple[tuple[str, str], ...] = ()
     inputs: tuple[TensorRef, ...] = ()
@@ -165,13 +166,15 @@ def _axis_count(pragma: Pragma, text: str) -> Pragma:
 
 
 def _tile_id(pragma: Pragma, text: str) -> Pragma:
-    if text not in ("", "persistent"):
+    left = re.fullmatch(r"persistent\s+left\s*=\s*([A-Za-z_]\w*)", text)
+    if left is None and text not in ("", "persistent"):
         raise _usage(
             pragma.name,
-            f"tile_id takes `persistent` or nothing, not `{text}`{nearest(text, ('persistent',))}",
+            "tile_id takes `persistent`, `persistent left=PARAMETER` or nothing, not "
+            f"`{text}`{nearest(text, ('persistent',))}",
             pragma.span,
         )
-    return _with(pragma, persistent=text == "persistent")
+    return _with(pragma, persistent=bool(text), left=left.group(1) if left else "")
 
 
 def _num_tiles(pragma: Pragma, text: str) -> Pragma:

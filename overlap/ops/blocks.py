@@ -79,6 +79,15 @@ def choose_blocks(
     return fitting[-1] if fitting else table[-1]
 
 
+def parts_of(blocks: Blocks) -> tuple[Blocks, ...]:
+    """Smaller blocks by descriptors that divide ``blocks``."""
+    return tuple(
+        each
+        for each in _DESCRIPTORS
+        if blocks.m % each.m == 0 and blocks.n % each.n == 0 and each.m * each.n < blocks.m * blocks.n
+    )
+
+
 def blocks_of(config: Config | None) -> Blocks | None:
     """The blocks that a tuned config names, or None where it leaves them open."""
     if config is None:

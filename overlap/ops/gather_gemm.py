@@ -35,9 +35,19 @@ from .autograd import AgGemm, ag_gemm_backward, keep_for_ag_gemm, recorded
 from .blocks import blocks_of
 from .grad_pair import Half
 from .grad_weights import Accumulate, MainGrad, main_grads_of
-from .products import Product, copy_launch, product_arguments, product_launch, warm_copy, warm_product
+from .products import (
+    Product,
+    by_tma,
+    copy_launch,
+    product_arguments,
+    product_blocks,
+    product_launch,
+    warm_copy,
+    warm_product,
+)
 from .record import remember, serial_plan
 from .repeat import Asked, repeated
+from .tail import NO_TAIL, tail_launches, tail_of, warm_tail
 from .tuned import tuned_choice
 from .views import GatherView, gather_view
 
@@ -230,25 +240,33 @@ def run(
     if return_gathered:
         whole = torch.empty(view.whole, dtype=x.dtype, device=x.device)
         warm_copy(whole, runtime)
-    kernel, grid, arguments = product_arguments(products[first], shard, view, runtime, blocks=blocks_of(choice.config))
+    largest, blocks = products[first], blocks_of(choice.config)
+    blocks = blocks or product_blocks(largest, view, runtime, by_tma(view, x.dtype))
+    tail = tail_of(largest, view, runtime, blocks) if choice.backend == "copy_engine" else NO_TAIL
+    kernel, grid, arguments = product_arguments(largest, shard, view, runtime, blocks=blocks, left_out=tail.left)
     compiled = compiled_kernel(kernel, view.along, plan, split, choice.backend, comm_sms)
 
     others = products[:first] + products[first + 1 :]
 
     def further(instance: Instance) -> list[KernelLaunch]:
         gathered = instance.buffer.view(view.batch, view.rows, view.depth)
-        found = [product_launch(product, gathered, view, runtime) for product in others if product.columns]
+        found = []
+        if tail.left:
+            found = tail_launches(tail, largest, gathered, view, blocks, instance, kernel, arguments)
+        found += [product_launch(product, gathered, view, runtime) for product in others if product.columns]
         return found if whole is None else [*found, copy_launch(gathered, whole)]
 
     def behind(instance: Instance) -> None:
         for each in further(instance):
             runtime.launch(each.kernel, each.grid, (), each.arguments, runtime.main_stream())
 
+    if tail.left:
+        warm_tail(tail, largest, view, runtime, blocks)
     for product in others:
         warm_product(product, view, runtime)
     results = ys if whole is None else [*ys, whole]
     repeat = asked.repeat(results, further) if asked is not None else None
-    more: Callable[[Instance], None] | None = behind if others or whole is not None else None
+    more: Callable[[Instance], None] | None = behind if others or whole is not None or tail.left else None
     said = compiled.launch(grid, (), arguments, group=group, backend=choice.backend, behind=more, repeat=repeat)
     said = replace(said, operator="ag_gemm", considered=choice.considered, source=choice.source)
     remember(said, warn=choice.forced)

@@ -32,5 +32,6 @@ _gemm = _module("gemm")
 ag_gemm_tma = _gemm.ag_gemm_tma
 ag_gemm_any = _gemm.ag_gemm_any
 gemm_out_tma = _gemm.gemm_out_tma
+gemm_tail_tma = _gemm.gemm_tail_tma
 copy_flat = _gemm.copy_flat
 gemm_out_stored = _module("gemm_stored").gemm_out_stored

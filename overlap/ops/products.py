@@ -69,6 +69,7 @@ def product_arguments(
     *,
     tma: bool | None = None,
     blocks: Blocks | None = None,
+    left_out: int = 0,
 ) -> tuple[Any, Any, dict[str, Any]]:
     """Kernel, grid and arguments of ``A @ W``.
 
@@ -76,18 +77,12 @@ def product_arguments(
         a: [batch, rows, D] or, for a fused launch, this rank's shard of it.
         tma: whether TMA reads A; by default as `by_tma` says of ``view``.
         blocks: of the tiles; by default those that suit the sizes.
+        left_out: of the last tiles, those that another launch makes (`tail`); where TMA reads A.
     """
     w, c = product.weight, product.result
     m, n, k = view.rows, product.columns, view.depth
     tma = by_tma(view, w.dtype) if tma is None else tma
-    blocks = blocks or choose_blocks(
-        descriptors=tma,
-        itemsize=w.element_size(),
-        batch=view.batch,
-        rows=m,
-        columns=n,
-        multiprocessors=runtime.sm_count,
-    )
+    blocks = blocks or product_blocks(product, view, runtime, tma)
     tiles = blocks.tiles(view.batch, m, n)
     shared = {
         "bias_ptr": product.bias, "HAS_BIAS": product.bias is not None, "B": view.batch, "M": m, "N": n, "K": k,
@@ -104,20 +99,42 @@ def product_arguments(
     read_by, result_by = weight_by(w), product.result_by()
     if read_by == "pointers":
         shared["num_warps"] = 8  # addresses take registers
+    a_desc, b_desc, c_desc = descriptors(product, a, view, blocks)
+    arguments = {
+        "a_desc": a_desc, "b_desc": b_desc, "c_desc": c_desc,
+        "b_ptr": w if b_desc is None else None, "c_ptr": c if c_desc is None else None,
+        "NUM_PROGRAMS": programs, "B_BY": read_by, "C_BY": result_by, "LEFT_OUT": left_out, **shared,
+    }  # fmt: skip
+    return ag_gemm_tma, (programs,), arguments
+
+
+def product_blocks(product: Product, view: GatherView, runtime: Runtime, tma: bool) -> Blocks:
+    """Blocks that suit a product's sizes. ``tma``: whether TMA reads A."""
+    return choose_blocks(
+        descriptors=tma,
+        itemsize=product.weight.element_size(),
+        batch=view.batch,
+        rows=view.rows,
+        columns=product.columns,
+        multiprocessors=runtime.sm_count,
+    )
+
+
+def descriptors(
+    product: Product, a: torch.Tensor, view: GatherView, blocks: Blocks
+) -> tuple[TensorDescriptor, TensorDescriptor | None, TensorDescriptor | None]:
+    """Of A, of the weight and of the result; None where TMA does not take one."""
+    w, c = product.weight, product.result
+    m, n, k = view.rows, product.columns, view.depth
     b_desc = c_desc = None
+    read_by = weight_by(w)
     if read_by == "rows":
         b_desc = TensorDescriptor(w, [k, n], [w.stride(0), 1], [blocks.k, blocks.n])
     elif read_by == "columns":
         b_desc = TensorDescriptor(w, [n, k], [w.stride(1), 1], [blocks.n, blocks.k])
-    if result_by == "rows":
+    if product.result_by() == "rows":
         c_desc = TensorDescriptor(c, [view.batch, m, n], [m * n, n, 1], [1, blocks.m, blocks.n])
-    arguments = {
-        "a_desc": descriptor(a, [view.batch, m, k], [m * k, k, 1], [1, blocks.m, blocks.k]),
-        "b_desc": b_desc, "c_desc": c_desc,
-        "b_ptr": w if b_desc is None else None, "c_ptr": c if c_desc is None else None,
-        "NUM_PROGRAMS": programs, "B_BY": read_by, "C_BY": result_by, **shared,
-    }  # fmt: skip
-    return ag_gemm_tma, (programs,), arguments
+    return descriptor(a, [view.batch, m, k], [m * k, k, 1], [1, blocks.m, blocks.k]), b_desc, c_desc
 
 
 def descriptor(base: torch.Tensor, shape: list[int], strides: list[int], block: list[int]) -> TensorDescriptor:
@@ -162,21 +179,22 @@ def warm_product(product: Product, view: GatherView, runtime: Runtime) -> None:
     w, b, c = product.weight, product.bias, product.result
     aligned = (w.data_ptr() % 16, c.data_ptr() % 16, None if b is None else (b.dtype, b.data_ptr() % 16))
     key = (view, w.shape, w.stride(), w.dtype, aligned)
-    if product.columns and key not in _warm(runtime):
+    if product.columns and key not in warmed(runtime):
         stand_in = torch.empty(1, 1, 8, dtype=w.dtype, device=w.device)  # as aligned as the gathered tensor
         kernel, grid, arguments = product_arguments(product, stand_in, view, runtime)
         runtime.warm(kernel, (*grid, 1, 1), arguments)
-        _warm(runtime).add(key)
+        warmed(runtime).add(key)
 
 
 def warm_copy(whole: torch.Tensor, runtime: Runtime) -> None:
     """Compiles what `copy_launch` gives."""
     key = whole.dtype, whole.numel()
-    if key not in _warm(runtime):
+    if key not in warmed(runtime):
         grid, arguments = _copy_arguments(whole, whole)
         runtime.warm(copy_flat, grid, arguments)
-        _warm(runtime).add(key)
+        warmed(runtime).add(key)
 
 
-def _warm(runtime: Runtime) -> set[Any]:
+def warmed(runtime: Runtime) -> set[Any]:
+    """Keys of what has been compiled."""
     return _WARM.setdefault(runtime, set())

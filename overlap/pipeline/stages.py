@@ -130,6 +130,7 @@ def _communicated(
         refuse_returns(request.unit, program, bool(produced))
         if produced:
             refuse_jumps(request.unit, program, produced)
+            refuse_left(program)
         pairs = zip(request.plans, ons, strict=True)
         plans = [plan_text(request, program, on, name, realization) for name, on in pairs]
         dump("plan", "\n".join(plan.text for plan in plans))
@@ -178,6 +179,21 @@ def refuse_returns(unit: SourceUnit, program: ProgramModel, produced: bool) -> N
             where=unit.span(lines[0], unit.lines[lines[0] - 1].find("return") + 1, len("return")),
             help="return above `dispatch begin`, or mask the work with the condition instead of leaving",
         )
+
+
+def refuse_left(program: ProgramModel) -> None:
+    """Refuses a kernel that makes what is communicated and may leave tiles out: every tile is counted.
+
+    Raises:
+        UnsupportedError: with the pragma that says so.
+    """
+    for tile in program.kernel.tile_ids:
+        if tile.left:
+            raise UnsupportedError(
+                f"`{program.kernel.name}` may leave out its last `{tile.left}` tiles, which others would wait for",
+                where=tile.span,
+                help="a kernel whose result is communicated makes all of its tiles; communicate an input",
+            )
 
 
 def block_size(compilation: Compilation, axis: Axis) -> int:

@@ -218,6 +218,12 @@ def gather_kernel(words, count, state):
         ol.poll(state + tl.load(words + i), epoch, state)
 
 
+@triton.jit(do_not_specialize=["run"])
+def run_kernel(table, run, state):
+    """Holds a stream until the chunks of a run are here, whose tiles another launch makes; ``run``: its place in the table."""
+    ol.wait_run(table, run, state, ol.now(state))
+
+
 @triton.jit
 def move_kernel(moves, state):
     """Programs that move chunks (`overlap.language.move_chunks`) where a rank has no tile, so that no user's kernel runs."""

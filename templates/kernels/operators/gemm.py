@@ -2,6 +2,7 @@
 
     communicated   where TMA takes its rows                         any shape and stride
     A              `ag_gemm_tma`, B and C by TMA where they can     `ag_gemm_any`
+                   `gemm_tail_tma` behind it, its last tiles
     C              `gemm_out_tma`, A and B by TMA where they can    `ag_gemm_any`
 
 Which of the two runs depends on the communicated tensor alone, which all ranks share: a rank's own operands never change
@@ -37,11 +38,13 @@ def ag_gemm_tma(
     B_BY: tl.constexpr,
     C_BY: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    LEFT_OUT: tl.constexpr = 0,
 ):
     """A[B,M,K], B[K,N], C[B,M,N] in rows; persistent, BLOCK_B is 1.
 
     ``B_BY``: ``rows`` or ``columns``, where B's memory runs along N or along K and ``b_desc`` is [K,N] or [N,K]; or
-    ``pointers``, any strides. ``C_BY``: ``rows`` or ``pointers``. What is not used is None.
+    ``pointers``, any strides. ``C_BY``: ``rows`` or ``pointers``. What is not used is None. The last ``LEFT_OUT`` tiles are
+    left to `gemm_tail_tma`.
     """
     # @overlap.tensor a_desc[B,M,K] read
     # @overlap.axis_count B block=BLOCK_B
@@ -54,8 +57,8 @@ def ag_gemm_tma(
     k_tiles = tl.cdiv(K, BLOCK_K)
     num_in_matrix = num_pid_m * num_pid_n
     num_in_group = GROUP_M * num_pid_n
-    # @overlap.tile_id persistent
-    for tile in tl.range(tl.program_id(0), num_pid_b * num_in_matrix, NUM_PROGRAMS, flatten=True):
+    # @overlap.tile_id persistent left=LEFT_OUT
+    for tile in tl.range(tl.program_id(0), num_pid_b * num_in_matrix - LEFT_OUT, NUM_PROGRAMS, flatten=True):
         # @overlap.dispatch begin
         # @overlap.pid_map B=pid_b M=pid_m N=pid_n
         pid_b = tile // num_in_matrix
@@ -92,6 +95,67 @@ def ag_gemm_tma(
             c_rows = c_ptr + (off_b.to(tl.int64) * M + offs_m[:, None]) * N
             inside = (offs_m[:, None] < M) & (offs_n[None, :] < N)
             tl.store(c_rows + offs_n[None, :], acc.to(c_ptr.dtype.element_ty), mask=inside)
+
+
+_PLACES = ["first", "count_m", "count_n", "origin_b", "origin_m", "origin_n"]
+
+
+@triton.jit(do_not_specialize=_PLACES)
+def gemm_tail_tma(
+    a_desc,
+    b_desc,
+    c_desc,
+    bias_ptr,
+    M,
+    N,
+    K,
+    first,
+    count_m,
+    count_n,
+    origin_b,
+    origin_m,
+    origin_n,
+    TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    B_BY: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):
+    """What `ag_gemm_tma` leaves out of a box of its tiles, those from position ``first`` on, in blocks that divide a tile.
+
+    The box has ``count_m`` x ``count_n`` tiles of TILE_M x TILE_N a matrix and begins at tile (``origin_b``, ``origin_m``,
+    ``origin_n``); positions in it are `ag_gemm_tma`'s. One program a block.
+    """
+    blocks_n: tl.constexpr = TILE_N // BLOCK_N
+    blocks: tl.constexpr = TILE_M // BLOCK_M * blocks_n
+    tile = first + tl.program_id(0) // blocks
+    block = tl.program_id(0) % blocks
+    num_in_matrix = count_m * count_n
+    num_in_group = GROUP_M * count_n
+    in_matrix = tile % num_in_matrix
+    first_m = in_matrix // num_in_group * GROUP_M
+    rows = min(count_m - first_m, GROUP_M)
+    pid_m = first_m + (in_matrix % num_in_group) % rows
+    pid_n = (in_matrix % num_in_group) // rows
+    off_b = origin_b + tile // num_in_matrix
+    off_m = (origin_m + pid_m) * TILE_M + block // blocks_n * BLOCK_M
+    off_n = (origin_n + pid_n) * TILE_N + block % blocks_n * BLOCK_N
+    if (off_m < M) & (off_n < N):
+        acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for k in range(tl.cdiv(K, BLOCK_K)):
+            a = a_desc.load([off_b, off_m, k * BLOCK_K]).reshape(BLOCK_M, BLOCK_K)
+            if B_BY == "rows":
+                b = b_desc.load([k * BLOCK_K, off_n])
+            else:
+                b = b_desc.load([off_n, k * BLOCK_K]).T
+            acc = tl.dot(a, b, acc)
+        if HAS_BIAS:
+            offs_n = off_n + tl.arange(0, BLOCK_N)
+            acc += tl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)[None, :]
+        c_desc.store([off_b, off_m, off_n], acc.to(c_desc.dtype).reshape(1, BLOCK_M, BLOCK_N))
 
 
 @triton.jit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlap.annotate import SourceUnit, annotate, parse_ons
+from overlap.annotate import SourceUnit, annotate, describe, parse_ons
 from overlap.errors import HostEntryError, OverlapError, PragmaError, UnsupportedError
 from overlap.pipeline import Request, compile_source
 
@@ -151,6 +151,51 @@ def test_no_kernel_may_leave_its_tile_loop(repo):
     text = text.replace(line, f"{indent}if {pid} > 3:\n{indent}    return\n{line}")
     with pytest.raises(OverlapError, match="may return out of its tile loop"):
         compiled(text, "a[M]")
+
+
+def left_out(repo, loop="num_tiles - LEFT_OUT", pragma="persistent left=LEFT_OUT") -> str:
+    """The persistent kernel, its last tiles left to somebody else."""
+    text = (repo / "templates" / "kernels" / "persistent_gemm.py").read_text()
+    for old, new in (
+        ("start_pid, num_tiles,", f"start_pid, {loop},"),
+        ("tile_id persistent", f"tile_id {pragma}"),
+        ("    NUM_SMS: tl.constexpr,\n", "    NUM_SMS: tl.constexpr,\n    LEFT_OUT: tl.constexpr,\n"),
+        ("        NUM_SMS=num_sms,\n", "        NUM_SMS=num_sms,\n        LEFT_OUT=0,\n"),
+    ):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    return text
+
+
+def test_the_last_tiles_of_a_loop_may_be_left_out(repo):
+    program = annotate(unit(left_out(repo)))
+    assert [tile.left for tile in program.kernel.tile_ids] == ["LEFT_OUT"]
+    assert "tile id tile: target of the tile loop, without the last LEFT_OUT (line" in describe(program)
+    assert "tl.range(start_pid, num_tiles - LEFT_OUT, NUM_SMS" in compiled(left_out(repo), "a[M]")
+    with pytest.raises(UnsupportedError, match="may leave out its last `LEFT_OUT` tiles, which others would wait for"):
+        compiled(left_out(repo), "c[M]")
+
+
+@pytest.mark.parametrize(
+    ("loop", "pragma", "why"),
+    [
+        ("num_tiles - LEFT_OUT", "persistent", "runs to num_pid_m \\* num_pid_n - LEFT_OUT, but the tile axes have"),
+        ("num_tiles", "persistent left=LEFT_OUT", "tiles, of which `LEFT_OUT` are left out"),
+        ("num_tiles - LEFT_OUT", "left=LEFT_OUT", "`persistent left=PARAMETER` or nothing, not `left=LEFT_OUT`"),
+        ("num_tiles - LEFT_OUT", "persistent left=", "or nothing, not `persistent left=`"),
+        ("num_tiles - LEFT_OUT", "persistent left=LEFT", "left=LEFT: `LEFT` is no parameter of matmul_kernel"),
+    ],
+)
+def test_what_is_left_out_is_said_where_the_loop_ends(repo, loop, pragma, why):
+    with pytest.raises(PragmaError, match=why):
+        annotate(unit(left_out(repo, loop, pragma)))
+
+
+def test_tiles_are_left_out_of_a_for_loop(persistent, edit):
+    loop = "    for pid in tl.range(start, rows * cols, G):\n"
+    text = edit(persistent, (loop, "    pid = start\n    while pid < rows * cols - M:\n        pid += G\n"))
+    with pytest.raises(PragmaError, match="tile_id left=M: the tiles of `pid` are not those of a `for` loop"):
+        annotate(unit(edit(text, ("tile_id persistent", "tile_id persistent left=M"))))
 
 
 def test_sizes_may_be_constants_of_the_module():

@@ -1,0 +1,162 @@
+"""Tiles of a last wave that a second launch makes, in smaller blocks, on simulated ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import overlap.ops.gather_gemm as gather_gemm
+from overlap.chunkplan.region import shard_interval
+from overlap.errors import RaceFault
+from overlap.ops import ag_gemm
+from overlap.runtime.launch import launch as launch_layer
+from overlap.sim import World
+
+pytestmark = pytest.mark.one_triton
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """One cache folder for all tests here: operators keep their modules while the process lives."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def launched(monkeypatch):
+    """Tiles that were left out, and launches that make them, of every call of a rank that went the long way."""
+    monkeypatch.setenv("OVERLAP_TAIL", "always")
+    found: list[tuple[int, int]] = []
+    original = gather_gemm.tail_launches
+
+    def watched(tail, *rest):
+        launches = original(tail, *rest)
+        found.append((tail.left, len(launches)))
+        return launches
+
+    monkeypatch.setattr(gather_gemm, "tail_launches", watched)
+    return found
+
+
+@dataclass
+class Case:
+    """One call on ranks of ``sms`` multiprocessors: ``shape`` is the gathered tensor's, ``columns`` the weights'.
+
+    ``wanted``: of every rank, in no order, tiles left out and launches behind the kernel, of which one waits for each run that
+    is left out whole.
+    """
+
+    shape: tuple[int, ...]
+    columns: tuple[int, ...]
+    wanted: tuple[tuple[int, int], ...]
+    world: int = 2
+    sms: int = 4
+    dim: int = 0
+    dtype: torch.dtype = torch.float16
+    bias: bool = False
+    transposed: bool = False
+    plan: str = "all_gather_1d"
+    split: int = 1
+
+
+CASES = {
+    # 5 x 3 tiles of 128 x 256, the last group of each box shorter than GROUP_M.
+    "ragged, bias": Case((530, 48), (520,), ((3, 1), (3, 1)), bias=True),
+    "a weight by columns": Case((530, 48), (520,), ((3, 1), (3, 1)), transposed=True, dtype=torch.bfloat16),
+    "several weights": Case((530, 32), (40, 520), ((3, 1), (3, 1)), bias=True),
+    "a run that is left out whole": Case(
+        (530, 16), (520,), ((7, 1), (7, 3), (7, 3)), world=3, sms=8, plan="all_gather_1d_push"
+    ),
+    "a ring in parts": Case((530, 16), (520,), ((3, 1), (3, 1), (3, 2)), world=3, plan="all_gather_ring", split=2),
+    "batched": Case((3, 300, 16), (264,), ((2, 1), (2, 1)), dim=1, bias=True),
+    "uneven outer dimension": Case((5, 150, 16), (264,), ((4, 1), (4, 1)), dim=0, sms=8),
+}
+
+
+def results(case: Case, *, launches: int = 3, seed: int = 0):
+    """Every rank's results of calls in a row, over poisoned memory, beside what they should be in fp64."""
+    generator = torch.Generator().manual_seed(seed)
+    depth, lead = case.shape[-1], case.shape[:-1]
+    wholes = [torch.randn(case.shape, generator=generator).to(case.dtype) for _ in range(launches)]
+
+    def weight(n: int) -> torch.Tensor:
+        shape = (n, depth) if case.transposed else (depth, n)
+        w = torch.randn(shape, generator=generator).to(case.dtype)
+        return w.t() if case.transposed else w
+
+    weights = [[weight(n) for n in case.columns] for _ in range(case.world)]
+    biases = [
+        [torch.randn(n, generator=generator).to(case.dtype) if case.bias else None for n in case.columns]
+        for _ in range(case.world)
+    ]
+
+    def body(group):
+        rank = group.overlap_runtime.rank
+        low, high = shard_interval(case.shape[case.dim], case.world, rank)
+        found = []
+        for whole in wholes:
+            outs = [torch.full((*lead, n), float("nan"), dtype=case.dtype) for n in case.columns]
+            shard = whole.narrow(case.dim, low, high - low).contiguous()
+            how = {"plan": case.plan, "split": case.split, "backend": "copy_engine", "return_gathered": True}
+            size = case.shape[case.dim]
+            found.append(
+                ag_gemm(
+                    shard, weights[rank], bias=biases[rank], gather_dim=case.dim, gather_size=size, out=outs, group=group,
+                    **how,
+                )
+            )  # fmt: skip
+        group.overlap_runtime.synchronize()
+        return found
+
+    for rank, found in enumerate(World(case.world, seed=seed, sms=case.sms).run(body)):
+        for whole, (ys, gathered) in zip(wholes, found, strict=True):
+            assert torch.equal(gathered, whole)
+            for y, w, b in zip(ys, weights[rank], biases[rank], strict=True):
+                wanted = whole.double() @ w.double() + (b.double() if b is not None else 0)
+                yield y, wanted, whole.double().abs() @ w.double().abs() + 1
+
+
+EPSILON = {torch.float16: 2**-10, torch.bfloat16: 2**-7}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_tiles_are_made(name, launched):
+    case = CASES[name]
+    for y, wanted, scale in results(case, seed=len(name)):
+        worst = ((y.double() - wanted).abs() / scale).max().item()
+        assert worst <= EPSILON[case.dtype] + case.shape[-1] * 2**-24, worst  # NaN fails too
+    # Later calls are repetitions: what was made ready is launched again.
+    assert sorted(launched) == list(case.wanted)
+
+
+def test_the_bits_are_those_of_one_launch(monkeypatch):
+    case = CASES["ragged, bias"]
+    apart = [y for y, _, _ in results(case)]
+    monkeypatch.setenv("OVERLAP_TAIL", "never")
+    whole = [y for y, _, _ in results(case)]
+    assert len(apart) == len(whole) and all(map(torch.equal, apart, whole))
+
+
+def test_the_rest_runs_before_peers_may_overwrite_what_it_reads(monkeypatch):
+    case = Case((530, 16), (520,), (), plan="all_gather_1d_push")
+    original = launch_layer.launch
+
+    def late(operator, instance, given, bound, grid, results, behind=None, repeat=None):
+        original(operator, instance, given, bound, grid, results)
+        if behind is not None:
+            behind()
+
+    monkeypatch.setattr(launch_layer, "launch", late)
+    with pytest.raises(RaceFault, match="race"):
+        for seed in range(6):
+            list(results(case, seed=seed))
+
+
+@pytest.mark.parametrize("columns", [512, 521])
+def test_nothing_is_left_where_waves_are_full_or_tma_does_not_write_the_result(columns, launched):
+    case = Case((512, 16), (columns,), ())
+    assert all(torch.allclose(y.double(), wanted, atol=2e-2) for y, wanted, _ in results(case, launches=1))
+    assert not launched
