@@ -37,8 +37,9 @@ ONE_SHOT, TWO_SHOT = "all_reduce_one_shot", "all_reduce_two_shot"
 HALVES = 2
 """Messages of an all-reduce, of which only the first hides behind the product, so that it pays from twice the bytes on: on four
 H200s, in a graph, serial took 0.271 ms and fused 0.292 at 16 MiB, 0.550 and 0.556 at 32 (bench/results/gemm_ar_h200x4.json)."""
-PARTS, PARTS_FROM = 4, 32 << 20
-"""In two steps so many chunks, of a rank's part of so many bytes or more: smaller ones lose to the latency of their copies."""
+PARTS = ((32 << 20, 4), (16 << 20, 2))
+"""In two steps, of a rank's part of so many bytes or more, so many chunks: smaller ones lose to the latency of their copies.
+Measured on four H200s, with sums beside the kernel (bench/results/sums/gemm_ar_h200x4.json)."""
 
 
 def gemm_ar(
@@ -73,8 +74,8 @@ def gemm_ar(
             and the log say.
         plan: the plan template; by default ``all_reduce_one_shot`` for results smaller than the setting
             ``one_shot_below_bytes`` and for ``words_inline``, else ``all_reduce_two_shot``.
-        split: chunks that a transfer is cut into; by default 4 of a rank's part of 32 MiB or more in two steps by copy engine,
-            since sums of all but the last are made and sent while the kernel runs, else 1.
+        split: chunks that a transfer is cut into; by default, in two steps by copy engine, 4 of a rank's part of 32 MiB or
+            more and 2 of 16 MiB or more, since sums of all but the last are made and sent while the kernel runs, else 1.
 
     Raises:
         UsageError: as `gemm_rs`.
@@ -169,7 +170,7 @@ def default_plan(moved_bytes: int, backend: str | None = None) -> str:
 def default_split(plan: str, moved_bytes: int, world: int, backend: str | None = None) -> int:
     """Chunks of a rank's part of the result, for a call that names ``backend`` or none."""
     copied = plan == TWO_SHOT and backend in (None, "copy_engine")
-    return PARTS if copied and moved_bytes >= PARTS_FROM * world else 1
+    return next((parts for least, parts in PARTS if copied and moved_bytes >= least * world), 1)
 
 
 def _call(

@@ -14,7 +14,10 @@ from overlap.ops.partials import compiled_partial, partial_arguments
 from overlap.ops.products import Product, product_arguments
 from overlap.ops.views import GatherView
 from overlap.runtime.calls.resolve import resolve
+from overlap.runtime.launch.prepared import BESIDE_AT_A_TIME, BESIDE_WARPS
 from overlap.runtime.tables.slots import Slots, store_arguments
+
+from .test_sum import built
 
 HOPPER = parse_target("sm_90")
 RUNTIME = SimpleNamespace(sm_count=132)
@@ -86,6 +89,20 @@ def test_results(case, along, plan):
     assert [write.axes for write in operator.writes] == [("M", "B", "N")]
     ours = check_build(*build(kernel, operator, given), operator)
     assert bool(ours.tma_stores) == bool(ours.tma_loads) == tma
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize(("along", "plan"), [("M", "reduce_scatter_1d"), ("", "all_reduce_two_shot")])
+def test_a_sum_finds_room_beside_the_largest_tiles(along, plan, dims):
+    """Registers and shared memory of a multiprocessor hold a program of each (limits of compute capability 9.0)."""
+    x, w, c = meta(1, 8192, 3584), meta(3584, 4096), meta(1, 8192, 4096)
+    kernel, _, given = partial_arguments(x, w, None, c, 4096, True, RUNTIME)
+    product, _ = build(kernel, compiled_partial(kernel, along, plan, 2).operator, given)
+    beside = built(dims=dims, summands=BESIDE_AT_A_TIME, warps=BESIDE_WARPS)
+    found = [facts(product), facts(beside)]
+    # Registers of a warp come in units of 256, shared memory of a program is 1 KiB more than it asks for.
+    assert sum(one.num_warps * 32 * (-(-one.registers // 8) * 8) for one in found) <= 65536
+    assert sum(one.shared_bytes + 1024 for one in found) <= 228 * 1024
 
 
 @pytest.mark.parametrize(("along", "plan"), [("K:M", "all_to_all_1d"), ("K", "all_gather_1d")])

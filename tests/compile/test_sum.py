@@ -8,12 +8,22 @@ import triton.language as tl
 
 from overlap.build import check, compile_kernel, parse_target
 from overlap.runtime.kernels.reduce import sum_kernel
+from overlap.runtime.launch.prepared import SUM_WARPS
 
 from .support import meta, state
 
 
 def built(
-    *, dims=2, vec=8, dtype=torch.bfloat16, out=torch.bfloat16, summands=3, wide=False, credits=False, target="sm_90"
+    *,
+    dims=2,
+    vec=8,
+    dtype=torch.bfloat16,
+    out=torch.bfloat16,
+    summands=3,
+    wide=False,
+    credits=False,
+    target="sm_90",
+    warps=SUM_WARPS,
 ):
     tensors = dict(
         data=meta(4096, dtype=dtype),
@@ -34,7 +44,7 @@ def built(
         BLOCK=4096 // vec,
     )
     return compile_kernel(
-        sum_kernel, tensors | sizes | dict(ACCUMULATOR=tl.float32), parse_target(target), {"num_warps": 8}
+        sum_kernel, tensors | sizes | dict(ACCUMULATOR=tl.float32), parse_target(target), {"num_warps": warps}
     )
 
 

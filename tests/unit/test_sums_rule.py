@@ -47,7 +47,16 @@ def test_small_devices_leave_nothing():
 
 @pytest.mark.parametrize(
     ("plan", "mebibytes", "world", "wanted"),
-    [(TWO_SHOT, 128, 4, 4), (TWO_SHOT, 127, 4, 1), (TWO_SHOT, 64, 2, 4), (ONE_SHOT, 128, 4, 1), (TWO_SHOT, 128, 8, 1)],
+    [
+        (TWO_SHOT, 128, 4, 4),
+        (TWO_SHOT, 127, 4, 2),
+        (TWO_SHOT, 64, 4, 2),
+        (TWO_SHOT, 63, 4, 1),
+        (TWO_SHOT, 64, 2, 4),
+        (ONE_SHOT, 128, 4, 1),
+        (TWO_SHOT, 128, 8, 2),
+        (TWO_SHOT, 127, 8, 1),
+    ],
 )
 def test_parts_of_an_all_reduce(plan, mebibytes, world, wanted):
     assert default_split(plan, mebibytes << 20, world) == wanted

@@ -28,6 +28,11 @@ SUM_WARPS = 8
 SUM_PROGRAMS = 2
 """Programs of the sum kernel a multiprocessor, at most: enough to read at full speed, and room for others beside it."""
 AT_A_TIME = 8
+"""Summands that are loaded at a time, at most."""
+BESIDE_WARPS, BESIDE_PROGRAMS, BESIDE_AT_A_TIME = 4, 1, 3
+"""The same of sums beside a kernel: what the largest tiles of our products leave of a multiprocessor's registers holds one such
+program (tests/compile/test_sum.py), so that a sum spreads over all of them, and not only over those that are left free. On four
+H200s the sum of half of 16 MiB took 175 us on 4 free ones (docs/performance.md, "Sums while the kernel runs")."""
 CARRY_WARPS = 4
 CARRY_PROGRAMS = 8
 """Programs that carry an operation between nodes, at most: few enough to find room beside a kernel's."""
@@ -112,7 +117,11 @@ def _sum(instance: BoundPlan, step: st.Sum, out: torch.Tensor, credited: tuple[i
         part.dtype.itemsize,
     )
     # What a sum waits for may be carried by kernels, of this rank and of others: half of the multiprocessors is theirs.
-    most = max(1, runtime.sm_count // 2) if instance.networked else SUM_PROGRAMS * runtime.sm_count
+    follows = step.lane is None
+    warps, each, at_a_time = (
+        (SUM_WARPS, SUM_PROGRAMS, AT_A_TIME) if follows else (BESIDE_WARPS, BESIDE_PROGRAMS, BESIDE_AT_A_TIME)
+    )
+    most = max(1, runtime.sm_count // 2) if instance.networked else each * runtime.sm_count
     programs = max(1, min(most, table.blocks))
     arguments = {
         "data": part.data,
@@ -127,11 +136,11 @@ def _sum(instance: BoundPlan, step: st.Sum, out: torch.Tensor, credited: tuple[i
         "DIMS": table.dims,
         "WIDE": table.words > 2**30,
         "VEC": table.vec,
-        "SUMMANDS": max(1, min(AT_A_TIME, table.widest - 1)),
+        "SUMMANDS": max(1, min(at_a_time, table.widest - 1)),
         "ACCUMULATOR": accumulator,
         "BLOCK": table.block,
         "CREDITS": bool(credited),
-        "num_warps": SUM_WARPS,
+        "num_warps": warps,
     }
     return SumLaunch((programs, 1, 1), arguments, any(piece.out for piece in step.pieces))
 
