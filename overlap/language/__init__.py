@@ -8,6 +8,7 @@
     interleave.py  above them: programs that move chunks between their tiles
     stores.py  for generated kernels: tiles stored where they go
     inline_words.py  for generated kernels: tiles sent in packets (packets.py, packed.py), and what comes added up
+    awaits.py  flags that every thread looks at by itself, for collectives by blocks
     record.py  for generated kernels that are traced: when tiles wait, begin and end
     here       for generated kernels: runs of tiles, as `overlap.schedule.table` lays them out
 

@@ -126,83 +126,73 @@ def test_flags_raised_otherwise(two_steps, mutate, barrier, sem, scope):
     assert found() == RACE
 
 
-@pytest.mark.parametrize(("sem", "scope"), [("relaxed", "sys"), ("acquire", "gpu")])
-def test_a_poll_that_learns_nothing(two_steps, mutate, sem, scope):
-    poll = (
-        "    return ol.poll(as_flag(own + flag_at(epoch & 1, sender, world, capacity, places, block)), epoch, state)\n"
+AWAIT = "    vain = await_flags(flags, there, epoch, state) < epoch\n"
+VAIN = "    vain = found < epoch\n"
+
+
+@pytest.mark.parametrize(
+    ("barrier", "sem", "scope"), [(False, "acquire", "sys"), (True, "relaxed", "sys"), (True, "acquire", "gpu")]
+)
+def test_looks_that_learn_nothing(two_steps, mutate, barrier, sem, scope):
+    """Without a barrier behind it, a thread's acquire says nothing to the others."""
+    look = (
+        "tl.where(there, tl.atomic_add(as_flag(flags), tl.zeros(flags.shape, tl.int64), mask=there, "
+        f'sem="{sem}", scope="{scope}"), epoch)\n'
     )
-    instead = (
-        poll.replace("    return ol.poll(", "    flag = (").replace(", epoch, state)", ")")
-        + f"""\
-    seen = tl.atomic_add(flag, 0, sem="{sem}", scope="{scope}")
-    while seen < epoch:
-        seen = tl.atomic_add(flag, 0, sem="{sem}", scope="{scope}")
-    return seen
-"""
-    )
-    mutate((poll, instead))
+    behind = "    tl.debug_barrier()\n" if barrier else ""
+    mutate((AWAIT, f"    found = {look}    while tl.min(found) < epoch:\n        found = {look}{behind}{VAIN}"))
     assert found() == RACE
 
 
-def test_a_look_at_all_that_learns_nothing(mutate):
-    look = "    seen = ol.look(flags, (senders < world) & (senders != rank), epoch)\n"
-    mutate((look, look.replace("ol.look(", "blind(")), ("@triton.jit\ndef await_all", '''\
-@triton.jit
-def blind(flags, there, wanted):
-    seen = tl.atomic_add(flags, tl.zeros(flags.shape, tl.int64), mask=there, sem="relaxed", scope="sys")
-    return tl.min(tl.where(there, tl.minimum(seen, wanted), wanted))
-
-
-@triton.jit
-def await_all'''))  # fmt: skip
-
-    def body(runtime):
-        for call in range(12):  # some find all flags up at the first look
-            reduce_all(runtime, (300,), torch.bfloat16, call)
-
-    assert "race" in found(body)
+def test_the_same_looks_that_learn_what_they_should(mutate):
+    look = (
+        "tl.where(there, tl.atomic_add(as_flag(flags), tl.zeros(flags.shape, tl.int64), mask=there, "
+        'sem="acquire", scope="sys"), epoch)\n'
+    )
+    mutate(
+        (
+            AWAIT,
+            f"    found = {look}    while tl.min(found) < epoch:\n        found = {look}    tl.debug_barrier()\n{VAIN}",
+        )
+    )
+    assert found() == [""] * len(ROUNDS)
 
 
 def test_nothing_is_waited_for(mutate):
-    poll = (
-        "    return ol.poll(as_flag(own + flag_at(epoch & 1, sender, world, capacity, places, block)), epoch, state)\n"
-    )
-    mutate((poll, "    return epoch\n"))
+    mutate((AWAIT, "    vain = senders < 0\n"))
     assert set(found(lambda runtime: gather(runtime, (90, 3), 0, torch.uint8, 0))) <= RACE_OR_WRONG
 
 
 def test_the_flag_of_another_block(mutate):
-    mutate(("flag_at(epoch & 1, sender, world, capacity, places, block)), epoch, state)",
-            "flag_at(epoch & 1, sender, world, capacity, places, 0)), epoch, state)"))  # fmt: skip
+    mutate(("flags = own + flag_at(epoch & 1, senders, world, capacity, places, block)",
+            "flags = own + flag_at(epoch & 1, senders, world, capacity, places, 0)"))  # fmt: skip
     assert found(lambda runtime: gather(runtime, (500, 3), 0, torch.uint8, 0)) == RACE
 
 
-def test_the_flag_of_another_sender(mutate):
-    mutate(("await_block(own, epoch, state, sender, world, capacity, places, block))",
-            "await_block(own, epoch, state, (rank + 1) % world, world, capacity, places, block))"))  # fmt: skip
+def test_the_flag_of_one_sender_alone(mutate):
+    mutate(("there = (senders < world) & (senders != rank)", "there = senders == (rank + 1) % world"))
     assert set(found(lambda runtime: scatter(runtime, (500,), 0, torch.float32, 0))) <= RACE_OR_WRONG
 
 
 def test_a_second_step_that_waits_for_the_first(two_steps, mutate):
     """Whose flag is up before the sum is there."""
-    mutate(("await_block(own, epoch, state, owner, world, capacity, places, longest + block)",
-            "await_block(own, epoch, state, owner, world, capacity, places, block)"))  # fmt: skip
+    mutate(("own, epoch, state, owner, world, capacity, places, longest + block, late",
+            "own, epoch, state, owner, world, capacity, places, block, late"))  # fmt: skip
     assert found() == RACE
 
 
 def test_a_second_steps_flag_ahead_of_its_sum(two_steps, mutate):
-    mutate(("        kept = tl.load(part, mask=inside)\n        seen = await_all(own",
-            "        kept = tl.load(part, mask=inside)\n"
+    mutate(("        here, late = await_all(",
             "        for peer in range(world):\n"
             "            base = tl.load(peers + peer)\n"
             "            ol.raise_flag(as_flag(base + flag_at(epoch & 1, rank, world, capacity, places, "
             "blocks_of(tl.minimum(chunk, total), UNITS) + block)), epoch)\n"
-            "        seen = await_all(own"))  # fmt: skip
+            "        here, late = await_all("))  # fmt: skip
     assert found(lambda runtime: reduce_all(runtime, (500,), torch.bfloat16, 0)) == RACE
 
 
 def test_sums_sent_where_the_first_step_is(two_steps, mutate):
-    mutate(("capacity, places, longest + block, VEC", "capacity, places, block, VEC"))
+    mutate(("rank, world, capacity, places, longest + block, VEC", "rank, world, capacity, places, block, VEC"))
     assert all(found())
 
 

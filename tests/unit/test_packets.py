@@ -1,10 +1,11 @@
-"""The assembly of packets, instruction by instruction: what `overlap.sim.packets` says it does is what its text does."""
+"""The assembly of packets and awaits, instruction by instruction: what `overlap.sim` says they do is what their text does."""
 
 import random
 import re
 
 import pytest
 
+from overlap.language.awaits import await_assembly
 from overlap.language.packets import MARKS, SENDERS, receive_assembly, send_assembly
 
 LIMIT, MARK = 0x10, 7
@@ -79,7 +80,7 @@ class Machine:
             one, two = self.value(operands[1]), self.value(operands[2])
             if kinds[-1] == "b32":
                 one, two = one & LOW, two & LOW
-            found = {"eq": one == two, "ne": one != two, "lt": one < two}[kinds[0]]
+            found = {"eq": one == two, "ne": one != two, "lt": one < two, "ge": one >= two}[kinds[0]]
             assert kinds[1:-1] in ([], ["and"])
             self.put(operands[0], found and (not kinds[1:-1] or self.value(operands[3])))
         elif name == "ld":
@@ -180,3 +181,40 @@ def test_half_a_line_is_none(late):
     memory[LINES[0] + late] = 0
     found, left, _, _ = receiving(1, 1, memory)
     assert (found, left) == ([0], 1)
+
+
+def awaiting(there, memory, turn=lambda machine: None, wanted=7):
+    machine = Machine(await_assembly(), {1: LINES[0], 2: wanted, 3: there, 4: LIMIT}, memory, turn)
+    return machine.run()["$0"], machine
+
+
+@pytest.mark.parametrize("value", [7, 8, 2**40])
+def test_a_flag_that_is_up_is_seen_at_once(value):
+    seen, machine = awaiting(1, {LINES[0]: value, LIMIT: 3})
+    assert (seen, machine.loads, machine.memory[LIMIT]) == (value, 2, 3)
+
+
+def test_where_there_is_no_flag_nothing_is_looked_at():
+    seen, machine = awaiting(0, {})
+    assert (seen, machine.loads) == (7, 0)
+
+
+def test_a_flag_is_looked_at_until_it_is_up():
+    """Without a limit, and acquired each time: a release behind its data is what it waits for."""
+
+    def turn(machine):
+        if machine.loads == 20:
+            machine.memory[LINES[0]] = 9
+
+    seen, machine = awaiting(1, {LINES[0]: 6, LIMIT: 0}, turn)
+    assert (seen, machine.loads, machine.memory[LIMIT]) == (9, 22, 0)
+    loads = [operation for _, operation, _ in machine.code if operation.startswith("ld.")]
+    assert loads == ["ld.acquire.sys.global.b64", "ld.relaxed.gpu.global.b64"]
+
+
+def test_the_limit_ends_a_wait_for_a_flag_and_the_next_one_soon():
+    memory = {LINES[0]: 6, LIMIT: 5}
+    seen, machine = awaiting(1, memory)
+    assert (seen, machine.loads, memory[LIMIT]) == (6, 10, 1)
+    seen, machine = awaiting(1, memory)
+    assert (seen, machine.loads) == (6, 2)

@@ -42,13 +42,14 @@ UNSPECIALISED = [
 def exchange_blocks_kernel(src, out, slots, peers, calls, state, rank, world, programs, capacity, places,
                            rows, chunk, total, to_rows, to_chunk, to_total, FLAT: tl.constexpr, TO_FLAT: tl.constexpr,
                            PARTS: tl.constexpr, VEC: tl.constexpr, UNITS: tl.constexpr, BYTES: tl.constexpr,
-                           RANKS: tl.constexpr):  # fmt: skip
+                           RANKS: tl.constexpr, LANES: tl.constexpr):  # fmt: skip
     """Every rank's piece for every other; boxes of ``out`` are always by rank."""
     pid = tl.program_id(0)
     epoch = tl.load(calls + pid) + 1
     push_blocks(src, peers, epoch, pid, rank, world, programs, capacity, places, rows, chunk, total,
                 FLAT, PARTS, VEC, UNITS, BYTES, RANKS)  # fmt: skip
     own = slots.to(tl.int64)
+    late = tl.zeros((LANES,), tl.int32)
     for pair in range(pid, blocks_of(to_rows * tl.minimum(to_chunk, to_total), UNITS) * world, programs):
         sender = (rank + pair % world) % world
         block = pair // world
@@ -58,18 +59,19 @@ def exchange_blocks_kernel(src, out, slots, peers, calls, state, rank, world, pr
                 part, _ = box_part(src, block, rank if PARTS else 0, rows, chunk, total, FLAT, VEC, UNITS)
                 data = tl.load(part, mask=inside)
             else:
-                seen = await_block(own, epoch, state, sender, world, capacity, places, block)
+                here, late = await_block(own, epoch, state, sender, world, capacity, places, block, late, LANES)
                 data = taken_block(
-                    own, seen, epoch, sender, inside, world, capacity, block, src.dtype.element_ty, VEC, UNITS, BYTES
+                    own, here, epoch, sender, inside, world, capacity, block, src.dtype.element_ty, VEC, UNITS, BYTES
                 )
             tl.store(to, data, mask=inside)
-    end_call(calls, epoch, pid, programs)
+    end_call(own, calls, state, epoch, pid, programs, world, capacity, places, late)
 
 
 @triton.jit(do_not_specialize=UNSPECIALISED)
 def sum_blocks_kernel(src, out, slots, peers, calls, state, rank, world, programs, capacity, places, rows, chunk, total,
                       FLAT: tl.constexpr, PARTS: tl.constexpr, ACCUMULATOR: tl.constexpr, SENDERS: tl.constexpr,
-                      VEC: tl.constexpr, UNITS: tl.constexpr, BYTES: tl.constexpr, RANKS: tl.constexpr):  # fmt: skip
+                      VEC: tl.constexpr, UNITS: tl.constexpr, BYTES: tl.constexpr, RANKS: tl.constexpr,
+                      LANES: tl.constexpr):  # fmt: skip
     """The sum of every rank's piece for this rank, added in rank order in ``ACCUMULATOR`` and rounded once, to ``out``, dense.
 
     Where all ranks get the same ``out`` may be ``src``: of a block, a program sends all and then stores the sum.
@@ -79,24 +81,26 @@ def sum_blocks_kernel(src, out, slots, peers, calls, state, rank, world, program
     push_blocks(src, peers, epoch, pid, rank, world, programs, capacity, places, rows, chunk, total,
                 FLAT, PARTS, VEC, UNITS, BYTES, RANKS)  # fmt: skip
     own = slots.to(tl.int64)
+    late = tl.zeros((LANES,), tl.int32)
     mine = rank if PARTS else 0
     units = rows * width_of(mine, chunk, total)
     for block in range(pid, blocks_of(units, UNITS), programs):
         part, inside = box_part(src, block, mine, rows, chunk, total, FLAT, VEC, UNITS)
         kept = tl.load(part, mask=inside)
-        seen = await_all(own, epoch, state, rank, world, capacity, places, block, RANKS)
+        here, late = await_all(own, epoch, state, rank, world, capacity, places, block, late, RANKS, LANES)
         added = sum_block(
-            own, seen, kept, epoch, inside, rank, world, capacity, block, ACCUMULATOR, SENDERS, VEC, UNITS, BYTES
+            own, here, kept, epoch, inside, rank, world, capacity, block, ACCUMULATOR, SENDERS, VEC, UNITS, BYTES
         )
         to, _ = box_part(out, block, 0, 1, units, units, True, VEC, UNITS)
         tl.store(to, added.to(out.dtype.element_ty), mask=inside)
-    end_call(calls, epoch, pid, programs)
+    end_call(own, calls, state, epoch, pid, programs, world, capacity, places, late)
 
 
 @triton.jit(do_not_specialize=UNSPECIALISED)
 def two_step_blocks_kernel(src, out, slots, peers, calls, state, rank, world, programs, capacity, places, chunk, total,
                            ACCUMULATOR: tl.constexpr, SENDERS: tl.constexpr, VEC: tl.constexpr, UNITS: tl.constexpr,
-                           BYTES: tl.constexpr, RANKS: tl.constexpr):  # fmt: skip
+                           BYTES: tl.constexpr, RANKS: tl.constexpr,
+                      LANES: tl.constexpr):  # fmt: skip
     """An all-reduce of fewer bytes: every rank adds ``chunk`` of the ``total`` units, and sends the sums to all.
 
     A slot holds a sender's blocks of both steps, one behind the other. ``out`` may be ``src``: a sum comes behind its flag, which
@@ -107,13 +111,14 @@ def two_step_blocks_kernel(src, out, slots, peers, calls, state, rank, world, pr
     push_blocks(src, peers, epoch, pid, rank, world, programs, capacity, places, 1, chunk, total,
                 True, True, VEC, UNITS, BYTES, RANKS)  # fmt: skip
     own = slots.to(tl.int64)
+    late = tl.zeros((LANES,), tl.int32)
     longest = blocks_of(tl.minimum(chunk, total), UNITS)
     for block in range(pid, blocks_of(width_of(rank, chunk, total), UNITS), programs):
         part, inside = box_part(src, block, rank, 1, chunk, total, True, VEC, UNITS)
         kept = tl.load(part, mask=inside)
-        seen = await_all(own, epoch, state, rank, world, capacity, places, block, RANKS)
+        here, late = await_all(own, epoch, state, rank, world, capacity, places, block, late, RANKS, LANES)
         added = sum_block(
-            own, seen, kept, epoch, inside, rank, world, capacity, block, ACCUMULATOR, SENDERS, VEC, UNITS, BYTES
+            own, here, kept, epoch, inside, rank, world, capacity, block, ACCUMULATOR, SENDERS, VEC, UNITS, BYTES
         ).to(src.dtype.element_ty)
         send_to_all(
             added, inside, peers, epoch, rank, world, capacity, places, longest + block, VEC, UNITS, BYTES, RANKS
@@ -126,10 +131,10 @@ def two_step_blocks_kernel(src, out, slots, peers, calls, state, rank, world, pr
         block = pair // others
         if block < blocks_of(width_of(owner, chunk, total), UNITS):
             to, inside = box_part(out, block, owner, 1, chunk, total, True, VEC, UNITS)
-            seen = await_block(own, epoch, state, owner, world, capacity, places, longest + block)
+            here, late = await_block(own, epoch, state, owner, world, capacity, places, longest + block, late, LANES)
             data = taken_block(
                 own,
-                seen,
+                here,
                 epoch,
                 owner,
                 inside,
@@ -142,4 +147,4 @@ def two_step_blocks_kernel(src, out, slots, peers, calls, state, rank, world, pr
                 BYTES,
             )
             tl.store(to, data, mask=inside)
-    end_call(calls, epoch, pid, programs)
+    end_call(own, calls, state, epoch, pid, programs, world, capacity, places, late)

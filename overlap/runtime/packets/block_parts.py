@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 
 import overlap.language as ol
-from overlap.language.packets import MOST_PROGRAMS
+from overlap.language.awaits import await_flags
+from overlap.language.packets import MOST_PROGRAMS, record_late
 
 from .lines import spot_of, width_of
 
@@ -117,61 +118,69 @@ def push_blocks(src, peers, epoch, pid, rank, world, programs, capacity, places,
 
 
 @triton.jit
-def await_block(own, epoch, state, sender, world, capacity, places, block):
-    """The flag of a sender's block in this rank's slots at ``own`` (int64), once it says this call or the deadline has passed."""
-    return ol.poll(as_flag(own + flag_at(epoch & 1, sender, world, capacity, places, block)), epoch, state)
+def await_block(own, epoch, state, sender, world, capacity, places, block, late, LANES: tl.constexpr):
+    """Waits for the flag of a sender's block in this rank's slots at ``own`` (int64), until it says this call.
 
-
-@triton.jit
-def await_all(own, epoch, state, rank, world, capacity, places, block, RANKS: tl.constexpr):
-    """As `await_block`, of all other ranks' blocks of a number: the least of their flags.
-
-    All at once, and one after the other only where one is not up yet.
+    Returns whether it came before the deadline, and ``late`` (int32, [``LANES``]): flags in vain by their number from 1 on, or 0.
     """
-    senders = tl.arange(0, RANKS)
-    flags = as_flag(own + flag_at(epoch & 1, senders, world, capacity, places, block))
-    seen = ol.look(flags, (senders < world) & (senders != rank), epoch)
-    if seen < epoch:
-        seen = epoch
-        for sender in range(world):
-            if sender != rank:
-                seen = tl.minimum(seen, await_block(own, epoch, state, sender, world, capacity, places, block))
-    return seen
+    senders = sender + tl.zeros((LANES,), tl.int32)
+    return _await(own, epoch, state, senders, senders >= 0, world, capacity, places, block, late)
 
 
 @triton.jit
-def taken_block(own, seen, epoch, sender, inside, world, capacity, block,
+def await_all(own, epoch, state, rank, world, capacity, places, block, late, RANKS: tl.constexpr, LANES: tl.constexpr):
+    """As `await_block`, of all other ranks' blocks of a number, side by side."""
+    senders = tl.arange(0, LANES) % RANKS
+    there = (senders < world) & (senders != rank)
+    return _await(own, epoch, state, senders, there, world, capacity, places, block, late)
+
+
+@triton.jit
+def _await(own, epoch, state, senders, there, world, capacity, places, block, late):
+    flags = own + flag_at(epoch & 1, senders, world, capacity, places, block)
+    vain = await_flags(flags, there, epoch, state) < epoch
+    late = tl.where(vain & (late == 0), senders * places + block + 1, late)
+    return tl.max(vain.to(tl.int32), 0) == 0, late
+
+
+@triton.jit
+def taken_block(own, here, epoch, sender, inside, world, capacity, block,
                 DTYPE: tl.constexpr, VEC: tl.constexpr, UNITS: tl.constexpr, BYTES: tl.constexpr):  # fmt: skip
-    """What a sender has sent, [units, ``VEC``], behind its flag ``seen``; zeros if that was waited for in vain.
+    """What a sender has sent, [units, ``VEC``], if its flag is ``here``; zeros if that was waited for in vain.
 
     The load depends on the flag, or the compiler might issue it first.
     """
     place = as_block(own + slot_at(epoch & 1, sender, world, capacity, block, BYTES), DTYPE)
-    return tl.load(place + within_block(UNITS, VEC), mask=inside & (seen >= epoch), other=0)
+    return tl.load(place + within_block(UNITS, VEC), mask=inside & here, other=0)
 
 
 @triton.jit
-def sum_block(own, seen, kept, epoch, inside, rank, world, capacity, block,
+def sum_block(own, here, kept, epoch, inside, rank, world, capacity, block,
               ACCUMULATOR: tl.constexpr, SENDERS: tl.constexpr, VEC: tl.constexpr, UNITS: tl.constexpr,
               BYTES: tl.constexpr):  # fmt: skip
     """All ranks' blocks of a number added in rank order, from rank 0's on; ``SENDERS`` loaded at a time; ``kept``: the own."""
     mine = kept.to(ACCUMULATOR)
     there = inside & (rank != 0)
-    first = taken_block(own, seen, epoch, 0, there, world, capacity, block, kept.dtype, VEC, UNITS, BYTES)
+    first = taken_block(own, here, epoch, 0, there, world, capacity, block, kept.dtype, VEC, UNITS, BYTES)
     total = tl.where(rank == 0, mine, first.to(ACCUMULATOR))
     for begin in range(1, world, SENDERS):
         for k in tl.static_range(SENDERS):
             sender = begin + k
             there = inside & (sender < world) & (sender != rank)
-            got = taken_block(own, seen, epoch, sender, there, world, capacity, block, kept.dtype, VEC, UNITS, BYTES)
+            got = taken_block(own, here, epoch, sender, there, world, capacity, block, kept.dtype, VEC, UNITS, BYTES)
             more = tl.where(sender == rank, mine, got.to(ACCUMULATOR))
             total = tl.where(sender < world, total + more, total)
     return total
 
 
 @triton.jit
-def end_call(calls, epoch, pid, programs):
-    """The next call's epoch, once every thread has read this one's; also of programs that this launch has not."""
+def end_call(own, calls, state, epoch, pid, programs, world, capacity, places, late):
+    """The record of a wait in vain; then the next call's epoch, once every thread has read this one's.
+
+    Also of programs that this launch has not: a later one may.
+    """
+    flags = own + flag_at(epoch & 1, 0, world, capacity, places, late - 1)
+    record_late(state, tl.where(late != 0, flags, 0), epoch, late * 0, 0)
     tl.debug_barrier()
     tl.store(calls + pid, epoch)
     if pid == 0:

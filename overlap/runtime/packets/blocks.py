@@ -59,7 +59,8 @@ class Blocks(Transport):
     def _units(self, unit: int, word: torch.dtype) -> dict[str, Any]:
         """The kernel's parameters of units of so many bytes, moved as ``word``."""
         ranks = max(2, 1 << (self._runtime.world - 1).bit_length())
-        return {"VEC": unit // word.itemsize, "UNITS": BLOCK_BYTES // unit, "BYTES": BLOCK_BYTES, "RANKS": ranks}
+        return {"VEC": unit // word.itemsize, "UNITS": BLOCK_BYTES // unit, "BYTES": BLOCK_BYTES, "RANKS": ranks,
+                "LANES": max(THREADS, ranks)}  # fmt: skip
 
     def _needed(self, form: Form) -> int:
         return form.steps * self._tiles(form) * BLOCK_BYTES

@@ -22,17 +22,16 @@ class SlotMemory(ABC):
 
     Args:
         size: bytes of this rank's slots.
-        packets: whether waits look at packets, or poll flags.
     """
 
-    def __init__(self, runtime: Runtime, capacity: int, size: int, *, packets: bool) -> None:
+    def __init__(self, runtime: Runtime, capacity: int, size: int) -> None:
         self.capacity = capacity
         self.slots: torch.Tensor = runtime.symmetric([size // 8], torch.int64, zero=True)
         self.addresses = [runtime.peer(self.slots, p).data_ptr() for p in range(runtime.world)]
         self.peers = runtime.table(self.addresses, bits=64)
         self.calls = runtime.table([0] * MOST_PROGRAMS, bits=64)
         self.state = runtime.table([0] * (S_FAULT + 1) * SLOT_WORDS, bits=64)
-        self.fault = runtime.watch(self.state, packets=packets)
+        self.fault = runtime.watch(self.state, packets=True)
         self.captured = False
         self.launches: dict[Any, Callable[..., None]] = {}
 
@@ -51,7 +50,7 @@ class PacketMemory(SlotMemory):
     """For pieces of up to ``capacity`` lines."""
 
     def __init__(self, runtime: Runtime, capacity: int) -> None:
-        super().__init__(runtime, capacity, SIDES * STEPS * runtime.world * capacity * LINE_BYTES, packets=True)
+        super().__init__(runtime, capacity, SIDES * STEPS * runtime.world * capacity * LINE_BYTES)
 
     def sender(self, address: int, world: int, rank: int) -> int:
         return (address - self.addresses[rank]) // LINE_BYTES // self.capacity % world
@@ -64,7 +63,7 @@ class BlockMemory(SlotMemory):
         self.places = capacity // least
         senders = BLOCK_SIDES * runtime.world
         self._flags = senders * capacity
-        super().__init__(runtime, capacity, senders * (capacity + self.places * FLAG_BYTES), packets=False)
+        super().__init__(runtime, capacity, senders * (capacity + self.places * FLAG_BYTES))
 
     def arguments(self) -> dict[str, Any]:
         return {**super().arguments(), "places": self.places}
