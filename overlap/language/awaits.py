@@ -1,4 +1,4 @@
-"""Flags that every thread of a program looks at by itself until they are up, several in the time of one.
+"""Flags that every thread of a program looks at by itself until they are up, several in the time of one; and loads likewise.
 
 `overlap.language.poll` looks at one flag by one thread, and tells the others through shared memory; it takes the flag, the limit
 and the record of a late wait one behind the other. Here a thread has one flag of its own, whose look and the limit's are on their
@@ -29,8 +29,8 @@ def await_assembly() -> str:
     setp.eq.b32 on, $3, 0;
     @on bra done;
     again:
-    ld.acquire.sys.global.b64 seen, [$1];
     ld.relaxed.gpu.global.b64 most, [$4];
+    ld.acquire.sys.global.b64 seen, [$1];
     setp.ge.s64 on, seen, $2;
     @on bra done;
     add.s64 looks, looks, 1;
@@ -66,3 +66,28 @@ def await_flags(address, there, wanted, state):
     )
     tl.debug_barrier()
     return seen
+
+
+def barrier_assembly() -> str:
+    """A CTA barrier that adds to ``$1`` whether it is the least of all numbers for any thread."""
+    return """{
+    .reg .pred least;
+    .reg .b32 more;
+    setp.eq.b32 least, $1, -2147483648;
+    bar.red.or.pred least, 0, least;
+    selp.b32 more, 1, 0, least;
+    add.s32 $0, $1, more;
+    }"""
+
+
+_BARRIER: tl.constexpr = tl.constexpr(barrier_assembly())
+
+
+@triton.jit
+def behind_barrier(number):
+    """``number`` (int32, not the least of all) behind a CTA barrier; that it stays as it is the assembler cannot know.
+
+    Loads ahead of it are issued ahead of all that is computed from it. Of loads alone, whatever their order in the program, the
+    assembler makes one after the other where that saves registers.
+    """
+    return tl.inline_asm_elementwise(_BARRIER, "=r,r", [number], dtype=tl.int32, is_pure=False, pack=1)

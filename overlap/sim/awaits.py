@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from overlap.language.awaits import await_assembly
+from overlap.language.awaits import await_assembly, barrier_assembly
 
 from .addresses import where_in_kernel
 from .asm import register
@@ -62,3 +62,11 @@ def _word(world: World, address: int) -> Any:
 
 
 register(await_assembly(), _await)
+
+
+def _barrier(world: World, number: Any) -> list[np.ndarray]:
+    world.kernel_memory.barrier()
+    return [np.asarray(number)]
+
+
+register(barrier_assembly(), _barrier)

@@ -100,17 +100,17 @@ def test_one_side_instead_of_two(two_steps, mutate):
 
 
 def test_a_flag_ahead_of_its_data(mutate):
-    data = "                tl.store(there + within_block(UNITS, VEC), data, mask=inside)\n"
-    flag = "                ol.raise_flag(as_flag(base + flag_at(side, rank, world, capacity, places, block)), epoch)\n"
+    data = "                _store_block(data, inside, base + place, VEC, UNITS)\n"
+    flag = "                ol.raise_flag(as_flag(base + flag_at(epoch & 1, rank, world, capacity, places, block)), epoch)\n"
     mutate((data + flag, flag + data))
     assert found() == RACE
 
 
 def test_flags_of_all_ahead_of_their_data(mutate):
-    loop = "    for turn in range(1, world):\n        base = tl.load(peers + (rank + turn) % world)\n"
-    store = "        tl.store(as_block(base + place, data.dtype) + within, data, mask=inside)\n"
+    text = inspect.getsource(block_parts)
+    stores = text[text.index("    for turn in range(1, world, 4):") : text.index("    turns = 1 + tl.arange")]
     raised = "    ol.raise_flags(flags, turns < world, epoch)\n"
-    mutate((loop + store, ""), (raised, raised + loop + store))
+    mutate((stores, ""), (raised, raised + stores))
     assert found() == RACE
 
 
@@ -156,6 +156,17 @@ def test_the_same_looks_that_learn_what_they_should(mutate):
         )
     )
     assert found() == [""] * len(ROUNDS)
+
+
+def test_a_block_more_of_a_group_is_left_out(mutate):
+    """Of several peers whose addresses are read together."""
+    mutate(("        _store_block(data, inside & (turn + 1 < world), base1 + place, VEC, UNITS)\n", ""))
+    assert set(found()) == {"crash"}
+
+
+def test_a_summand_of_a_group_is_left_out(mutate):
+    mutate(("tl.where(begin + 1 < world, total + got1", "tl.where(begin > 0, total + got1"))
+    assert set(found(lambda runtime: scatter(runtime, (500,), 0, torch.float32, 0))) == {"crash"}
 
 
 def test_nothing_is_waited_for(mutate):

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from overlap.language.awaits import await_assembly
+from overlap.language.awaits import await_assembly, barrier_assembly
 from overlap.language.packets import MARKS, SENDERS, receive_assembly, send_assembly
 
 LIMIT, MARK = 0x10, 7
@@ -76,6 +76,11 @@ class Machine:
             self.put(operands[0], self.value(operands[1]) + self.value(operands[2]))
         elif name == "and":
             self.put(operands[0], self.value(operands[1]) & self.value(operands[2]) & LOW)
+        elif name == "selp":
+            self.put(operands[0], self.value(operands[1 if self.registers[operands[3]] else 2]))
+        elif name == "bar":
+            assert kinds == ["red", "or", "pred"] and operands[1] == "0"
+            self.put(operands[0], self.value(operands[2]))  # no other thread's is true
         elif name == "setp":
             one, two = self.value(operands[1]), self.value(operands[2])
             if kinds[-1] == "b32":
@@ -209,7 +214,7 @@ def test_a_flag_is_looked_at_until_it_is_up():
     seen, machine = awaiting(1, {LINES[0]: 6, LIMIT: 0}, turn)
     assert (seen, machine.loads, machine.memory[LIMIT]) == (9, 22, 0)
     loads = [operation for _, operation, _ in machine.code if operation.startswith("ld.")]
-    assert loads == ["ld.acquire.sys.global.b64", "ld.relaxed.gpu.global.b64"]
+    assert loads == ["ld.relaxed.gpu.global.b64", "ld.acquire.sys.global.b64"]
 
 
 def test_the_limit_ends_a_wait_for_a_flag_and_the_next_one_soon():
@@ -218,3 +223,8 @@ def test_the_limit_ends_a_wait_for_a_flag_and_the_next_one_soon():
     assert (seen, machine.loads, memory[LIMIT]) == (6, 10, 1)
     seen, machine = awaiting(1, memory)
     assert (seen, machine.loads) == (6, 2)
+
+
+@pytest.mark.parametrize("number", [0, 1, 4, 2**31 - 1, -1])
+def test_a_number_behind_a_barrier_is_what_it_was(number):
+    assert Machine(barrier_assembly(), {1: number}, {}).run()["$0"] == number

@@ -45,9 +45,8 @@ def exchange_blocks_kernel(src, out, slots, peers, calls, state, rank, world, pr
                            RANKS: tl.constexpr, LANES: tl.constexpr):  # fmt: skip
     """Every rank's piece for every other; boxes of ``out`` are always by rank."""
     pid = tl.program_id(0)
-    epoch = tl.load(calls + pid) + 1
-    push_blocks(src, peers, epoch, pid, rank, world, programs, capacity, places, rows, chunk, total,
-                FLAT, PARTS, VEC, UNITS, BYTES, RANKS)  # fmt: skip
+    epoch = push_blocks(src, peers, calls, pid, rank, world, programs, capacity, places, rows, chunk, total,
+                        FLAT, PARTS, VEC, UNITS, BYTES, RANKS)  # fmt: skip
     own = slots.to(tl.int64)
     late = tl.zeros((LANES,), tl.int32)
     for pair in range(pid, blocks_of(to_rows * tl.minimum(to_chunk, to_total), UNITS) * world, programs):
@@ -77,9 +76,8 @@ def sum_blocks_kernel(src, out, slots, peers, calls, state, rank, world, program
     Where all ranks get the same ``out`` may be ``src``: of a block, a program sends all and then stores the sum.
     """
     pid = tl.program_id(0)
-    epoch = tl.load(calls + pid) + 1
-    push_blocks(src, peers, epoch, pid, rank, world, programs, capacity, places, rows, chunk, total,
-                FLAT, PARTS, VEC, UNITS, BYTES, RANKS)  # fmt: skip
+    epoch = push_blocks(src, peers, calls, pid, rank, world, programs, capacity, places, rows, chunk, total,
+                        FLAT, PARTS, VEC, UNITS, BYTES, RANKS)  # fmt: skip
     own = slots.to(tl.int64)
     late = tl.zeros((LANES,), tl.int32)
     mine = rank if PARTS else 0
@@ -99,17 +97,15 @@ def sum_blocks_kernel(src, out, slots, peers, calls, state, rank, world, program
 @triton.jit(do_not_specialize=UNSPECIALISED)
 def two_step_blocks_kernel(src, out, slots, peers, calls, state, rank, world, programs, capacity, places, chunk, total,
                            ACCUMULATOR: tl.constexpr, SENDERS: tl.constexpr, VEC: tl.constexpr, UNITS: tl.constexpr,
-                           BYTES: tl.constexpr, RANKS: tl.constexpr,
-                      LANES: tl.constexpr):  # fmt: skip
+                           BYTES: tl.constexpr, RANKS: tl.constexpr, LANES: tl.constexpr):  # fmt: skip
     """An all-reduce of fewer bytes: every rank adds ``chunk`` of the ``total`` units, and sends the sums to all.
 
     A slot holds a sender's blocks of both steps, one behind the other. ``out`` may be ``src``: a sum comes behind its flag, which
     is behind those of all blocks that were added, which are behind what this rank has read to send them.
     """
     pid = tl.program_id(0)
-    epoch = tl.load(calls + pid) + 1
-    push_blocks(src, peers, epoch, pid, rank, world, programs, capacity, places, 1, chunk, total,
-                True, True, VEC, UNITS, BYTES, RANKS)  # fmt: skip
+    epoch = push_blocks(src, peers, calls, pid, rank, world, programs, capacity, places, 1, chunk, total,
+                        True, True, VEC, UNITS, BYTES, RANKS)  # fmt: skip
     own = slots.to(tl.int64)
     late = tl.zeros((LANES,), tl.int32)
     longest = blocks_of(tl.minimum(chunk, total), UNITS)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 import overlap.language as ol
-from overlap.language.awaits import await_flags
+from overlap.language.awaits import await_flags, behind_barrier
 from overlap.language.packets import MOST_PROGRAMS, record_late
 
 from .lines import spot_of, width_of
@@ -81,10 +81,18 @@ def send_to_all(data, inside, peers, epoch, rank, world, capacity, places, block
     """Stores a block into this rank's slot of every other rank, and then raises all its flags in one instruction."""
     side = epoch & 1
     place = slot_at(side, rank, world, capacity, block, BYTES)
-    within = within_block(UNITS, VEC)
-    for turn in range(1, world):
-        base = tl.load(peers + (rank + turn) % world)
-        tl.store(as_block(base + place, data.dtype) + within, data, mask=inside)
+    for turn in range(1, world, 4):
+        # An acquire has emptied the cache: addresses of several peers are on their way together.
+        base0 = tl.load(peers + (rank + turn) % world)
+        base1 = tl.load(peers + (rank + turn + 1) % world)
+        if RANKS > 2:
+            base2 = tl.load(peers + (rank + turn + 2) % world)
+            base3 = tl.load(peers + (rank + turn + 3) % world)
+        _store_block(data, inside, base0 + place, VEC, UNITS)
+        _store_block(data, inside & (turn + 1 < world), base1 + place, VEC, UNITS)
+        if RANKS > 2:
+            _store_block(data, inside & (turn + 2 < world), base2 + place, VEC, UNITS)
+            _store_block(data, inside & (turn + 3 < world), base3 + place, VEC, UNITS)
     turns = 1 + tl.arange(0, RANKS)
     bases = tl.load(peers + (rank + turns) % world)
     flags = as_flag(bases + flag_at(side, rank, world, capacity, places, block))
@@ -92,11 +100,18 @@ def send_to_all(data, inside, peers, epoch, rank, world, capacity, places, block
 
 
 @triton.jit
-def push_blocks(src, peers, epoch, pid, rank, world, programs, capacity, places, rows, chunk, total,
+def _store_block(data, inside, place, VEC: tl.constexpr, UNITS: tl.constexpr):
+    tl.store(as_block(place, data.dtype) + within_block(UNITS, VEC), data, mask=inside)
+
+
+@triton.jit
+def push_blocks(src, peers, calls, pid, rank, world, programs, capacity, places, rows, chunk, total,
                 FLAT: tl.constexpr, PARTS: tl.constexpr, VEC: tl.constexpr, UNITS: tl.constexpr, BYTES: tl.constexpr,
                 RANKS: tl.constexpr):  # fmt: skip
-    """Sends this rank's blocks to all others, peers in turn from rank + 1 on, the first blocks of all first."""
-    side = epoch & 1
+    """Sends this rank's blocks to all others, peers in turn from rank + 1 on, the first blocks of all first.
+
+    Returns the epoch of this call. It is read behind the data each time, or the compiler would wait for it ahead of the data.
+    """
     count = blocks_of(rows * tl.minimum(chunk, total), UNITS)
     if PARTS:
         others = tl.maximum(world - 1, 1)
@@ -107,14 +122,23 @@ def push_blocks(src, peers, epoch, pid, rank, world, programs, capacity, places,
                 part, inside = box_part(src, block, peer, rows, chunk, total, FLAT, VEC, UNITS)
                 data = tl.load(part, mask=inside)
                 base = tl.load(peers + peer)
-                there = as_block(base + slot_at(side, rank, world, capacity, block, BYTES), data.dtype)
-                tl.store(there + within_block(UNITS, VEC), data, mask=inside)
-                ol.raise_flag(as_flag(base + flag_at(side, rank, world, capacity, places, block)), epoch)
+                epoch = epoch_of(calls, pid)
+                place = slot_at(epoch & 1, rank, world, capacity, block, BYTES)
+                _store_block(data, inside, base + place, VEC, UNITS)
+                ol.raise_flag(as_flag(base + flag_at(epoch & 1, rank, world, capacity, places, block)), epoch)
     else:
         for block in range(pid, count, programs):
             part, inside = box_part(src, block, 0, rows, chunk, total, FLAT, VEC, UNITS)
             data = tl.load(part, mask=inside)
+            epoch = epoch_of(calls, pid)
             send_to_all(data, inside, peers, epoch, rank, world, capacity, places, block, VEC, UNITS, BYTES, RANKS)
+    return epoch_of(calls, pid)
+
+
+@triton.jit
+def epoch_of(calls, pid):
+    """The number (int64) of this call, from 1 on, as a program counts."""
+    return tl.load(calls + pid) + 1
 
 
 @triton.jit
@@ -158,19 +182,34 @@ def taken_block(own, here, epoch, sender, inside, world, capacity, block,
 def sum_block(own, here, kept, epoch, inside, rank, world, capacity, block,
               ACCUMULATOR: tl.constexpr, SENDERS: tl.constexpr, VEC: tl.constexpr, UNITS: tl.constexpr,
               BYTES: tl.constexpr):  # fmt: skip
-    """All ranks' blocks of a number added in rank order, from rank 0's on; ``SENDERS`` loaded at a time; ``kept``: the own."""
-    mine = kept.to(ACCUMULATOR)
-    there = inside & (rank != 0)
-    first = taken_block(own, here, epoch, 0, there, world, capacity, block, kept.dtype, VEC, UNITS, BYTES)
-    total = tl.where(rank == 0, mine, first.to(ACCUMULATOR))
-    for begin in range(1, world, SENDERS):
-        for k in tl.static_range(SENDERS):
-            sender = begin + k
-            there = inside & (sender < world) & (sender != rank)
-            got = taken_block(own, here, epoch, sender, there, world, capacity, block, kept.dtype, VEC, UNITS, BYTES)
-            more = tl.where(sender == rank, mine, got.to(ACCUMULATOR))
-            total = tl.where(sender < world, total + more, total)
+    """All ranks' blocks of a number added in rank order, from rank 0's on; ``kept``: the own.
+
+    ``SENDERS`` ranks' blocks, two or four, are on their way together.
+    """
+    side = epoch & 1
+    there = inside & here
+    total = tl.zeros(kept.shape, ACCUMULATOR)
+    for begin in range(0, world, SENDERS):
+        got0 = _summand(own, kept, there, side, begin, rank, world, capacity, block, VEC, UNITS, BYTES)
+        got1 = _summand(own, kept, there, side, begin + 1, rank, world, capacity, block, VEC, UNITS, BYTES)
+        if SENDERS > 2:
+            got2 = _summand(own, kept, there, side, begin + 2, rank, world, capacity, block, VEC, UNITS, BYTES)
+            got3 = _summand(own, kept, there, side, begin + 3, rank, world, capacity, block, VEC, UNITS, BYTES)
+        first = got0.to(ACCUMULATOR)
+        total = tl.where(behind_barrier(begin) == 0, first, total + first)
+        total = tl.where(begin + 1 < world, total + got1.to(ACCUMULATOR), total)
+        if SENDERS > 2:
+            total = tl.where(begin + 2 < world, total + got2.to(ACCUMULATOR), total)
+            total = tl.where(begin + 3 < world, total + got3.to(ACCUMULATOR), total)
     return total
+
+
+@triton.jit
+def _summand(own, kept, there, side, sender, rank, world, capacity, block,
+             VEC: tl.constexpr, UNITS: tl.constexpr, BYTES: tl.constexpr):  # fmt: skip
+    """A rank's block, as far as it is ``there``; the own is ``kept``."""
+    place = as_block(own + slot_at(side, sender, world, capacity, block, BYTES), kept.dtype)
+    return tl.load(place + within_block(UNITS, VEC), mask=there & (sender != rank) & (sender < world), other=kept)
 
 
 @triton.jit

@@ -16,8 +16,6 @@ BLOCK_BYTES = 8 << 10
 """That a program moves at a time and a flag stands for."""
 THREADS = 256
 """Of a program."""
-SENDERS = 4
-"""Ranks whose blocks are loaded together, behind the first."""
 WIDEST = 16
 """Bytes of the widest access."""
 
@@ -54,7 +52,7 @@ class Blocks(Transport):
         return Form(two_step_blocks_kernel, options, numbers, src.dtype, out.dtype, part, work, THREADS, steps=2)
 
     def _sums(self, src: torch.Tensor) -> dict[str, Any]:
-        return {"ACCUMULATOR": SUMMED[src.dtype][1], "SENDERS": min(SENDERS, max(1, self._runtime.world - 1))}
+        return {"ACCUMULATOR": SUMMED[src.dtype][1], "SENDERS": 4 if self._runtime.world > 2 else 2}
 
     def _units(self, unit: int, word: torch.dtype) -> dict[str, Any]:
         """The kernel's parameters of units of so many bytes, moved as ``word``."""
