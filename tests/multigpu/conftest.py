@@ -61,19 +61,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def lacking(item: pytest.Item) -> str:
     """Why what a test carries out cannot be on this machine, of tests by ``way``, or by ``backend`` for an input."""
-    from overlap.backends.capabilities import Need
-    from overlap.backends.registry import backends
-    from overlap.runtime.cuda.launchers import triton_here
+    from tests.support import realizations
     from tests.support.ranks import WAYS
 
     given = getattr(getattr(item, "callspec", None), "params", {})
     _, on, *named = WAYS.get(given.get("way"), ("", "a[M]"))
     name = named[0] if named else given.get("backend") if item.path.stem == "test_interleaved" else None
-    if name not in backends:
-        return ""
-    return Need(str(item.name), moves="result" if on[0] == "c" else "input", triton=triton_here()).lacking(
-        backends[name]
-    )
+    return realizations.lacking(str(item.name), on, name)
 
 
 @pytest.fixture(scope="session", autouse=True)

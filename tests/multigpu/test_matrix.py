@@ -14,17 +14,16 @@ import torch
 import torch.distributed as dist
 
 import overlap
-from overlap.backends.capabilities import AUTO, COLLECTIVE, SERIAL, Need, names
+from overlap.backends.capabilities import AUTO, COLLECTIVE, SERIAL, names
 from overlap.backends.registry import backends
 from overlap.errors import OverlapError
 from overlap.ops.partials import out_by_tma, storing_reason
-from overlap.runtime.cuda.launchers import triton_here
 from overlap.runtime.group.reach import far
 from overlap.runtime.protocol import runtime_of
 from overlap.runtime.workspace import release
 from tests.support.operands import COLUMNS, OPERATORS, ROWS, nothing, piece, poisoned, random, rehearsed
 from tests.support.ranks import delay
-from tests.support.realizations import no_nvshmem
+from tests.support.realizations import lacking, no_nvshmem
 from tests.support.rehearsal import of_tests
 
 from .conftest import WORLD, meet
@@ -45,10 +44,7 @@ EVERY = [name for name in names() if name != AUTO]
 
 def refused(operator: str, backend: str) -> str:
     """Why the capability table has no such realization of an operator here; empty where it has."""
-    if backend not in backends:
-        return ""
-    moves = "result" if operator.startswith("gemm") else "input"
-    return Need(operator, moves=moves, triton=triton_here()).lacking(backends[backend])
+    return lacking(operator, "c[M]" if operator.startswith("gemm") else "a[M]", backend)
 
 
 def nodes_of(backend: str) -> list[int]:
@@ -119,8 +115,7 @@ def sizes_of(group, operator, backend):
     """Calls an operator with all sizes; those that missed. Raises AssertionError where another realization ran."""
     missed = {}
     for size, (m, n, k, dtype) in SIZES.items():
-        lacking = operator.startswith("gemm") and storing_reason(backend, out_by_tma(dtype, dtype, 1, m, n))
-        if lacking:
+        if operator.startswith("gemm") and storing_reason(backend, out_by_tma(dtype, dtype, 1, m, n)):
             with pytest.raises(OverlapError, match="TMA stores 16-bit products"):
                 Whole(operator, group, m, n, k, dtype, 0).call(backend)
             continue

@@ -10,48 +10,66 @@ import triton
 import triton.language as tl
 
 import overlap
-from overlap.annotate.source import SourceUnit
-from overlap.chunkplan.mesh import parse_mesh
 from overlap.chunkplan.region import shard_interval
-from overlap.codegen.module_io import load_module
 from overlap.errors import RuntimeContractError, UnsupportedError
 from overlap.language.nvshmem import fence, get_nbi, my_pe, put_nbi, put_signal, quiet
-from overlap.pipeline import Request, compile_source
 from overlap.runtime.cuda.runtime import runtime_for_group
 from overlap.runtime.workspace import check
 from tests.support.ranks import Product, delay, template
 from tests.support.realizations import no_nvshmem
+from tests.support.rehearsal import generate, products
 
 from .conftest import WORLD
 
 pytestmark = pytest.mark.skipif(bool(no_nvshmem()), reason=no_nvshmem())
 SHAPES = [(512, 256, 128), (1000, 136, 96), (3, 64, 64)]
+AGREEING = [
+    ("grouped_gemm", "all_gather_1d", "a[M]", torch.float16),
+    ("grouped_gemm", "all_gather_1d_pull", "a[M]", torch.float16),
+    ("grouped_gemm", "all_gather_ring", "b[N]", torch.float32),
+    ("persistent_gemm", "all_gather_1d", "a[M]", torch.bfloat16),
+    ("grouped_gemm", "all_to_all_1d", "a[K:M]", torch.float16),
+    ("grouped_gemm", "reduce_scatter_1d", "c[M]", torch.float16),
+    ("persistent_gemm", "all_reduce_two_shot", "c[]", torch.bfloat16),
+]
+IN_GRAPHS = [("all_gather_1d", "a[M]"), ("all_gather_1d_pull", "a[M]"), ("reduce_scatter_1d", "c[M]")]
+TWO_LEVELS = [("all_gather_2d", "a[M]"), ("all_to_all_2d", "a[K:M]"), ("reduce_scatter_2d", "c[M]")]
 HALF = max(1, WORLD // 2)
+EIGHT = {"comm_sms": "8"}
+"""Settings of all modules."""
 SET = tl.constexpr(9)
 
 
+def ahead():
+    """What is compiled ahead of the tests (`tests.support.ahead`)."""
+    half, how = torch.float16, {"node": HALF, **EIGHT}
+    for kernel, plan, on, dtype in AGREEING:
+        calls = [(shape, dtype) for shape in SHAPES]
+        name = f"test_agrees_with_fp32[{kernel}-{plan}]"
+        yield products(name, template(kernel), (plan, on, "nvshmem"), *calls, **how)
+    gemm, way = template("grouped_gemm"), ("all_gather_1d", "a[M]", "nvshmem")
+    yield products("test_two_hundred_launches_with_new_data_and_delays", gemm, way, ((515, 136, 96), half), **how)
+    for plan, on in TWO_LEVELS if WORLD == 4 else ():
+        calls = [(shape, half) for shape in SHAPES]
+        yield products(f"test_two_levels[{plan}]", gemm, (plan, on, "nvshmem"), *calls, mesh=f"2x{HALF}", **how)
+
+
 @pytest.fixture(autouse=True)
-def nodes(monkeypatch, tmp_path_factory):
+def nodes(monkeypatch, one_folder):
     monkeypatch.setenv("OVERLAP_NODE_RANKS", str(HALF))
-    monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "modules"))
 
 
 @pytest.fixture(scope="module")
-def gathers(repo, tmp_path_factory):
+def gathers(tmp_path_factory):
     """``gathers(kernel, plan, on, mesh)``: a template kernel compiled for the backend, imported."""
     folder = tmp_path_factory.mktemp("far")
     made: dict = {}
 
-    def make(kernel, plan, on="a[M]", mesh=None):
+    def make(kernel, plan, on="a[M]", mesh=""):
         key = (kernel, plan, on, mesh)
         if key not in made:
-            unit = SourceUnit.from_file(str(repo / template(kernel)))
-            request = Request(
-                unit, plan=plan, on=on, backend="nvshmem", settings={"comm_sms": "8"}, mesh=mesh and parse_mesh(mesh)
-            )
             path = folder / f"module_{len(made)}.py"
-            path.write_text(compile_source(request).module.text)
-            made[key] = load_module(str(path))
+            made[key] = generate(path, template(kernel), plan, on, "nvshmem", mesh=mesh, **EIGHT)
         return made[key]
 
     return make
@@ -119,18 +137,7 @@ def test_no_pointer_reaches_another_node(group, generated):
         Product(group, 512, 256, 128, torch.float16).check(module, 0)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "plan", "on", "dtype"),
-    [
-        ("grouped_gemm", "all_gather_1d", "a[M]", torch.float16),
-        ("grouped_gemm", "all_gather_1d_pull", "a[M]", torch.float16),
-        ("grouped_gemm", "all_gather_ring", "b[N]", torch.float32),
-        ("persistent_gemm", "all_gather_1d", "a[M]", torch.bfloat16),
-        ("grouped_gemm", "all_to_all_1d", "a[K:M]", torch.float16),
-        ("grouped_gemm", "reduce_scatter_1d", "c[M]", torch.float16),
-        ("persistent_gemm", "all_reduce_two_shot", "c[]", torch.bfloat16),
-    ],
-)
+@pytest.mark.parametrize(("kernel", "plan", "on", "dtype"), AGREEING)
 def test_agrees_with_fp32(group, gathers, kernel, plan, on, dtype):
     module = gathers(kernel, plan, on)
     for shape in SHAPES:
@@ -150,9 +157,7 @@ def test_two_hundred_launches_with_new_data_and_delays(group, gathers):
     assert wrong.item() == 0, f"{wrong.item()} of 200 launches are wrong on rank {product.rank}"
 
 
-@pytest.mark.parametrize(
-    ("plan", "on"), [("all_gather_1d", "a[M]"), ("all_gather_1d_pull", "a[M]"), ("reduce_scatter_1d", "c[M]")]
-)
+@pytest.mark.parametrize(("plan", "on"), IN_GRAPHS)
 def test_a_graph_replayed_with_new_data(group, gathers, plan, on):
     module = gathers("grouped_gemm", plan, on)
     product = Product(group, 1000, 136, 96, torch.float16, on=on)
@@ -175,9 +180,7 @@ def test_a_graph_replayed_with_new_data(group, gathers, plan, on):
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize(
-    ("plan", "on"), [("all_gather_2d", "a[M]"), ("all_to_all_2d", "a[K:M]"), ("reduce_scatter_2d", "c[M]")]
-)
+@pytest.mark.parametrize(("plan", "on"), TWO_LEVELS)
 def test_two_levels(group, gathers, plan, on):
     """Within a node by pointer, between nodes through NVSHMEM, in one launch."""
     module = gathers("grouped_gemm", plan, on, mesh=f"2x{HALF}")

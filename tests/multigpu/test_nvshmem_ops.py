@@ -6,56 +6,45 @@ On one host the halves of the ranks count as nodes. 2 ranks are 2 nodes of 1, 4 
 import pytest
 import torch
 
-from overlap.chunkplan.region import shard_interval
-from overlap.ops import a2a_gemm, ag_gemm, ag_gemm_k, gemm_a2a, gemm_ar, gemm_rs, last_plan
-from overlap.runtime.cuda.runtime import runtime_for_group
+import overlap
+from overlap.ops import ag_gemm, gemm_rs, last_plan
 from overlap.runtime.workspace import check
+from tests.support.operands import COLUMNS, OPERATORS, ROWS, piece, random, rehearsed
 from tests.support.ranks import delay
 from tests.support.realizations import no_nvshmem
+from tests.support.rehearsal import of_tests
 
 from .conftest import WORLD
 
 pytestmark = pytest.mark.skipif(bool(no_nvshmem()), reason=no_nvshmem())
+HALF = max(1, WORLD // 2)
+
+
+def ahead():
+    """What is compiled ahead of the tests (`tests.support.ahead`)."""
+    yield from of_tests(test_operators, test_a_large_product, node=HALF)
 
 
 @pytest.fixture(autouse=True)
-def nodes(monkeypatch, tmp_path_factory):
-    monkeypatch.setenv("OVERLAP_NODE_RANKS", str(max(1, WORLD // 2)))
-    monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "modules"))
-
-
-def piece(whole, dim, rank):
-    low, high = shard_interval(whole.shape[dim], WORLD, rank)
-    return whole.narrow(dim, low, high - low)
-
-
-ROWS, COLUMNS, WHOLE = 0, 1, None
-OPERATORS = {
-    ag_gemm: (ROWS, WHOLE, WHOLE),
-    ag_gemm_k: (COLUMNS, WHOLE, WHOLE),
-    a2a_gemm: (COLUMNS, WHOLE, ROWS),
-    gemm_a2a: (ROWS, WHOLE, COLUMNS),
-    gemm_rs: (COLUMNS, ROWS, ROWS),
-    gemm_ar: (COLUMNS, ROWS, WHOLE),
-}
-"""Of x, w and y = x @ w, the dimension of which a rank has its piece."""
+def nodes(monkeypatch, one_folder):
+    monkeypatch.setenv("OVERLAP_NODE_RANKS", str(HALF))
 
 
 class Operands:
     """The same x [M, K], w [K, N] and gradient of y on every rank, fp16, and what products of them may miss in fp32."""
 
     def __init__(self, rank, m, n, k, seed):
-        generator = torch.Generator("cuda").manual_seed(seed)
-        self.x, self.w, self.dy = (
-            torch.randn(shape, device="cuda", generator=generator).half() for shape in ((m, k), (k, n), (m, n))
-        )
+        shapes = ((m, k), (k, n), (m, n))
+        self.x, self.w, self.dy = (random(shape, 3 * seed + i, torch.float16) for i, shape in enumerate(shapes))
         self.rank = rank
 
     def mine(self, tensor, dim):
-        return tensor.clone() if dim is None else piece(tensor, dim, self.rank).clone()
+        return tensor.clone() if dim is None else piece(tensor, dim, WORLD, self.rank).clone()
 
     def check(self, found, a, b, dim, what):
         """``found`` is this rank's piece along ``dim`` of a @ b: partial sums and results are rounded once each."""
+        if rehearsed():
+            return
         a, b = a.float(), b.float()
         wanted, magnitude = (self.mine(product, dim) for product in (a @ b, a.abs() @ b.abs()))
         assert found.shape == wanted.shape, (what, found.shape, wanted.shape)
@@ -65,25 +54,25 @@ class Operands:
         )
 
 
-@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.__name__)
+@pytest.mark.parametrize("operator", OPERATORS)
 def test_operators(group, operator):
-    rank = runtime_for_group(group).rank
+    rank = group.rank()
     of_x, of_w, of_y = OPERATORS[operator]
-    sizes = {"gather_size": 515} if operator in (ag_gemm, gemm_a2a) else {}
+    sizes = {"gather_size": 515} if of_x == ROWS else {}
     for seed in range(3):
         delay(seed, rank)
         o = Operands(rank, 515, 40 * WORLD, 24 * WORLD, seed)
-        y = operator(o.mine(o.x, of_x), o.mine(o.w, of_w), group=group, backend="nvshmem", **sizes)
-        o.check(y, o.x, o.w, of_y, f"{operator.__name__}, seed {seed}")
-    name = operator.__name__
-    assert last_plan(name).backend == "nvshmem", last_plan(name)
+        call = getattr(overlap.ops, operator)
+        y = call(o.mine(o.x, of_x), o.mine(o.w, of_w), group=group, backend="nvshmem", **sizes)
+        o.check(y, o.x, o.w, of_y, f"{operator}, seed {seed}")
+    assert last_plan(operator).backend == "nvshmem", last_plan(operator)
     check(group)
 
 
 @pytest.mark.parametrize(("operator", "of_w"), [(ag_gemm, COLUMNS), (gemm_rs, ROWS)])
 def test_gradients(group, operator, of_w):
     """A gather's gradient is a scatter between nodes, and the other way round."""
-    rank = runtime_for_group(group).rank
+    rank = group.rank()
     of_x, of_y = (ROWS, COLUMNS) if operator is ag_gemm else (COLUMNS, ROWS)
     sizes = {"gather_size": 515} if operator is ag_gemm else {}
     for seed in range(3):
@@ -101,13 +90,12 @@ def test_gradients(group, operator, of_w):
 
 
 def test_a_large_product(group):
-    rank, world = runtime_for_group(group).rank, WORLD
-    generator = torch.Generator("cuda").manual_seed(5)
-    whole = torch.randn(4096, 1024, device="cuda", generator=generator).to(torch.bfloat16)
-    low, high = shard_interval(4096, world, rank)
-    w = torch.randn(1024, 768, device="cuda", generator=generator).to(torch.bfloat16)
+    rank = group.rank()
+    whole, w = random((4096, 1024), 5, torch.bfloat16), random((1024, 768), 6, torch.bfloat16)
     for _ in range(3):
-        y = ag_gemm(whole[low:high].clone(), w, group=group, backend="nvshmem")
+        y = ag_gemm(piece(whole, ROWS, WORLD, rank).clone(), w, group=group, backend="nvshmem")
+        if rehearsed():
+            return
         wanted = whole.float() @ w.float()
         error = ((y.float() - wanted).abs() / (wanted.abs() + 1)).max().item()
         assert error < 2e-2, (rank, error)

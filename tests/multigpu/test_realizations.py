@@ -35,16 +35,19 @@ FORMS = ["gather, ldst_reserved", "gather, tma_inline", "scatter, tma_inline", "
 
 
 def ahead():
-    """What is compiled ahead of the tests (`tests.support.ahead`), of realizations whose kernels are linked with no library."""
-    near = [(name, how) for name, how in REALIZATIONS.items() if not how.far and not missing(name)]
-    for test, m, world in (
-        ("test_launches_over_two_streams_with_delays", 515, 0),
-        ("test_a_graph_replayed_between_calls", 1000, 0),
-        ("test_two_sub_groups_of_a_2x2_mesh_at_once", 515, 2),
+    """What is compiled ahead of the tests (`tests.support.ahead`)."""
+    for test, rows, world in (
+        ("test_launches_over_two_streams_with_delays", [515], 0),
+        ("test_a_graph_replayed_between_calls", [1000], 0),
+        ("test_two_sub_groups_of_a_2x2_mesh_at_once", [515], 2),
+        ("test_hosts_that_wait_for_each_kernel", [515, 64, 1], 0),
     ):
-        for name, how in near:
-            way, calls = (how.plan, how.on, how.backend), [((m, 136, 96), torch.float16)]
-            yield products(f"{test}[{name}]", template(how.kernel), way, *calls, world=world)
+        for name, how in REALIZATIONS.items():
+            if missing(name) or how.far and (world or len(rows) > 1):
+                continue
+            way, calls = (how.plan, how.on, how.backend), [((m, 136, 96), torch.float16) for m in rows]
+            node = max(1, WORLD // 2) if how.far else 0
+            yield products(f"{test}[{name}]", template(how.kernel), way, *calls, world=world, node=node)
 
 
 def each(found):

@@ -11,13 +11,13 @@ from overlap.errors import DeadlineError, OverlapError, UnsupportedError
 from overlap.ops import gemm_ar, gemm_rs, last_plan
 from overlap.runtime.workspace import check, release
 from tests.support.ranks import Product, delay, template
-from tests.support.rehearsal import products
+from tests.support.rehearsal import of_tests, products
 
 from .conftest import WORLD
 from .test_graphs import Captured
 from .test_results_op import Sum
 
-pytestmark = pytest.mark.ranks(2)
+pytestmark = [pytest.mark.ranks(2), pytest.mark.usefixtures("one_folder")]
 BACKEND = "words_inline"
 LAST = WORLD - 1
 DEADLINE_S = 3
@@ -29,12 +29,6 @@ KERNELS = {
 }
 SHAPES = [(515, 136, 96), (130, 264, 200), (128, 2048, 512), (3, 64, 64), (1, 8, 8), (16, 1024, 96)]
 ODD = [(65, 67, 33), (2, 5, 7)]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    """One folder for every test: operators keep their modules while the process lives."""
-    monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "modules"))
 
 
 def shapes_of(name, plan):
@@ -64,6 +58,7 @@ def ahead():
         ("test_a_rank_that_does_not_come", torch.float16),
     ):
         yield products(test, gemm, ("all_reduce_one_shot", "c[]", BACKEND), ((16, 256, 64), dtype))
+    yield from of_tests(test_operators)
 
 
 @pytest.mark.parametrize("plan", WAYS)

@@ -55,10 +55,13 @@ def no_nvshmem() -> str:
     return "" if find_library() else "NVSHMEM's bitcode is not installed (nvidia-nvshmem-cu13)"
 
 
+def lacking(what: str, on: str, backend: str | None) -> str:
+    """Why the table has no such backend here for what is moved on a tensor; empty where it has."""
+    need = Need(what, moves="result" if on[0] == "c" else "input", triton=triton_here())
+    return need.lacking(backends[backend]) if backend in backends else ""
+
+
 def missing(name: str) -> str:
     """Why a realization cannot be tried on this machine; empty where it can."""
     how = REALIZATIONS[name]
-    need = Need(name, moves="result" if how.on[0] == "c" else "input", triton=triton_here())
-    if how.backend in backends and (lacking := need.lacking(backends[how.backend])):
-        return lacking
-    return no_nvshmem() if how.far else ""
+    return lacking(name, how.on, how.backend) or (no_nvshmem() if how.far else "")

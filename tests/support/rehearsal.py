@@ -26,6 +26,7 @@ from bench.null_runtime import NullGroup, NullRuntime
 from overlap.annotate.source import SourceUnit
 from overlap.backends.bitcode import find_library
 from overlap.build import device, parse_target
+from overlap.chunkplan.mesh import parse_mesh
 from overlap.codegen.module_io import load_module
 from overlap.pipeline import Request, compile_source
 from overlap.runtime.group.reach import nodes_of
@@ -58,38 +59,56 @@ class Rehearsal(NamedTuple):
     node: int = 0
 
 
-def products(test: str, source: str, way: Sequence[str], *calls: Call, world: int = 0) -> Rehearsal:
+def products(
+    test: str, source: str, way: Sequence[str], *calls: Call, world: int = 0, node: int = 0, **options: str
+) -> Rehearsal:
     """Of products (`Product`) by one module.
 
     Args:
         way: plan, communicated tensor and, where it is not the copy engine, backend.
+        options: of `generate`.
     """
-    return Rehearsal(test, multiply, (source, tuple(way), calls), world)
+    arguments = (source, tuple(way), calls, tuple(options.items()))
+    return Rehearsal(test, multiply, arguments, world, node=node)
 
 
-def multiply(group: Any, source: str, way: tuple[str, ...], calls: Sequence[Call]) -> None:
+def multiply(
+    group: Any, source: str, way: tuple[str, ...], calls: Sequence[Call], options: tuple[tuple[str, str], ...]
+) -> None:
     """Calls of one rank on one workspace, in their order: what a kernel is compiled for may depend on it."""
-    module = _module(source, way)
+    module = _module(source, way, options)
     for (m, n, k), dtype in calls:
         product = Product(group, m, n, k, dtype, on=way[1])
         inputs = product.arguments(torch.empty(m, k, dtype=dtype), torch.empty(k, n, dtype=dtype))
         module.matmul(*inputs, group=group, sizes=product.sizes)
 
 
-def of_tests(*tests: Callable[..., None], world: int = 0, parts: int = PARTS) -> Iterator[Rehearsal]:
+def _always(given: dict[str, Any]) -> bool:
+    return True
+
+
+def of_tests(
+    *tests: Callable[..., None], parts: int = PARTS, node: int = 0, when: Callable[[dict[str, Any]], bool] = _always
+) -> Iterator[Rehearsal]:
     """Of tests of operators that make their operands by `tests.support.operands`: one for each set of a test's parameters, in
     which the test is played as it stands, by each rank.
 
     Besides its parameters a test may take ``group``, ``monkeypatch`` and ``repo``, and ``nodes``, which gives the group for its
     parameter ``node``.
+
+    Args:
+        node: ranks of a node, where the test has no such parameter.
+        when: of the parameters, whether the test is played.
     """
     for test in tests:
         marks = [mark for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"]
         for chosen in itertools.product(*(_named(*mark.args[:2]) for mark in reversed(marks))):
             given = {name: value for values in chosen for name, value in values.items()}
+            if not when(given):
+                continue
             words = "-".join(getattr(value, "__name__", str(value)) for value in given.values())
             called, plays = f"{test.__name__}[{words}]", (partial(test, **given),)
-            yield Rehearsal(called, play_test, plays, world, parts, given.get("node", 0))
+            yield Rehearsal(called, play_test, plays, parts=parts, node=given.get("node", node))
 
 
 def _named(names: str | Sequence[str], values: Iterable[Any]) -> Iterator[dict[str, Any]]:
@@ -109,17 +128,20 @@ def play_test(group: Any, test: partial[None]) -> None:
         test(**{name: value for name, value in given.items() if name in taken and name not in test.keywords})
 
 
-def generate(path: Path, source: str, plan: str, on: str, backend: str | None = None) -> Any:
+def generate(
+    path: Path, source: str, plan: str, on: str, backend: str | None = None, *, mesh: str = "", **settings: str
+) -> Any:
     """The module generated from a file of the checkout, imported from ``path``."""
-    request = Request(SourceUnit.from_file(str(ROOT / source)), plan=plan, on=on, backend=backend)
+    unit, levels = SourceUnit.from_file(str(ROOT / source)), parse_mesh(mesh) if mesh else None
+    request = Request(unit, plan=plan, on=on, backend=backend, mesh=levels, settings=settings)
     path.write_text(compile_source(request).module.text)
     return load_module(str(path))
 
 
 @cache
-def _module(source: str, way: tuple[str, ...]) -> Any:
+def _module(source: str, way: tuple[str, ...], options: tuple[tuple[str, str], ...]) -> Any:
     with tempfile.TemporaryDirectory() as folder:
-        return generate(Path(folder) / "module.py", source, *way)
+        return generate(Path(folder) / "module.py", source, *way, **dict(options))
 
 
 @contextlib.contextmanager
