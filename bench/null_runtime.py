@@ -17,6 +17,7 @@ class NullRuntime:
     """One rank of ``world``, whose peers are itself."""
 
     sm_count = 132
+    launches_early = True
     device = torch.device("cpu")
     pes: tuple[int, ...] = ()
 

@@ -163,6 +163,12 @@ SETTINGS: dict[str, Setting] = {
             minimum=0,
         ),
         Setting(
+            "launch_early",
+            bool,
+            False,
+            "Words and blocks are launched while what is ahead of them on the stream still ends (sm_90 and later).",
+        ),
+        Setting(
             "strided_row_bytes",
             int,
             128,

@@ -68,6 +68,16 @@ def await_flags(address, there, wanted, state):
     return seen
 
 
+STREAM = "griddepcontrol.wait; mov.b32 $0, 0;"
+_STREAM: tl.constexpr = tl.constexpr(STREAM)
+
+
+@triton.jit
+def await_stream():
+    """Waits until everything ahead on the stream has ended, in launches that may begin before (sm_90); in others it is so."""
+    tl.inline_asm_elementwise(_STREAM, "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
 def barrier_assembly() -> str:
     """A CTA barrier that adds to ``$1`` whether it is the least of all numbers for any thread."""
     return """{

@@ -34,6 +34,8 @@ class Runtime(Protocol):
     world: int
     sm_count: int
     """Multiprocessors of this rank's device."""
+    launches_early: bool
+    """Whether kernels may be launched while what is ahead on their stream still ends, which they then wait for themselves."""
     device: Any
     """The `torch.device` that ordinary tensors of this rank live on."""
 

@@ -88,6 +88,10 @@ class SimRuntime:
         return self._world.sms
 
     @property
+    def launches_early(self) -> bool:
+        return True
+
+    @property
     def nodes(self) -> tuple[int, ...]:
         return self._world.nodes
 

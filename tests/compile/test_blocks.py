@@ -16,11 +16,12 @@ from .support import meta
 TARGET = parse_target("sm_90")
 
 
-def made(kernel, dtype, unit, *, to_dtype=None, **options):
+def made(kernel, dtype, unit, *, to_dtype=None, early=False, **options):
     arguments = dict(
         src=meta(4096, dtype=dtype), out=meta(4096, dtype=to_dtype or dtype), slots=meta(4096, dtype=torch.int64),
         peers=meta(8, dtype=torch.int64), calls=meta(1024, dtype=torch.int64), state=meta(64, dtype=torch.int64),
-        VEC=unit // dtype.itemsize, UNITS=BLOCK_BYTES // unit, BYTES=BLOCK_BYTES, RANKS=4, LANES=THREADS, **options,
+        VEC=unit // dtype.itemsize, UNITS=BLOCK_BYTES // unit, BYTES=BLOCK_BYTES, RANKS=4, LANES=THREADS, EARLY=early,
+        **options,
     )  # fmt: skip
     numbers = {name: 1 for name in kernel.arg_names if name not in arguments}
     return compile_kernel(kernel, arguments | numbers, TARGET, {"num_warps": THREADS // 32})
@@ -98,6 +99,14 @@ def test_all_ranks_blocks_are_loaded_ahead_of_the_first_sum(name):
     loads, sums = text[text.index(LOOK) :].split("bar.red.or.pred", 1)
     assert loads.count("ld.global.v4") == 8 and "add.f32" not in loads
     assert "add.f32" in sums and "bar.red" not in sums
+
+
+def test_a_launch_that_begins_early_waits_ahead_of_all_it_reads():
+    options = {"ACCUMULATOR": tl.float32, "SENDERS": 4}
+    early = made(two_step_blocks_kernel, torch.bfloat16, 16, early=True, **options).assembly
+    ahead, _, behind = early.partition("griddepcontrol.wait;")
+    assert behind and not re.search(r"\b(?:ld|st|atom)\.(?!param)", ahead)
+    assert "griddepcontrol" not in made(two_step_blocks_kernel, torch.bfloat16, 16, **options).assembly
 
 
 @pytest.mark.parametrize("name", ["moved", "added", "two steps"])

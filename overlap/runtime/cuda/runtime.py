@@ -59,6 +59,7 @@ class CudaRuntime:
         self.device = torch.device("cuda", torch.cuda.current_device())
         self._index: int = torch.cuda.current_device()
         self.sm_count: int = torch.cuda.get_device_properties(self.device).multi_processor_count
+        self.launches_early = torch.version.hip is None and torch.cuda.get_device_capability(self.device) >= (9, 0)
         self.meetings = Meetings(dist.distributed_c10d._get_process_group_store(group), self.rank, self.world)
         self._provider = provider
         self._nodes: tuple[int, ...] | None = None

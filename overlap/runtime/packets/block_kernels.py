@@ -20,6 +20,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from overlap.language.awaits import await_stream
+
 from .block_parts import (
     await_all,
     await_block,
@@ -42,8 +44,10 @@ UNSPECIALISED = [
 def exchange_blocks_kernel(src, out, slots, peers, calls, state, rank, world, programs, capacity, places,
                            rows, chunk, total, to_rows, to_chunk, to_total, FLAT: tl.constexpr, TO_FLAT: tl.constexpr,
                            PARTS: tl.constexpr, VEC: tl.constexpr, UNITS: tl.constexpr, BYTES: tl.constexpr,
-                           RANKS: tl.constexpr, LANES: tl.constexpr):  # fmt: skip
+                           RANKS: tl.constexpr, LANES: tl.constexpr, EARLY: tl.constexpr = False):  # fmt: skip
     """Every rank's piece for every other; boxes of ``out`` are always by rank."""
+    if EARLY:
+        await_stream()
     pid = tl.program_id(0)
     epoch = push_blocks(src, peers, calls, pid, rank, world, programs, capacity, places, rows, chunk, total,
                         FLAT, PARTS, VEC, UNITS, BYTES, RANKS)  # fmt: skip
@@ -70,11 +74,13 @@ def exchange_blocks_kernel(src, out, slots, peers, calls, state, rank, world, pr
 def sum_blocks_kernel(src, out, slots, peers, calls, state, rank, world, programs, capacity, places, rows, chunk, total,
                       FLAT: tl.constexpr, PARTS: tl.constexpr, ACCUMULATOR: tl.constexpr, SENDERS: tl.constexpr,
                       VEC: tl.constexpr, UNITS: tl.constexpr, BYTES: tl.constexpr, RANKS: tl.constexpr,
-                      LANES: tl.constexpr):  # fmt: skip
+                      LANES: tl.constexpr, EARLY: tl.constexpr = False):  # fmt: skip
     """The sum of every rank's piece for this rank, added in rank order in ``ACCUMULATOR`` and rounded once, to ``out``, dense.
 
     Where all ranks get the same ``out`` may be ``src``: of a block, a program sends all and then stores the sum.
     """
+    if EARLY:
+        await_stream()
     pid = tl.program_id(0)
     epoch = push_blocks(src, peers, calls, pid, rank, world, programs, capacity, places, rows, chunk, total,
                         FLAT, PARTS, VEC, UNITS, BYTES, RANKS)  # fmt: skip
@@ -97,12 +103,15 @@ def sum_blocks_kernel(src, out, slots, peers, calls, state, rank, world, program
 @triton.jit(do_not_specialize=UNSPECIALISED)
 def two_step_blocks_kernel(src, out, slots, peers, calls, state, rank, world, programs, capacity, places, chunk, total,
                            ACCUMULATOR: tl.constexpr, SENDERS: tl.constexpr, VEC: tl.constexpr, UNITS: tl.constexpr,
-                           BYTES: tl.constexpr, RANKS: tl.constexpr, LANES: tl.constexpr):  # fmt: skip
+                           BYTES: tl.constexpr, RANKS: tl.constexpr, LANES: tl.constexpr,
+                           EARLY: tl.constexpr = False):  # fmt: skip
     """An all-reduce of fewer bytes: every rank adds ``chunk`` of the ``total`` units, and sends the sums to all.
 
     A slot holds a sender's blocks of both steps, one behind the other. ``out`` may be ``src``: a sum comes behind its flag, which
     is behind those of all blocks that were added, which are behind what this rank has read to send them.
     """
+    if EARLY:
+        await_stream()
     pid = tl.program_id(0)
     epoch = push_blocks(src, peers, calls, pid, rank, world, programs, capacity, places, 1, chunk, total,
                         True, True, VEC, UNITS, BYTES, RANKS)  # fmt: skip

@@ -15,6 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from overlap.language.awaits import await_stream
 from overlap.language.packets import LINE_BYTES, mark_of, receive, send
 
 from .lines import (
@@ -44,8 +45,10 @@ _LOOKED_AT: tl.constexpr = tl.constexpr(LOOKED_AT)
 def exchange_kernel(src, out, slots, peers, calls, state, rank, world, programs, capacity,
                     rows, chunk, total, to_rows, to_chunk, to_total,
                     UNIT: tl.constexpr, TO_UNIT: tl.constexpr, FLAT: tl.constexpr, TO_FLAT: tl.constexpr,
-                    PARTS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+                    PARTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr = False):  # fmt: skip
     """Every rank's piece for every other; boxes of ``out`` are always by rank."""
+    if EARLY:
+        await_stream()
     pid = tl.program_id(0)
     epoch, mark, side = push(
         src, peers, calls, pid, rank, world, programs, capacity, rows, chunk, total, UNIT, FLAT, PARTS, BLOCK
@@ -76,12 +79,14 @@ def exchange_kernel(src, out, slots, peers, calls, state, rank, world, programs,
 def sum_packets_kernel(src, out, slots, peers, calls, state, rank, world, programs, capacity,
                        rows, chunk, total, UNIT: tl.constexpr, TO_UNIT: tl.constexpr, FLAT: tl.constexpr,
                        PARTS: tl.constexpr, SENDERS: tl.constexpr, DTYPE: tl.constexpr, ACCUMULATOR: tl.constexpr,
-                       BLOCK: tl.constexpr):  # fmt: skip
+                       BLOCK: tl.constexpr, EARLY: tl.constexpr = False):  # fmt: skip
     """The sum of every rank's piece for this rank, added in rank order in ``ACCUMULATOR`` and rounded once.
 
     ``out`` is dense: integers of ``TO_UNIT`` bytes, or with 0 elements of any float type.
     ``SENDERS``: ranks whose lines are looked at together.
     """
+    if EARLY:
+        await_stream()
     pid = tl.program_id(0)
     epoch, mark, side = push(
         src, peers, calls, pid, rank, world, programs, capacity, rows, chunk, total, UNIT, FLAT, PARTS, BLOCK
@@ -120,12 +125,14 @@ def sum_packets_kernel(src, out, slots, peers, calls, state, rank, world, progra
 @triton.jit(do_not_specialize=UNSPECIALISED)
 def two_step_kernel(src, out, slots, peers, calls, state, rank, world, programs, capacity, chunk, total, size, to_size,
                     UNIT: tl.constexpr, TO_UNIT: tl.constexpr, SENDERS: tl.constexpr, DTYPE: tl.constexpr,
-                    ACCUMULATOR: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+                    ACCUMULATOR: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr = False):  # fmt: skip
     """An all-reduce of fewer bytes: every rank adds ``chunk`` of the ``total`` lines, and sends the sums to all.
 
     ``size``, ``to_size``: of ``src`` and ``out``, in units. They do not share memory: a program stores results of lines that
     another one has sent on, which nothing orders for plain accesses.
     """
+    if EARLY:
+        await_stream()
     pid = tl.program_id(0)
     epoch = tl.load(calls + pid) + 1
     mark = mark_of(epoch)

@@ -114,11 +114,12 @@ class Transport(ABC):
             return None
         if memory is None or memory.capacity < needed:
             memory = self._grow(needed)
-        key = (form.kernel.__name__, src.dtype, out.dtype, src.data_ptr() % 16, out.data_ptr() % 16, *form.numbers.values(),
-               *form.options.values(), src.numel() == 0, out.numel() == 0)  # fmt: skip
+        early = settings.get("launch_early") and self._runtime.launches_early
+        key = (form.kernel.__name__, early, src.dtype, out.dtype, src.data_ptr() % 16, out.data_ptr() % 16,
+               *form.numbers.values(), *form.options.values(), src.numel() == 0, out.numel() == 0)  # fmt: skip
         found = memory.launches.get(key)
         if found is None or facts not in self._met:
-            found = self._first(facts, memory, key, form, src, out)
+            found = self._first(facts, memory, key, form, src, out, early)
         memory.captured |= capturing
         return found
 
@@ -152,12 +153,13 @@ class Transport(ABC):
         form: Form,
         src: torch.Tensor,
         out: torch.Tensor,
+        early: bool,
     ) -> Callable[..., None]:
         """A launch made ready; the first of a shape meets the other ranks, so that who compiles for long is waited for."""
         runtime = self._runtime
         what = f"the first low-latency {facts[0]}"
         try:
-            enqueue = self._warm(memory, form, src, out)
+            enqueue = self._warm(memory, form, src, out, early)
             make_room(memory.launches)
             memory.launches[key] = enqueue
         except RAISED as error:
@@ -175,7 +177,9 @@ class Transport(ABC):
             self._met.add(facts)
         return enqueue
 
-    def _warm(self, memory: SlotMemory, form: Form, src: torch.Tensor, out: torch.Tensor) -> Callable[..., None]:
+    def _warm(
+        self, memory: SlotMemory, form: Form, src: torch.Tensor, out: torch.Tensor, early: bool
+    ) -> Callable[..., None]:
         runtime = self._runtime
         later: dict[str, Place | None] = {}
         given = {}
@@ -189,6 +193,8 @@ class Transport(ABC):
             **given, **memory.arguments(), "rank": runtime.rank, "world": runtime.world, **form.numbers, **form.options,
             "num_warps": form.threads // 32,
         }  # fmt: skip
+        if early:
+            arguments |= {"EARLY": True, "launch_pdl": True}
         room = runtime.resident(form.kernel, (1, 1, 1), {**arguments, "programs": 2})
         tiles = self._tiles(form) * form.work
         programs = max(1, min(tiles, room, A_MULTIPROCESSOR * runtime.sm_count, MOST_PROGRAMS))
