@@ -193,8 +193,8 @@ SETTINGS: dict[str, Setting] = {
             "tail",
             str,
             "never",
-            "Whether `ag_gemm` leaves the tiles of a last wave that few multiprocessors take part in to a launch of smaller ones "
-            "behind it; auto: where that is predicted to be shorter.",
+            "Whether `ag_gemm` and `a2a_gemm` leave the tiles of a last wave that few multiprocessors take part in to a launch "
+            "of smaller ones behind the kernel; auto: where that is predicted to be shorter.",
             choices=("auto", "always", "never"),
         ),
         Setting(

@@ -31,7 +31,7 @@ class LastPlan:
     ``exposed_ms``: communication that computation did not hide, where it was measured; ``why_serial``: the reason,
     empty where a fused kernel ran; ``considered``: where ``auto`` chose, what each backend was predicted to take, the fastest
     first, and why others cannot; ``source``: who decided: ``keyword``, ``lock PATH``, ``cache``, ``shipped defaults``,
-    ``built-in``, empty where nothing was to be decided.
+    ``built-in``, empty where nothing was to be decided; ``tail``: how many of the last tiles a second launch made.
     """
 
     operator: str
@@ -48,6 +48,7 @@ class LastPlan:
     kind: str = "gather"
     considered: tuple[str, ...] = ()
     source: str = ""
+    tail: int = 0
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape))
@@ -60,6 +61,8 @@ class LastPlan:
             text += f", transfers alone {self.predicted_ms:.3f} ms"
         if self.exposed_ms is not None:
             text += f", {self.exposed_ms:.3f} ms of it exposed"
+        if self.tail:
+            text += f", the last {f'{self.tail} tiles' if self.tail > 1 else 'tile'} by a second launch"
         return text
 
 

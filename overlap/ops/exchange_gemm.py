@@ -23,7 +23,9 @@ from overlap.api.fallback import MOVING, Choice, check_backend
 from overlap.api.groups import group_by_name, no_group, resolve_group
 from overlap.chunkplan.cuts import Split, SplitLike, split_of, split_text
 from overlap.interop import define, group_name, traced
+from overlap.runtime.instance import Instance
 from overlap.runtime.protocol import runtime_of
+from overlap.runtime.repeat.repeat import KernelLaunch
 
 from .arguments import (
     UNEVEN,
@@ -43,9 +45,10 @@ from .arguments import (
 from .autocast import without_autocast
 from .blocks import blocks_of
 from .gather_gemm import compiled_kernel
-from .products import Product, by_tma, product_arguments
+from .products import Product, by_tma, product_arguments, product_blocks
 from .record import remember, serial_plan
 from .repeat import Asked, repeated
+from .tail import tail_launches, tail_of, warm_tail
 from .views import GatherView, scatter_view
 
 PLAN, SPLIT = "all_to_all_1d", 4
@@ -154,11 +157,26 @@ def run_a2a_gemm(
         part, most = (_part(v.shape, depth, v.batch, v.rows, v.along) for v in (view, largest))
         product = Product(w, y.view(part.batch, part.rows, columns), bias)
         held, tma = x.reshape(view.batch, view.rows, x.shape[-1]), by_tma(most, x.dtype)
-        blocks = blocks_of(choice.config)
-        kernel, grid, arguments = product_arguments(product, held, part, runtime_of(group), tma=tma, blocks=blocks)
+        runtime = runtime_of(group)
+        blocks = blocks_of(choice.config) or product_blocks(product, part, runtime, tma)
+        tail = tail_of(product, part, runtime, blocks, choice.backend, tma=tma)
+        kernel, grid, arguments = product_arguments(
+            product, held, part, runtime, tma=tma, blocks=blocks, left_out=tail.left
+        )
         compiled = compiled_kernel(kernel, f"K:{view.along}", plan, split, choice.backend, comm_sms)
-        repeat = asked.repeat([y]) if asked is not None else None
-        said = compiled.launch(grid, (), arguments, group=group, backend=choice.backend, repeat=repeat)
+
+        def rest(instance: Instance) -> list[KernelLaunch]:
+            return tail_launches(tail, product, part, blocks, instance, kernel, arguments)
+
+        def behind(instance: Instance) -> None:
+            for each in rest(instance):
+                runtime.launch(each.kernel, each.grid, (), each.arguments, runtime.main_stream())
+
+        warm_tail(tail, product, part, runtime, blocks)
+        repeat = asked.repeat([y], rest) if asked is not None else None
+        more = behind if tail.left else None
+        said = compiled.launch(grid, (), arguments, group=group, backend=choice.backend, behind=more, repeat=repeat)
+        said = replace(said, tail=tail.left)
     said = replace(said, operator="a2a_gemm", shape=view.whole, considered=choice.considered, source=choice.source)
     remember(said, warn=choice.forced)
     if serially is not None:

@@ -47,7 +47,7 @@ from .products import (
 )
 from .record import remember, serial_plan
 from .repeat import Asked, repeated
-from .tail import NO_TAIL, tail_launches, tail_of, warm_tail
+from .tail import tail_launches, tail_of, warm_tail
 from .tuned import tuned_choice
 from .views import GatherView, gather_view
 
@@ -240,9 +240,9 @@ def run(
     if return_gathered:
         whole = torch.empty(view.whole, dtype=x.dtype, device=x.device)
         warm_copy(whole, runtime)
-    largest, blocks = products[first], blocks_of(choice.config)
-    blocks = blocks or product_blocks(largest, view, runtime, by_tma(view, x.dtype))
-    tail = tail_of(largest, view, runtime, blocks) if choice.backend == "copy_engine" else NO_TAIL
+    largest, tma = products[first], by_tma(view, x.dtype)
+    blocks = blocks_of(choice.config) or product_blocks(largest, view, runtime, tma)
+    tail = tail_of(largest, view, runtime, blocks, choice.backend, tma=tma)
     kernel, grid, arguments = product_arguments(largest, shard, view, runtime, blocks=blocks, left_out=tail.left)
     compiled = compiled_kernel(kernel, view.along, plan, split, choice.backend, comm_sms)
 
@@ -250,9 +250,7 @@ def run(
 
     def further(instance: Instance) -> list[KernelLaunch]:
         gathered = instance.buffer.view(view.batch, view.rows, view.depth)
-        found = []
-        if tail.left:
-            found = tail_launches(tail, largest, gathered, view, blocks, instance, kernel, arguments)
+        found = tail_launches(tail, largest, view, blocks, instance, kernel, arguments)
         found += [product_launch(product, gathered, view, runtime) for product in others if product.columns]
         return found if whole is None else [*found, copy_launch(gathered, whole)]
 
@@ -260,15 +258,14 @@ def run(
         for each in further(instance):
             runtime.launch(each.kernel, each.grid, (), each.arguments, runtime.main_stream())
 
-    if tail.left:
-        warm_tail(tail, largest, view, runtime, blocks)
+    warm_tail(tail, largest, view, runtime, blocks)
     for product in others:
         warm_product(product, view, runtime)
     results = ys if whole is None else [*ys, whole]
     repeat = asked.repeat(results, further) if asked is not None else None
     more: Callable[[Instance], None] | None = behind if others or whole is not None or tail.left else None
     said = compiled.launch(grid, (), arguments, group=group, backend=choice.backend, behind=more, repeat=repeat)
-    said = replace(said, operator="ag_gemm", considered=choice.considered, source=choice.source)
+    said = replace(said, operator="ag_gemm", considered=choice.considered, source=choice.source, tail=tail.left)
     remember(said, warn=choice.forced)
     if asked is not None:
         asked.keep(results, said, forced=choice.forced)

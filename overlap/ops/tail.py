@@ -30,7 +30,7 @@ from overlap.schedule.tiles import Tile
 
 from .blocks import Blocks, parts_of
 from .kernels import gemm_tail_tma
-from .products import Product, by_tma, descriptors, warmed, weight_by
+from .products import Product, descriptors, warmed, weight_by
 from .views import GatherView
 
 WORTH = 0.01
@@ -47,14 +47,19 @@ class Tail(NamedTuple):
 NO_TAIL = Tail(0, Blocks(1, 1, 1, 1, 1))
 
 
-def tail_of(product: Product, view: GatherView, runtime: Runtime, blocks: Blocks) -> Tail:
+def tail_of(product: Product, view: GatherView, runtime: Runtime, blocks: Blocks, backend: str, *, tma: bool) -> Tail:
     """What of a product's tiles, of ``blocks``, a second launch makes; `NO_TAIL`: nothing.
 
-    It is nothing where TMA does not take every operand, and of a call that is traced, whose tiles are the kernel's.
+    It is nothing where TMA does not take every operand, where programs of the kernel move chunks, which it has no wave of its
+    own for, and of a call that is traced, whose tiles are the kernel's.
+
+    Args:
+        backend: that moves chunks.
+        tma: whether TMA reads A.
     """
     asked = settings.get("tail")
     w = product.weight
-    if asked == "never" or settings.get("trace") or not by_tma(view, w.dtype):
+    if asked == "never" or backend != "copy_engine" or not tma or settings.get("trace"):
         return NO_TAIL
     if weight_by(w) == "pointers" or product.result_by() != "rows":
         return NO_TAIL
@@ -90,7 +95,6 @@ def _speed(world: int, machine: str | None, dtype: torch.dtype) -> tuple[float, 
 def tail_launches(
     tail: Tail,
     product: Product,
-    gathered: torch.Tensor,
     view: GatherView,
     blocks: Blocks,
     instance: Instance,
@@ -101,8 +105,11 @@ def tail_launches(
 
     Of a run that is left out whole no tile has waited for its chunks, so a kernel that does goes ahead.
     """
+    found: list[KernelLaunch] = []
+    if not tail.left:
+        return found
     table = instance.table(Bound(kernel, dict(arguments), {}))
-    found = []
+    gathered = instance.buffer.view(view.batch, view.rows, view.depth)
     for number, first, count in last_tiles(table.schedule.runs, tail.left):
         run = table.schedule.runs[number]
         if not first and run.waits:
@@ -124,9 +131,9 @@ def warm_tail(tail: Tail, product: Product, view: GatherView, runtime: Runtime, 
     """Compiles what `tail_launches` gives: nothing may be compiled or loaded behind a kernel that spins."""
     w, b, c = product.weight, product.bias, product.result
     aligned = None if b is None else (b.dtype, b.data_ptr() % 16)
-    key = ("tail", tail, blocks, view, w.shape, w.stride(), w.dtype, aligned)
-    if key not in warmed(runtime):
-        stand_in = torch.empty(1, 1, 8, dtype=c.dtype, device=c.device)  # as aligned as the gathered tensor
+    key = ("tail", tail, blocks, view, w.shape, w.stride(), w.dtype, c.dtype, aligned)
+    if tail.left and key not in warmed(runtime):
+        stand_in = torch.empty(1, 1, 8, dtype=w.dtype, device=c.device)  # as aligned as the gathered tensor
         run = Run(0, (0, 0, 0), (1, 1, 1))
         launch = _launch(tail, product, stand_in, view, blocks, run, 0, 1)
         words, state = (torch.empty(2, dtype=kind, device=c.device) for kind in (torch.int32, torch.int64))

@@ -8,8 +8,10 @@ import torch
 from overlap.build.artifact import compile_kernel, facts
 from overlap.build.findings import check
 from overlap.build.target import parse_target
+from overlap.ops.blocks import parts_of
 from overlap.ops.gather_gemm import compiled_kernel
-from overlap.ops.products import Product, product_arguments
+from overlap.ops.products import Product, product_arguments, product_blocks
+from overlap.ops.tail import tail_of, warm_tail
 from overlap.ops.views import GatherView
 from overlap.runtime.calls.resolve import resolve
 from overlap.schedule.moves import STAGES
@@ -108,3 +110,41 @@ def test_programs_that_move_chunks_leave_the_others_as_they_are(backend, writer)
     assert ours.wgmma == theirs.wgmma
     assert (ours.tma_loads - theirs.tma_loads, ours.tma_stores - theirs.tma_stores) == by_tma
     assert ours.spill_bytes == 0 and ours.registers <= theirs.registers + 16
+
+
+@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("transposed", [False, pytest.param(True, marks=pytest.mark.one_triton)])
+def test_what_is_left_of_a_last_wave_keeps_its_pipeline(monkeypatch, part, transposed):
+    """Blocks of the second launch, under the condition that they begin inside of the result, and the kernel that waits."""
+    rows, columns, depth = 8192, 7392, 8192
+    built = []
+
+    def compiled(kernel, grid, arguments):
+        options = {key: value for key, value in arguments.items() if key.startswith("num_")}
+        given = {key: value for key, value in arguments.items() if key not in options}
+        built.append(facts(compile_kernel(kernel, given, HOPPER, options)))
+
+    def meta(*shape):
+        return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+    monkeypatch.setenv("OVERLAP_TAIL", "always")
+    runtime = Runtime(compiled)
+    weight = meta(columns, depth).t() if transposed else meta(depth, columns)
+    product = Product(weight, meta(1, rows, columns), meta(columns))
+    view = GatherView((rows, depth), 1, rows, depth, "M")
+    blocks = product_blocks(product, view, runtime, True)
+    tail = tail_of(product, view, runtime, blocks, "copy_engine", tma=True)._replace(blocks=parts_of(blocks)[part])
+    warm_tail(tail, product, view, runtime, blocks)
+    made, waiting = built
+    assert max(b.depth for b in made.buffers) == tail.blocks.stages
+    assert made.wgmma and made.tma_loads and made.tma_stores == 1 and made.spill_bytes == 0
+    assert made.shared_bytes <= 227 * 1024 and not waiting.tma_loads
+
+
+class Runtime:
+    """A runtime that compiles for another device."""
+
+    sm_count, world = 132, 4
+
+    def __init__(self, warm):
+        self.warm = warm

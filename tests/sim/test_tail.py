@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+import overlap.ops.exchange_gemm as exchange_gemm
 import overlap.ops.gather_gemm as gather_gemm
 from overlap.chunkplan.region import shard_interval
 from overlap.errors import RaceFault
-from overlap.ops import ag_gemm
+from overlap.ops import a2a_gemm, ag_gemm, last_plan
 from overlap.runtime.launch import launch as launch_layer
 from overlap.sim import World
 
@@ -34,10 +35,12 @@ def launched(monkeypatch):
 
     def watched(tail, *rest):
         launches = original(tail, *rest)
-        found.append((tail.left, len(launches)))
+        if tail.left:
+            found.append((tail.left, len(launches)))
         return launches
 
-    monkeypatch.setattr(gather_gemm, "tail_launches", watched)
+    for module in (gather_gemm, exchange_gemm):
+        monkeypatch.setattr(module, "tail_launches", watched)
     return found
 
 
@@ -130,6 +133,8 @@ def test_all_tiles_are_made(name, launched):
         assert worst <= EPSILON[case.dtype] + case.shape[-1] * 2**-24, worst  # NaN fails too
     # Later calls are repetitions: what was made ready is launched again.
     assert sorted(launched) == list(case.wanted)
+    left, _ = case.wanted[0]
+    assert last_plan().tail == left and f", the last {left} tiles by a second launch" in str(last_plan())
 
 
 def test_the_bits_are_those_of_one_launch(monkeypatch):
@@ -160,3 +165,30 @@ def test_nothing_is_left_where_waves_are_full_or_tma_does_not_write_the_result(c
     case = Case((512, 16), (columns,), ())
     assert all(torch.allclose(y.double(), wanted, atol=2e-2) for y, wanted, _ in results(case, launches=1))
     assert not launched
+    assert last_plan().tail == 0 and "second launch" not in str(last_plan())
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "sms", "wanted"), [(620, 776, 5, [(2, 1)] * 2), (1030, 520, 8, [(7, 3)] * 2)]
+)
+def test_an_exchange_leaves_tiles_too(launched, rows, columns, sms, wanted):
+    """Parts of rows, each of which waits for one part of every rank; some are left out whole."""
+    generator = torch.Generator().manual_seed(rows)
+    wholes = [torch.randn(rows, 48, generator=generator).half() for _ in range(3)]
+    weights = [torch.randn(48, columns, generator=generator).half() for _ in range(2)]
+
+    def body(group):
+        rank = group.overlap_runtime.rank
+        found = []
+        for whole in wholes:
+            out = torch.full((rows // 2, columns), float("nan"), dtype=torch.float16)
+            piece = whole[:, rank * 24 : (rank + 1) * 24].contiguous()
+            found.append(a2a_gemm(piece, weights[rank], out=out, backend="copy_engine", group=group))
+        group.overlap_runtime.synchronize()
+        return found
+
+    for rank, found in enumerate(World(2, seed=rows, sms=sms).run(body)):
+        for whole, y in zip(wholes, found, strict=True):
+            wanted_y = whole.chunk(2)[rank].double() @ weights[rank].double()
+            assert torch.allclose(y.double(), wanted_y, atol=4e-2)  # NaN fails too
+    assert launched == wanted and last_plan("a2a_gemm").tail == wanted[0][0]

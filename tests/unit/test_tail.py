@@ -20,13 +20,13 @@ def hopper(monkeypatch):
     monkeypatch.setenv("OVERLAP_TAIL", "auto")
 
 
-def left(m, n, k, *, units=132, dtype=torch.bfloat16, world=4, weight=None, columns=None):
+def left(m, n, k, *, units=132, dtype=torch.bfloat16, world=4, weight=None, backend="copy_engine", tma=True):
     """What is left of the tiles of a product of a rank."""
     view = gather_view(torch.empty(m // world, k, dtype=dtype, device="meta"), 0, None, world, 0)
     w = torch.empty(k, n, dtype=dtype, device="meta") if weight is None else weight
     runtime = SimpleNamespace(sm_count=units, world=world)
     product = Product(w, torch.empty(1, m, n, dtype=dtype, device="meta"), None)
-    return tail_of(product, view, runtime, product_blocks(product, view, runtime, True))
+    return tail_of(product, view, runtime, product_blocks(product, view, runtime, tma), backend, tma=tma)
 
 
 def test_a_wave_of_a_few_tiles_is_made_in_smaller_ones():
@@ -59,6 +59,7 @@ def test_all_operands_go_by_tma():
     w = torch.empty(8192, 2 * 7392, dtype=torch.bfloat16, device="meta")
     assert left(8192, 7392, 8192, weight=w[:, ::2]) == NO_TAIL
     assert left(8192, 7391, 8192) == NO_TAIL
+    assert left(8192, 7392, 8192, tma=False) == NO_TAIL
     assert left(8192, 7392, 8192, weight=torch.empty(7392, 8192, dtype=torch.bfloat16, device="meta").t()).left == 8
 
 
@@ -66,6 +67,11 @@ def test_all_operands_go_by_tma():
 def test_the_setting_says_when(monkeypatch, asked, found):
     monkeypatch.setenv("OVERLAP_TAIL", asked)
     assert left(8192, 7168, 8192).left == found
+
+
+@pytest.mark.parametrize("backend", ["ldst_inline", "tma_reserved"])
+def test_programs_that_move_chunks_are_no_whole_wave(backend):
+    assert left(8192, 7392, 8192, backend=backend) == NO_TAIL
 
 
 def test_calls_that_are_traced_have_all_tiles_in_one_launch(monkeypatch):
