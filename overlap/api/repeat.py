@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from overlap.runtime.calls.kernel_call import calling_line
-from overlap.runtime.repeat.known_calls import PLAIN, Asked, Known, Told, repeated_call, unwatched
+from overlap.runtime.repeat.known_calls import PLAIN, Asked, Known, Told, default_group, repeated_call
 
 from .groups import resolve_group
 from .tuned import trial
@@ -60,9 +60,11 @@ def repeated(
 
 def resolved_unwatched(group: Any) -> Any:
     """What has, or will have, the runtime of a group; None where somebody watches what is dispatched on this thread."""
-    if not unwatched(group):
-        return None
     if getattr(group, "overlap_runtime", None) is not None:
         return group
-    found = dist.group.WORLD if group is None else group
-    return found if isinstance(found, dist.ProcessGroup) else resolve_group(found)
+    default = default_group()
+    if default is None or torch._C._len_torch_dispatch_stack():
+        return None
+    if group is None:
+        return default
+    return group if isinstance(group, dist.ProcessGroup) else resolve_group(group)

@@ -51,6 +51,7 @@ def gather(
 
 def ordered(like: torch.Tensor, shape: tuple[int, ...], order: tuple[int, ...] | None) -> torch.Tensor:
     """New memory for a tensor of ``shape``, with ``like``'s dtype and device; ``order`` as in `gather`."""
-    order = order or tuple(range(len(shape)))
+    if order is None:
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
     made = torch.empty([shape[d] for d in order], dtype=like.dtype, device=like.device)
     return made.permute([order.index(d) for d in range(len(shape))])

@@ -19,7 +19,7 @@ import torch
 
 from overlap.errors import OverlapError
 from overlap.runtime.group import collectives
-from overlap.runtime.packets.low_latency import LowLatency, low_latency_of
+from overlap.runtime.packets.low_latency import LowLatency, Ready, low_latency_of
 from overlap.runtime.protocol import runtime_of
 from overlap.runtime.repeat.known_calls import Asked
 from overlap.runtime.repeat.places import Carried
@@ -34,34 +34,40 @@ WORDS, BLOCKS = "low-latency words", "low-latency blocks"
 _SAID = {"words": WORDS, "blocks": BLOCKS}
 
 
-class ByLibrary:
-    """A serial call by the library's collective, once more with other tensors (`overlap.runtime.repeat.known_calls.Ready`).
+class Serially:
+    """A serial call, once more with other tensors (`overlap.runtime.repeat.known_calls.Ready`).
 
     Args:
         call: makes it, given its operands and results.
     """
 
-    stale: bool = False
-
     def __init__(self, call: Callable[..., object]) -> None:
         self._call = call
 
-    def __call__(self, carried: Carried) -> None:
+    def __call__(self, carried: Carried) -> bool:
         self._call(*carried.tensors)
+        return True
 
 
-class ByWords(ByLibrary):
-    """One that went by low-latency words or blocks."""
+class Again:
+    """What the collective of a serial call went by, for calls that differ in where their tensors lie alone.
 
-    def __init__(self, words: LowLatency, call: Callable[..., object]) -> None:
-        super().__init__(call)
-        self._words = words
-        self._memory = words.memory
+    Those need not look up by what they go, nor a launch. Of the library's collectives it knows nothing.
+    """
 
-    @property
-    def stale(self) -> bool:  # type: ignore[override]
-        """Whether the group's slots are others by now."""
-        return self._words.memory != self._memory
+    __slots__ = ("ready", "said")
+
+    def __init__(self) -> None:
+        self.ready: Ready | None = None
+        self.said = ""
+
+
+def _said(again: Again | None, words: LowLatency, by: str) -> str:
+    """What is said of the last call, which went ``by`` words or blocks; calls like it are told its launch."""
+    said = _SAID[by]
+    if again is not None:
+        again.ready, again.said = words.latest, said
+    return said
 
 
 def keep(
@@ -85,8 +91,7 @@ def keep(
     words = _WORDS.get(group) if went_by != COLLECTIVE else None
     if words is None and _captured(results[0]):
         return
-    ready = ByLibrary(call) if words is None else ByWords(words, call)
-    asked.keep_ready(lambda: ready, results, said, forced=forced)
+    asked.keep_ready(Serially(call), results, said, forced=forced)
 
 
 _WORDS: weakref.WeakKeyDictionary[Any, LowLatency | None] = weakref.WeakKeyDictionary()
@@ -99,34 +104,61 @@ def gather(
     shape: tuple[int, ...],
     dim: int,
     order: tuple[int, ...] | None = None,
+    again: Again | None = None,
 ) -> tuple[torch.Tensor, str]:
-    """`serial.gather`, and what it went by."""
+    """`serial.gather`, and what it went by.
+
+    Args:
+        again: of calls like this one, here and below.
+    """
+    whole = None
+    if again is not None and again.ready is not None:
+        whole = serial.ordered(shard, shape, order)
+        if again.ready(shard, whole):
+            return whole, again.said
     words = words_of(group, choice, shard)
     if words is not None:
-        whole = serial.ordered(shard, shape, order)
+        whole = serial.ordered(shard, shape, order) if whole is None else whole
         if by := words.all_gather(shard, dim, whole):
-            return whole, _SAID[by]
+            return whole, _said(again, words, by)
     return serial.gather(group, shard, shape, dim, order), COLLECTIVE
 
 
 def reduce_scatter(
-    group: Any, choice: Choice, summand: torch.Tensor, dim: int, out: torch.Tensor, *, fixed_order: bool = False
+    group: Any,
+    choice: Choice,
+    summand: torch.Tensor,
+    dim: int,
+    out: torch.Tensor,
+    *,
+    fixed_order: bool = False,
+    again: Again | None = None,
 ) -> str:
     """`collectives.reduce_scatter`; gives what it went by. Words and blocks of our own always add in a fixed order."""
+    if again is not None and again.ready is not None and again.ready(summand, out):
+        return again.said
     words = words_of(group, choice, summand)
     if words is not None and (by := words.reduce_scatter(summand, dim, out)):
-        return _SAID[by]
+        return _said(again, words, by)
     collectives.reduce_scatter(group, summand, dim, out, fixed_order=fixed_order)
     return COLLECTIVE
 
 
 def all_reduce(
-    group: Any, choice: Choice, summand: torch.Tensor, out: torch.Tensor, *, fixed_order: bool = False
+    group: Any,
+    choice: Choice,
+    summand: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    fixed_order: bool = False,
+    again: Again | None = None,
 ) -> str:
     """`collectives.all_reduce`; gives what it went by."""
+    if again is not None and again.ready is not None and again.ready(summand, out):
+        return again.said
     words = words_of(group, choice, summand)
     if words is not None and (by := words.all_reduce(summand, out)):
-        return _SAID[by]
+        return _said(again, words, by)
     collectives.all_reduce(group, summand, out, fixed_order=fixed_order)
     return COLLECTIVE
 
@@ -137,11 +169,21 @@ def sums_in_place(group: Any, choice: Choice, summand: torch.Tensor, size: int) 
     return words is None or not words.copies_in_place(size)
 
 
-def all_to_all(group: Any, choice: Choice, held: torch.Tensor, from_dim: int, to_dim: int, out: torch.Tensor) -> str:
+def all_to_all(
+    group: Any,
+    choice: Choice,
+    held: torch.Tensor,
+    from_dim: int,
+    to_dim: int,
+    out: torch.Tensor,
+    again: Again | None = None,
+) -> str:
     """`collectives.all_to_all`; gives what it went by."""
+    if again is not None and again.ready is not None and again.ready(held, out):
+        return again.said
     words = words_of(group, choice, held)
     if words is not None and (by := words.all_to_all(held, from_dim, to_dim, out)):
-        return _SAID[by]
+        return _said(again, words, by)
     collectives.all_to_all(group, held, from_dim, to_dim, out)
     return COLLECTIVE
 

@@ -46,9 +46,8 @@ def forced(config: Config) -> Iterator[None]:
         _FORCED.reset(token)
 
 
-def trial() -> Config | None:
-    """The config that calls take here and now, if they are trials."""
-    return _FORCED.get()
+trial: Callable[[], Config | None] = _FORCED.get
+"""Gives the config that calls take here and now, if they are trials."""
 
 
 @cache

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import torch
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-_DEVICES = ("cuda", "cpu")
 
 
 def without_autocast(function: Function) -> Function:
@@ -17,7 +16,7 @@ def without_autocast(function: Function) -> Function:
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not any(torch.is_autocast_enabled(device) for device in _DEVICES):
+        if not torch._C._is_any_autocast_enabled():
             return function(*args, **kwargs)
         with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
             return function(*args, **kwargs)

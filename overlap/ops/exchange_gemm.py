@@ -150,7 +150,7 @@ def run_a2a_gemm(
     check_programs(choice.backend, comm_sms)
     serially = None
     if choice.backend == "serial":
-        serially = partial(_exchanged_product, group, choice, tuple(view.shape), dim, made)
+        serially = partial(_exchanged_product, small.Again(), group, choice, tuple(view.shape), dim, made)
         went_by = serially(x, w, *([] if bias is None else [bias]), y)
         said = serial_plan("a2a_gemm", "all_to_all", choice, world, rank, view.whole, x.dtype, went_by)
     else:
@@ -188,12 +188,18 @@ def run_a2a_gemm(
 
 @without_autocast
 def _exchanged_product(
-    group: Any, choice: Choice, shape: tuple[int, ...], dim: int, made: torch.dtype, *tensors: torch.Tensor
+    again: small.Again,
+    group: Any,
+    choice: Choice,
+    shape: tuple[int, ...],
+    dim: int,
+    made: torch.dtype,
+    *tensors: torch.Tensor,
 ) -> str:
     """An all-to-all into ``shape``, then the product; ``tensors``: x, w, the bias if there is one, y. Gives what it went by."""
     x, w, *bias, y = tensors
     held = x.new_empty(shape)
-    went_by = small.all_to_all(group, choice, x, x.dim() - 1, dim, held)
+    went_by = small.all_to_all(group, choice, x, x.dim() - 1, dim, held, again)
     multiply(held.flatten(0, -2), w, bias[0] if bias else None, made, y.view(-1, w.shape[1]))
     return went_by
 

@@ -221,7 +221,7 @@ def run(
     check_programs(choice.backend, comm_sms)
     if choice.backend == "serial":
         biased = tuple(b is not None for b in biases)
-        call = partial(_serially, group, choice, view.whole, dim, biased)
+        call = partial(_serially, small.Again(), group, choice, view.whole, dim, biased)
         whole, went_by = call(x, *weights, *[b for b in biases if b is not None], *ys)
         said = serial_plan("ag_gemm", "gather", choice, world, rank, view.whole, x.dtype, went_by)
         remember(said, warn=choice.forced)
@@ -274,7 +274,13 @@ def run(
 
 @without_autocast
 def _serially(
-    group: Any, choice: Choice, shape: tuple[int, ...], dim: int, biased: tuple[bool, ...], *tensors: torch.Tensor
+    again: small.Again,
+    group: Any,
+    choice: Choice,
+    shape: tuple[int, ...],
+    dim: int,
+    biased: tuple[bool, ...],
+    *tensors: torch.Tensor,
 ) -> tuple[torch.Tensor, str]:
     """A collective, then the products; ``tensors``: x, the weights, the biases that there are, the results.
 
@@ -283,7 +289,7 @@ def _serially(
     x, *further = tensors
     count = len(biased)
     weights, biases, ys = further[:count], iter(further[count:-count]), further[-count:]
-    whole, went_by = small.gather(group, choice, x, shape, dim)
+    whole, went_by = small.gather(group, choice, x, shape, dim, again=again)
     rows = whole.view(-1, shape[-1])
     for y, w, has_bias in zip(ys, weights, biased, strict=True):
         place = y.view(len(rows), w.shape[1])

@@ -127,7 +127,7 @@ def run(
     check_programs(choice.backend, comm_sms)
     serially = None
     if choice.backend == "serial":
-        serially = partial(_gathered_product, group, choice, tuple(whole), made)
+        serially = partial(_gathered_product, small.Again(), group, choice, tuple(whole), made)
         went_by = serially(x, w, *([] if bias is None else [bias]), y)
         said = serial_plan("ag_gemm_k", "gather", choice, world, rank, whole, x.dtype, went_by)
     else:
@@ -151,11 +151,16 @@ def run(
 
 @without_autocast
 def _gathered_product(
-    group: Any, choice: Choice, whole: tuple[int, ...], made: torch.dtype, *tensors: torch.Tensor
+    again: small.Again,
+    group: Any,
+    choice: Choice,
+    whole: tuple[int, ...],
+    made: torch.dtype,
+    *tensors: torch.Tensor,
 ) -> str:
     """A gather into ``whole``, then the product; ``tensors``: x, w, the bias if there is one, y. Gives what it went by."""
     x, w, *bias, y = tensors
-    gathered, went_by = small.gather(group, choice, x, whole, x.dim() - 1)
+    gathered, went_by = small.gather(group, choice, x, whole, x.dim() - 1, again=again)
     multiply(gathered.view(-1, whole[-1]), w, bias[0] if bias else None, made, y.view(-1, w.shape[1]))
     return went_by
 

@@ -138,7 +138,7 @@ def run_gemm_a2a(
     plan, split = choice.of(plan, split)
     serially = None
     if choice.backend == "serial":
-        serially = partial(_product_exchanged, group, choice, dim, moved)
+        serially = partial(_product_exchanged, small.Again(), group, choice, dim, moved)
         went_by = serially(x, w, *([] if bias is None else [bias]), y)
         said = serial_plan("gemm_a2a", "all_to_all", choice, world, rank, whole, moved, went_by)
     else:
@@ -170,11 +170,13 @@ def default_split(plan: str, moved_bytes: int, world: int, backend: str | None =
 
 
 @without_autocast
-def _product_exchanged(group: Any, choice: Choice, dim: int, moved: torch.dtype, *tensors: torch.Tensor) -> str:
+def _product_exchanged(
+    again: small.Again, group: Any, choice: Choice, dim: int, moved: torch.dtype, *tensors: torch.Tensor
+) -> str:
     """The product, then an all-to-all; as `_exchanged_product`."""
     x, w, *bias, y = tensors
     own = multiply(x.flatten(0, -2), w, bias[0] if bias else None, moved)
-    return small.all_to_all(group, choice, own.view(*x.shape[:-1], w.shape[1]), dim, x.dim() - 1, y)
+    return small.all_to_all(group, choice, own.view(*x.shape[:-1], w.shape[1]), dim, x.dim() - 1, y, again)
 
 
 def _call_gather(

@@ -25,7 +25,7 @@ def last_plan(operator: str = "ag_gemm") -> LastPlan | None:
     return _LAST.get(operator)
 
 
-def remember(said: LastPlan, *, warn: bool = False) -> None:
+def remember(said: LastPlan, warn: bool = False) -> None:
     """Keeps what a call did, and logs it where it is news; ``warn`` where a fallback was forced."""
     last = _LAST.get(said.operator)
     if last is not said and last != said:

@@ -128,7 +128,8 @@ def run(
     choice = choose_way(group, x, moved_bytes // HALVES, check_backend(backend, STORING), reasons, problem)
     chosen, split = choice.of(chosen, split)
     if choice.backend == "serial":
-        call = partial(_serially, group, choice, rank, moved, deterministic)
+        in_place = made == moved and small.sums_in_place(group, choice, x, moved_bytes)
+        call = partial(_serially, small.Again(), group, choice, rank, moved, in_place, deterministic)
         went_by = call(x, w, *([] if bias is None else [bias]), y)
         said = serial_plan("gemm_ar", "all_reduce", choice, world, rank, view.whole, moved, went_by)
     else:
@@ -150,14 +151,20 @@ def run(
 
 @without_autocast
 def _serially(
-    group: Any, choice: Choice, rank: int, moved: torch.dtype, deterministic: bool, *tensors: torch.Tensor
+    again: small.Again,
+    group: Any,
+    choice: Choice,
+    rank: int,
+    moved: torch.dtype,
+    in_place: bool,
+    deterministic: bool,
+    *tensors: torch.Tensor,
 ) -> str:
     """The product, then a collective; ``tensors``: x, w, the bias if there is one, the result. Gives what it went by."""
     x, w, *bias, y = tensors
-    in_place = y.dtype == moved and small.sums_in_place(group, choice, x, y.numel() * y.element_size())
     place = y.view(-1, y.shape[-1]) if in_place else None
     summand = multiply(x.flatten(0, -2), w, bias[0] if bias and rank == 0 else None, moved, place)
-    return small.all_reduce(group, choice, summand.view(y.shape), y, fixed_order=deterministic)
+    return small.all_reduce(group, choice, summand.view(y.shape), y, fixed_order=deterministic, again=again)
 
 
 def default_plan(moved_bytes: int, backend: str | None = None) -> str:

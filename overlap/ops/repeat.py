@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-import torch
+from functools import partial
 
 from overlap.api import repeat
 from overlap.api.repeat import Asked
-from overlap.api.report import LastPlan
 
 from .record import remember
 
+__all__ = ["Asked", "repeated"]
 
-def repeated(
-    operator: str,
-    group: Any,
-    tensors: Sequence[torch.Tensor | None],
-    outs: Sequence[torch.Tensor] | None,
-    options: tuple[Any, ...],
-) -> list[torch.Tensor] | Asked | None:
-    """`overlap.api.repeat.repeated`, remembered as the operator's last call."""
-    return repeat.repeated(operator, group, tensors, outs, options, _remember)
-
-
-def _remember(said: LastPlan, forced: bool) -> None:
-    remember(said, warn=forced)
+repeated = partial(repeat.repeated, told=remember)
+"""`overlap.api.repeat.repeated`, remembered as the operator's last call."""

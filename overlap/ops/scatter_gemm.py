@@ -142,7 +142,7 @@ def run(
     choice = choose_way(group, x, moved_bytes, check_backend(backend, STORING), reasons, problem)
     plan, split = choice.of(plan, split)
     if choice.backend == "serial":
-        call = partial(_serially, group, choice, rank, moved, dim, view.whole, deterministic)
+        call = partial(_serially, small.Again(), group, choice, rank, moved, dim, view.whole, deterministic)
         went_by = call(x, w, *([] if bias is None else [bias]), y)
         said = serial_plan("gemm_rs", "reduce_scatter", choice, world, rank, view.whole, moved, went_by)
     else:
@@ -163,6 +163,7 @@ def run(
 
 @without_autocast
 def _serially(
+    again: small.Again,
     group: Any,
     choice: Choice,
     rank: int,
@@ -175,7 +176,7 @@ def _serially(
     """The product, then a collective; ``tensors``: x, w, the bias if there is one, the result. Gives what it went by."""
     x, w, *bias, y = tensors
     summand = multiply(x.flatten(0, -2), w, bias[0] if bias and rank == 0 else None, moved).view(whole)
-    return small.reduce_scatter(group, choice, summand, dim, y, fixed_order=deterministic)
+    return small.reduce_scatter(group, choice, summand, dim, y, fixed_order=deterministic, again=again)
 
 
 def uneven(view: ResultView) -> str:

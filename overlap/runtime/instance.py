@@ -401,7 +401,7 @@ def instance_for(
 
 def called_last(instance: Instance) -> None:
     """Puts an instance at the end of the runtime's, where the one called last stands."""
-    cache = instances(instance.runtime)
+    cache: dict[Any, Any] = instance.runtime.overlap_instances  # type: ignore[attr-defined]
     if next(reversed(cache.values())) is not instance:
         cache[instance.known_as] = cache.pop(instance.known_as)
 

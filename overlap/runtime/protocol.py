@@ -96,10 +96,10 @@ class Runtime(Protocol):
     def join(self, stream: Any) -> None:
         """Orders the main stream behind all work enqueued so far on ``stream``."""
 
-    def in_order(self, key: Any) -> AbstractContextManager[bool]:
-        """Around a call: the main stream is ordered behind the last call under ``key``, whatever stream that was on.
+    def in_order(self, key: Any, main: Any) -> AbstractContextManager[bool]:
+        """Around a call: ``main``, the main stream, is ordered behind the last call under ``key``, whatever stream that was on.
 
-        Gives whether the main stream is being captured into a graph. A capture is ordered behind what the same
+        Gives whether it is being captured into a graph. A capture is ordered behind what the same
         capture recorded; replays are ordered by the stream they are launched on alone. A call that raises is not recorded.
         """
 

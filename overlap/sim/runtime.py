@@ -233,13 +233,13 @@ class SimRuntime:
         self._main.enqueue(wait_operation(event, f"{stream.name} of rank {self.rank}"), self.host)
 
     @contextlib.contextmanager
-    def in_order(self, key: Any) -> Iterator[bool]:
+    def in_order(self, key: Any, main: Stream) -> Iterator[bool]:
         """One call after the other; nothing is captured on simulated ranks."""
         event = self._events.get(key)
         if event is not None:
-            self._main.enqueue(wait_operation(event, f"the previous call of rank {self.rank}"), self.host)
+            main.enqueue(wait_operation(event, f"the previous call of rank {self.rank}"), self.host)
         yield False
-        self._events[key] = self._record(self._main)
+        self._events[key] = self._record(main)
 
     def _record(self, stream: Stream) -> Event:
         self._step()

@@ -61,9 +61,9 @@ def paths(monkeypatch):
         counts["by Triton"] += 1
         return triton(self, *args, **kwargs)
 
-    def by_graph(self, stream):
+    def by_graph(self, *launch):
         counts["by graph"] += 1
-        return graph(self, stream)
+        return graph(self, *launch)
 
     def by_one(self, stream, carried):
         done = whole(self, stream, carried)

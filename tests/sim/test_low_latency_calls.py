@@ -39,8 +39,8 @@ def capturing(monkeypatch):
     said, plain = [False], SimRuntime.in_order
 
     @contextlib.contextmanager
-    def in_order(runtime, key):
-        with plain(runtime, key):
+    def in_order(runtime, key, main):
+        with plain(runtime, key, main):
             yield said[0]
 
     monkeypatch.setattr(SimRuntime, "in_order", in_order)
@@ -202,6 +202,39 @@ def test_by_blocks_a_sum_in_two_steps_needs_no_copy(monkeypatch, carried_by, two
     assert [(said, at in cloned) for said, at in on_ranks(3, body)] == [(copied, copied)] * 3
 
 
+def test_the_launch_of_a_call_makes_those_like_it_alone(monkeypatch, carried_by):
+    """Tensors elsewhere: one more call. At odd addresses, in one memory, or when the slots have grown: none."""
+    monkeypatch.setenv("OVERLAP_LOW_LATENCY_BELOW_BYTES", "400")
+    size = 44
+
+    def body(runtime):
+        words, pending = low_latency_of(runtime), []
+
+        def summand(call):
+            return made((size,), torch.bfloat16, runtime.rank, call)
+
+        reduce_all(runtime, (size,), torch.bfloat16, 0)
+        latest = words.latest
+        for call in (1, 2):
+            out = poisoned((size,), torch.bfloat16)
+            assert latest(summand(call), out)
+            pending.append((out, summed(2, (size,), torch.bfloat16, call).to(torch.bfloat16)))
+        given, out = summand(3), poisoned((size + 1,), torch.bfloat16)
+        assert not latest(given, out[1:]) and not latest(given, given) and out.isnan().all()
+        assert words.all_reduce(given, out[1:]) and words.latest is not latest
+        pending.append((out[1:], summed(2, (size,), torch.bfloat16, 3).to(torch.bfloat16)))
+        apart = torch.stack([given, given], 1)[:, 0]
+        assert words.all_reduce(apart, poisoned((size,), torch.bfloat16)) and words.latest is None
+        runtime.synchronize()
+        assert all(same(*pair) for pair in pending)
+        runtime.agree("they grow", None)
+        monkeypatch.setenv("OVERLAP_LOW_LATENCY_BELOW_BYTES", "4000")
+        reduce_all(runtime, (400,), torch.float32, 4)
+        assert not latest(summand(5), poisoned((size,), torch.bfloat16))
+
+    on_ranks(2, body)
+
+
 def test_no_more_programs_are_launched_than_are_resident(monkeypatch, carried_by):
     monkeypatch.setattr(transport, "A_MULTIPROCESSOR", 100)
     for seed in range(2):
@@ -250,7 +283,7 @@ def test_what_a_graph_holds_stays(monkeypatch, capturing, carried_by):
             reduce_all(runtime, (500 << number,), torch.float32, 0)
         assert by.kept == [captured]
         words.clear()
-        assert not by.kept and words.memory == (None, None)
+        assert not by.kept and words.words.memory is None and words.blocks.memory is None
 
     for like_an_earlier in (True, False):
         monkeypatch.setenv("OVERLAP_LOW_LATENCY_BELOW_BYTES", "400")

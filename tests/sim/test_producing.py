@@ -98,7 +98,7 @@ def body(launches=2, *, kernel=produce, targets=(4, 4), hold=True, reset=True, *
         peer = runtime.peer(slots, (rank + 1) % world)
         got = []
         for launch in range(launches):
-            with runtime.in_order("call"):
+            with runtime.in_order("call", runtime.main_stream()):
                 main = runtime.main_stream()
                 if reset:
                     clearing = {"COUNT": 2, "STRIDE": SLOT_WORDS, "num_warps": 1}
@@ -225,11 +225,11 @@ def test_calls_in_order_and_a_call_that_raised(on_ranks):
 
     def run(runtime):
         seen = []
-        with runtime.in_order("call") as captured:
+        with runtime.in_order("call", runtime.main_stream()) as captured:
             seen.append(captured)
-        with pytest.raises(ZeroDivisionError), runtime.in_order("call"):
+        with pytest.raises(ZeroDivisionError), runtime.in_order("call", runtime.main_stream()):
             raise ZeroDivisionError
-        with runtime.on_stream("another"), runtime.in_order("call") as captured:
+        with runtime.on_stream("another"), runtime.in_order("call", runtime.main_stream()) as captured:
             seen.append(captured)
         runtime.synchronize()
         return seen

@@ -258,11 +258,11 @@ def test_calls_in_order_span_streams(group_of_ranks, another_stream):
     def body(runtime):
         tensor = torch.empty(40, device=runtime.device)
         filled(runtime, tensor, 1.0)
-        with runtime.in_order("call") as capturing:
+        with runtime.in_order("call", runtime.main_stream()) as capturing:
             assert not capturing
-        with another_stream(runtime), runtime.in_order("call"):
+        with another_stream(runtime), runtime.in_order("call", runtime.main_stream()):
             runtime.launch(add_one, (1,), (tensor, 40), {"BLOCK": 64}, runtime.main_stream())
-        with runtime.in_order("call"):
+        with runtime.in_order("call", runtime.main_stream()):
             runtime.launch(add_one, (1,), (tensor, 40), {"BLOCK": 64}, runtime.main_stream())
         runtime.synchronize()
         return tensor.cpu()
@@ -275,11 +275,11 @@ def test_a_call_that_raises_is_not_recorded(group_of_ranks):
     """The next call is ordered behind the last that went through."""
 
     def body(runtime):
-        with runtime.in_order("call"):
+        with runtime.in_order("call", runtime.main_stream()):
             pass
-        with pytest.raises(ValueError, match="half-way"), runtime.in_order("call"):
+        with pytest.raises(ValueError, match="half-way"), runtime.in_order("call", runtime.main_stream()):
             raise ValueError("half-way")
-        with runtime.in_order("call"):
+        with runtime.in_order("call", runtime.main_stream()):
             pass
         runtime.synchronize()
 

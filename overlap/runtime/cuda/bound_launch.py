@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..repeat.places import NOTHING, Carried, Place, over_base, without_base
-from .launchers import At, bare_launcher, descriptors_of, encoder, watched
+from .launchers import At, bare_launcher, descriptors_of, direct_launch, encoder, watched
 from .scratch import scratch
 
 KEPT = 32
@@ -83,25 +83,21 @@ class _ByTriton:
 
 
 class _Encoded:
-    """A descriptor over an address of each call: where its encoded form stands among the arguments, and how it is made."""
+    """Encoded forms of a descriptor over an address of each call; ``kept``: by address, the last few."""
 
-    __slots__ = ("_descriptor", "_encode", "_kept", "at", "place")
+    __slots__ = ("_descriptor", "_encode", "kept")
 
-    def __init__(self, at: int, place: Place, descriptor: Any, encode: Callable[[Any], list[Any]]) -> None:
-        self.at = at
-        self.place = place
+    def __init__(self, descriptor: Any, encode: Callable[[Any], list[Any]]) -> None:
         self._descriptor = without_base(descriptor)
         self._encode = encode
-        self._kept: dict[int, Any] = {}
+        self.kept: dict[int, Any] = {}
 
     def first(self, address: int) -> Any:
-        """The argument that depends on the address; shape and strides behind it do not."""
-        found = self._kept.get(address)
-        if found is None:
-            found = self._encode(over_base(self._descriptor, At(address)))[0]
-            if len(self._kept) >= KEPT:
-                del self._kept[next(iter(self._kept))]
-            self._kept[address] = found
+        """The argument that depends on an address that is not kept; shape and strides behind it do not."""
+        found = self._encode(over_base(self._descriptor, At(address)))[0]
+        if len(self.kept) >= KEPT:
+            del self.kept[next(iter(self.kept))]
+        self.kept[address] = found
         return found
 
 
@@ -118,20 +114,25 @@ class _ByAddress:
         launcher: Callable[..., None],
         slow: _ByTriton,
     ) -> None:
-        self._head = (made.function, made.packed_metadata, None, None, None)
         self._grid = grid
         self._slow = slow
         """Keeps the tensors whose addresses stand in the list."""
-        self._launcher = scratch()(launcher) if getattr(made.metadata, "global_scratch_size", 0) else launcher
         self._arguments: list[Any] = []
         self._addresses: list[tuple[int, int, int]] = []
-        self._encoded: list[_Encoded] = []
+        self._encoded: list[tuple[int, int, int, dict[int, Any], _Encoded]] = []
         self._parameters = 0
         self.varying: list[Varying] = []
         """Where the kernel takes what a call carries."""
         described = descriptors_of(made)
         for name in kernel.arg_names:
             self._bind(made, name, kwargs.get(name), later.get(name), name in described)
+        head = (made.function, made.packed_metadata, None, None, None)
+        direct = direct_launch(launcher, head, len(self._arguments))
+        if direct is not None:
+            self._launch, self._head, self._packed = direct
+        else:
+            self._launch = scratch()(launcher) if getattr(made.metadata, "global_scratch_size", 0) else launcher
+            self._head, self._packed = head, False
 
     def _bind(self, made: Any, name: str, value: Any, place: Place | None, described: bool) -> None:
         at = len(self._arguments)
@@ -142,7 +143,8 @@ class _ByAddress:
             self._arguments += encoded
             if place is not None:
                 self.varying.append(Varying(self._parameters, not isinstance(encoded[0], int), place))
-                self._encoded.append(_Encoded(at, place, value, encode))
+                each = _Encoded(value, encode)
+                self._encoded.append((at, place.number, place.offset, each.kept, each))
             self._parameters += len(encoded)
             return
         if isinstance(value, torch.Tensor):
@@ -160,6 +162,10 @@ class _ByAddress:
         arguments, addresses = self._arguments.copy(), carried.addresses
         for at, number, offset in self._addresses:
             arguments[at] = addresses[number] + offset
-        for encoded in self._encoded:
-            arguments[encoded.at] = encoded.first(encoded.place.address(carried))
-        self._launcher(*self._grid, stream.cuda_stream, *self._head, *arguments)
+        for at, number, offset, kept, encoded in self._encoded:
+            address = addresses[number] + offset
+            arguments[at] = kept.get(address) or encoded.first(address)
+        if self._packed:
+            self._launch(*self._grid, stream.cuda_stream, *self._head, tuple(arguments))
+        else:
+            self._launch(*self._grid, stream.cuda_stream, *self._head, *arguments)

@@ -12,9 +12,9 @@ from .driver import Event, OwnStream, Stream
 LANE_PRIORITY = -1
 """Ahead of the grid: what a lane launches is waited for."""
 _ORDER: dict[Any, Event] = {}
-"""By (device, key): the end of the last call outside captures."""
+"""By (device's number, key): the end of the last call outside captures."""
 _CAPTURED: dict[Any, tuple[int, Event]] = {}
-"""By (device, key): the capture that holds the last call recorded in one, and that call's end."""
+"""By (device's number, key): the capture that holds the last call recorded in one, and that call's end."""
 
 
 class Lanes:
@@ -22,7 +22,8 @@ class Lanes:
 
     def __init__(self, make: Callable[[], Stream]) -> None:
         self._make = make
-        self._lanes: dict[int, tuple[Stream, Event]] = {}
+        self._lanes: dict[int, Stream] = {}
+        self._ends: dict[Stream, Event] = {}
         self._made: Event | None = None
 
     @property
@@ -39,9 +40,10 @@ class Lanes:
         for lane in lanes:
             found = self._lanes.get(lane)
             if found is None:
-                found = self._lanes[lane] = self._make(), Event()
-            forked.hold(found[0])
-            streams.append(found[0])
+                found = self._lanes[lane] = self._make()
+                self._ends[found] = Event()
+            forked.hold(found)
+            streams.append(found)
         return streams
 
     def behind(self, stream: Stream, other: Stream) -> None:
@@ -51,7 +53,7 @@ class Lanes:
 
     def join(self, main: Stream, stream: Stream) -> None:
         """Orders ``main`` behind what a lane holds so far."""
-        joined = next(joined for lane, joined in self._lanes.values() if lane is stream)
+        joined = self._ends[stream]
         joined.record(stream)
         joined.hold(main)
 
@@ -71,17 +73,19 @@ class InOrder:
     """Around a call on ``main``, which is ordered behind the last one under its key; gives whether it is captured.
 
     Args:
-        place: the device and the key.
-        main: gives the caller's stream.
+        place: the device's number and the key.
+        main: the caller's stream.
     """
 
-    def __init__(self, place: Any, main: Callable[[], Stream]) -> None:
+    __slots__ = ("_capture", "_event", "_main", "_place")
+
+    def __init__(self, place: Any, main: Stream) -> None:
         self._place = place
-        self._main_of = main
+        self._main = main
 
     def __enter__(self) -> bool:
-        self._main = main = self._main_of()
-        self._capture = capture = capture_of(main)
+        main = self._main
+        self._capture = capture = capture_of(main) if torch.cuda.is_current_stream_capturing() else 0
         # Neither a call inside a capture nor one outside of it may wait for one that is not.
         if capture:
             held, event = _CAPTURED.get(self._place, (0, None))

@@ -2,7 +2,8 @@
 
     kernel[grid](...)          analyses every argument, looks the compiled kernel up
     made[grid](...)            asks the hooks, encodes every tensor descriptor, asks each tensor for its address
-    `bare_launcher(made)`      takes addresses and encoded descriptors, calls the driver
+    `bare_launcher(made)`      takes addresses and encoded descriptors, asks for scratch memory
+    `direct_launch(...)`       calls the driver
 
 Both versions put a function that encodes descriptors around the one that launches, in a closure, and an object around that
 which knows scratch memory and how the driver is called. The object is kept and the function in the middle left out. A Triton
@@ -14,7 +15,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from triton import __version__, knobs
 
@@ -43,10 +44,11 @@ def triton_here() -> tuple[int, int]:
 
 def watched() -> bool:
     """Whether somebody's hooks want to see launches."""
-    for hook in (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook):
-        if hook is not None and getattr(hook, "calls", True):
-            return True
-    return False
+    runtime = knobs.runtime
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    return bool(
+        enter is not None and getattr(enter, "calls", True) or leave is not None and getattr(leave, "calls", True)
+    )
 
 
 def bare_launcher(made: Any) -> Callable[..., None] | None:
@@ -69,6 +71,42 @@ def bare_launcher(made: Any) -> Callable[..., None] | None:
     bare = copy.copy(run)
     bare.launch = run.launch.__closure__[free.index(_INNER)].cell_contents
     return bare if callable(bare.launch) else None
+
+
+class Direct(NamedTuple):
+    """Triton's function that calls the driver: it takes the grid's three sizes, the stream's handle, ``head``, and the kernel's
+    arguments, one by one or ``packed`` in a tuple."""
+
+    launch: Callable[..., None]
+    head: tuple[Any, ...]
+    packed: bool
+
+
+def direct_launch(bare: Any, head: tuple[Any, ...], count: int) -> Direct | None:
+    """What a bare launcher calls for a kernel that is given no scratch memory; None where it does more than pass things on.
+
+    Args:
+        head: what it takes between the stream's handle and the kernel's ``count`` arguments.
+    """
+    if not count or any(getattr(bare, f"{kind}_scratch_size", 1) for kind in ("global", "profile")):
+        return None
+    seen: list[tuple[Any, ...]] = []
+    # What it passes on is found by passing marks.
+    probe, place, arguments = copy.copy(bare), [object() for _ in range(4)], [object() for _ in range(count)]
+    probe.launch = lambda *given: seen.append(given)
+    probe(*place, *head, *arguments)
+    if len(seen) != 1 or not _same(seen[0][:4], place):
+        return None
+    rest = seen[0][4:]
+    if _same(rest[-count:], arguments):
+        return Direct(bare.launch, rest[:-count], packed=False)
+    if rest and type(rest[-1]) is tuple and _same(rest[-1], arguments):
+        return Direct(bare.launch, rest[:-1], packed=True)
+    return None
+
+
+def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))
 
 
 def descriptors_of(made: Any) -> tuple[str, ...]:

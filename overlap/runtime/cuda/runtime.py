@@ -202,8 +202,8 @@ class CudaRuntime:
     def join(self, stream: Stream) -> None:
         self._lanes.join(self.main_stream(), stream)
 
-    def in_order(self, key: Any) -> AbstractContextManager[bool]:
-        return InOrder((self.device, key), self.main_stream)
+    def in_order(self, key: Any, main: Stream) -> AbstractContextManager[bool]:
+        return InOrder((self._index, key), main)
 
     def holder(self, word: torch.Tensor, value: int) -> Callable[[Stream], None]:
         """Raises RuntimeContractError when the driver refuses (at the first use)."""

@@ -117,7 +117,7 @@ def carry_out(instance: BoundPlan, acts: Iterable[Act], now: InFlight) -> None:
     collected meanwhile: memory that ends may wait for the device, and the device for what has not been enqueued yet.
     """
     runtime = instance.runtime
-    with runtime.in_order(IN_FLIGHT) as capturing:
+    with runtime.in_order(IN_FLIGHT, now.main) as capturing:
         if capturing:
             instance.memory.captured = now.captured = True
         collects = gc.isenabled()
@@ -125,7 +125,8 @@ def carry_out(instance: BoundPlan, acts: Iterable[Act], now: InFlight) -> None:
         try:
             for act in acts:
                 act(now)
-            now.read_buffers()
+            if now.behind is not None:
+                now.read_buffers()
         except BaseException as error:
             instance.workspace.poison(error)
             for lane in sorted(now.open_lanes):

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -42,17 +42,68 @@ from .memory import SlotMemory
 from .transport import SUMMED, UNITS, Form, Transport, make_room
 from .words import Words
 
+ALIGNED = 16
+"""Bytes to which an address's alignment matters to kernels."""
 IN_PLACE, OTHERWISE = 1, 2
 """How a result shares memory with its summand: it is the summand, or it is not."""
 
 
-class _Ready(NamedTuple):
-    """A launch whose tensors each call brings; ``received``: bytes that a rank gets by it."""
+class Ready:
+    """A launch for calls that differ in where their tensors lie alone, and not in whether they share memory.
 
-    enqueue: Callable[..., None]
-    transport: Transport
-    memory: SlotMemory
-    received: int
+    Args:
+        calls: of the group.
+        memory: that of ``transport`` now.
+        received: bytes that a rank gets by a call.
+        src, out: the tensors of the call that it was made for, which are not kept.
+    """
+
+    __slots__ = ("_calls", "_enqueue", "_ends", "_runtime", "_shared", "memory", "received", "transport")
+
+    def __init__(
+        self,
+        calls: LowLatency,
+        enqueue: Callable[..., None],
+        transport: Transport,
+        memory: SlotMemory,
+        received: int,
+        src: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        self._calls = calls
+        self._runtime = calls.runtime
+        self._enqueue = enqueue
+        self.transport = transport
+        self.memory = memory
+        self.received = received
+        addresses = src.data_ptr(), out.data_ptr()
+        self._ends = addresses[0] % ALIGNED, addresses[1] % ALIGNED
+        self._shared = addresses[0] == addresses[1]
+
+    def __call__(self, src: torch.Tensor, out: torch.Tensor) -> bool:
+        """One more call, with tensors of the same layouts and under the same settings, which are one, or share no memory.
+
+        False, and nothing was enqueued: the slots are others by now, or tensors are aligned otherwise, or are one otherwise.
+
+        Raises:
+            DeadlineError: an earlier call waited in vain.
+        """
+        memory, addresses = self.memory, [src.data_ptr(), out.data_ptr()]
+        begin, end = addresses
+        if (
+            memory is not self.transport.memory
+            or (begin % ALIGNED, end % ALIGNED) != self._ends
+            or (begin == end) is not self._shared
+        ):
+            return False
+        self._calls.check()
+        runtime = self._runtime
+        main = runtime.main_stream()
+        with runtime.in_order(IN_FLIGHT, main) as capturing:
+            if capturing:
+                memory.captured = True
+            self._enqueue(main, Carried((src, out), addresses))
+        return True
 
 
 class LowLatency:
@@ -69,15 +120,12 @@ class LowLatency:
     """
 
     def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+        self.runtime = runtime
         self.words, self.blocks = Words(runtime), Blocks(runtime)
-        self._ready: dict[Any, _Ready] = {}
+        self.latest: Ready | None = None
+        """What the call that was made last went by, for those like it; None where tensors were copied on the way."""
+        self._ready: dict[Any, Ready] = {}
         self._error: DeadlineError | None = None
-
-    @property
-    def memory(self) -> tuple[object, object]:
-        """What calls go through at present: others once it has grown, None before the first and when it was released."""
-        return self.words.memory, self.blocks.memory
 
     def all_reduce(self, summand: torch.Tensor, out: torch.Tensor) -> str:
         """The sum of all ranks' ``summand`` into ``out``, of its shape.
@@ -86,7 +134,7 @@ class LowLatency:
         takes a copy where ``out`` shares memory with ``summand``, unless it is ``summand`` and goes in one step or by blocks.
         """
         size = summand.numel() * summand.element_size()
-        two_steps = summand.dtype == out.dtype and in_two_steps(size, self._runtime.world)
+        two_steps = summand.dtype == out.dtype and in_two_steps(size, self.runtime.world)
         shared = _shared(summand, size, out)
         key: Any = ("all_reduce", two_steps, *_layout(summand), *_layout(out), shared)
         if found := self._again(key, summand, out):
@@ -112,7 +160,7 @@ class LowLatency:
             return found
         if summand.dtype not in SUMMED or not out.is_floating_point():
             return ""
-        boxes = pieces(tuple(summand.shape), dim, self._runtime.world)
+        boxes = pieces(tuple(summand.shape), dim, self.runtime.world)
         facts = ("reduce_scatter", tuple(summand.shape), dim, str(summand.dtype), str(out.dtype))
         piece = boxes.longest() * summand.element_size()
         return self._call(key, facts, piece, 1, summand, out, lambda by, src, to: by.sum(src, boxes, to, piece))
@@ -124,7 +172,7 @@ class LowLatency:
             return found
         if not _moved(shard, out):
             return ""
-        boxes, to = whole(tuple(shard.shape)), pieces(tuple(out.shape), dim, self._runtime.world)
+        boxes, to = whole(tuple(shard.shape)), pieces(tuple(out.shape), dim, self.runtime.world)
         facts = ("all_gather", tuple(out.shape), dim, str(shard.dtype))
         piece = to.longest() * shard.element_size()
         return self._call(
@@ -138,7 +186,7 @@ class LowLatency:
             return found
         if not _moved(held, out):
             return ""
-        world = self._runtime.world
+        world = self.runtime.world
         shape = list(out.shape)
         shape[to_dim] = held.shape[to_dim]
         piece = held.element_size() * math.prod(
@@ -150,20 +198,19 @@ class LowLatency:
 
     def copies_in_place(self, size: int) -> bool:
         """Whether an all-reduce of ``size`` bytes would copy a summand that shares memory with the result."""
-        if not in_two_steps(size, self._runtime.world):
+        if not in_two_steps(size, self.runtime.world):
             return False
         return self._transport(self._received(self._part(size), 2)) is self.words
 
     def check(self) -> None:
         """Raises DeadlineError if a call waited in vain; costs no synchronisation."""
         if self._error is None:
-            memories = [m for by in (self.words, self.blocks) for m in (*by.kept, by.memory) if m is not None]
-            for memory in memories:
-                record = memory.fault()
-                if record is not None:
-                    sender = memory.sender(record.flag, self._runtime.world, self._runtime.rank)
+            for memory in (self.words.memory, self.blocks.memory, *self.words.kept, *self.blocks.kept):
+                record = memory.fault() if memory is not None else None
+                if memory is not None and record is not None:
+                    sender = memory.sender(record.flag, self.runtime.world, self.runtime.rank)
                     self._error = DeadlineError(
-                        f"rank {self._runtime.rank}: a low-latency collective waited {settings.get('deadline_s'):g} s for rank "
+                        f"rank {self.runtime.rank}: a low-latency collective waited {settings.get('deadline_s'):g} s for rank "
                         f"{sender} to send (call {record.wanted}); its result is not valid, and neither is any after it",
                         help="a peer has ended, has raised, or calls in another order; overlap.release(group) on all ranks "
                         "starts anew",
@@ -174,18 +221,18 @@ class LowLatency:
 
     def clear(self) -> None:
         """Lets go of the memory; no rank may use it any more."""
-        self._error = None
+        self._error = self.latest = None
         self.words.clear()
         self.blocks.clear()
         self._ready.clear()
 
     def _part(self, size: int) -> int:
         """Bytes that a rank gets of each other one in each of two steps."""
-        return -(-size // (DATA_BYTES * self._runtime.world)) * DATA_BYTES
+        return -(-size // (DATA_BYTES * self.runtime.world)) * DATA_BYTES
 
     def _received(self, piece: int, steps: int) -> int:
         """Bytes that a rank gets, of which the longest pieces are of ``piece`` bytes."""
-        return steps * piece * (self._runtime.world - 1)
+        return steps * piece * (self.runtime.world - 1)
 
     def _transport(self, received: int) -> Transport | None:
         """What a call goes by; None: too long."""
@@ -196,15 +243,9 @@ class LowLatency:
     def _again(self, key: Any, src: torch.Tensor, out: torch.Tensor) -> str:
         """Makes a call that is like an earlier one but for where its tensors lie, if there was one."""
         ready = self._ready.get(key)
-        if ready is None or ready.memory is not ready.transport.memory:
+        if ready is None or self._transport(ready.received) is not ready.transport or not ready(src, out):
             return ""
-        self.check()
-        if self._transport(ready.received) is not ready.transport:
-            return ""
-        runtime = self._runtime
-        with runtime.in_order(IN_FLIGHT) as capturing:
-            ready.memory.captured |= capturing
-            ready.enqueue(runtime.main_stream(), Carried((src, out)))
+        self.latest = ready
         return ready.transport.name
 
     def _call(
@@ -225,7 +266,7 @@ class LowLatency:
             piece: bytes of the longest piece that any rank sends to another, of which there are ``steps``.
             form_of: the call as a transport carries it out, of dense tensors.
         """
-        runtime = self._runtime
+        runtime = self.runtime
         self.check()
         received = self._received(piece, steps)
         transport = self._transport(received)
@@ -235,14 +276,17 @@ class LowLatency:
         src = src.contiguous()
         place = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype, device=out.device)
         form = form_of(transport, src, place)
-        with runtime.in_order(IN_FLIGHT) as capturing:
+        main = runtime.main_stream()
+        with runtime.in_order(IN_FLIGHT, main) as capturing:
             enqueue = transport.enqueue(facts, form, src, place, capturing)
             if enqueue is None:
                 return ""
+            self.latest = None
             if dense and known_as is not None and transport.memory is not None:
                 make_room(self._ready)
-                self._ready[known_as] = _Ready(enqueue, transport, transport.memory, received)
-            enqueue(runtime.main_stream(), Carried((src, place)))
+                self.latest = Ready(self, enqueue, transport, transport.memory, received, src, out)
+                self._ready[known_as] = self.latest
+            enqueue(main, Carried((src, place)))
         if place is not out:
             out.copy_(place)
         return transport.name
@@ -255,7 +299,7 @@ def _moved(src: torch.Tensor, out: torch.Tensor) -> bool:
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     """What a launch depends on of a tensor."""
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % 16
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % ALIGNED
 
 
 def _shared(summand: torch.Tensor, size: int, out: torch.Tensor) -> int:

@@ -33,19 +33,16 @@ Line = Callable[[], SourceSpan | None]
 
 
 class Ready(Protocol):
-    """What enqueues a call with other tensors; ``stale``: it no longer can."""
+    """What enqueues a call with other tensors. False, and nothing was enqueued: it no longer can."""
 
-    @property
-    def stale(self) -> bool: ...
-
-    def __call__(self, carried: Carried) -> None: ...
+    def __call__(self, carried: Carried) -> bool: ...
 
 
 class Known:
     """A call that can be repeated.
 
     Args:
-        launch: gives what it enqueues, or None where that is gone.
+        launch: a weak reference to what it enqueues; ``kept``: that, where nobody else keeps it.
         operands: of the call, whose extents its results may not share.
         results: of the call, whose layouts new ones have.
         said: what it did; ``forced``: nothing else was possible.
@@ -53,9 +50,12 @@ class Known:
         line: the caller's line, for errors.
     """
 
+    __slots__ = ("_extents", "_forced", "_kept", "_launch", "_layouts", "_line", "_reach", "_said", "_told")
+
     def __init__(
         self,
-        launch: Callable[[], Ready | None],
+        launch: weakref.ref[Any],
+        kept: Ready | None,
         operands: Sequence[torch.Tensor],
         results: Sequence[torch.Tensor],
         said: Any,
@@ -64,6 +64,7 @@ class Known:
         line: Line,
     ) -> None:
         self._launch = launch
+        self._kept = kept
         self._layouts = [(tuple(y.shape), y.dtype, y.device) for y in results]
         self._extents = [reach(y) for y in results]
         self._reach = [reach(tensor) for tensor in operands]
@@ -85,7 +86,7 @@ class Known:
             OverlapError: what an earlier launch left behind, with the caller's line.
         """
         launch = self._launch()
-        if launch is None or launch.stale or launch_layer.STEP_FILTER is not None:
+        if launch is None or launch_layer.STEP_FILTER is not None:
             return None
         results = list(outs)
         if results and self._reach and self._shares(addresses[len(operands) :], addresses):
@@ -95,7 +96,8 @@ class Known:
             results.append(made)
             addresses.append(made.data_ptr())
         try:
-            launch(Carried(operands + results, addresses))
+            if not launch(Carried(operands + results, addresses)):
+                return None
         except OverlapError as error:
             where = self._line()
             raise error.at(where) if where else error from None
@@ -170,12 +172,13 @@ class Asked:
         """Keeps the call, if its launch was made ready; ``said`` is what it did."""
         ready = self._repeat.ready if self._repeat is not None else None
         if ready is not None:
-            self.keep_ready(weakref.ref(ready), results, said, forced=forced)
+            self._keep(ready, None, results, said, forced)
 
-    def keep_ready(
-        self, ready: Callable[[], Ready | None], results: Sequence[torch.Tensor], said: Any, *, forced: bool
-    ) -> None:
-        """Keeps the call, whose like ``ready`` gives what enqueues."""
+    def keep_ready(self, ready: Ready, results: Sequence[torch.Tensor], said: Any, *, forced: bool) -> None:
+        """Keeps the call, and ``ready``, which enqueues others like it."""
+        self._keep(ready, ready, results, said, forced)
+
+    def _keep(self, ready: Ready, kept: Ready | None, results: Sequence[torch.Tensor], said: Any, forced: bool) -> None:
         # A group's first call makes its runtime on the way.
         runtime = _runtime(self._group)
         if runtime is None:
@@ -186,7 +189,8 @@ class Asked:
             before = calls.pop(next(iter(calls)))
         if before is not None:
             before.drop()
-        calls[self._key] = Known(ready, self._operands, results, said, forced, self._told, self._line)
+        reference = weakref.ref(ready)
+        calls[self._key] = Known(reference, kept, self._operands, results, said, forced, self._told, self._line)
 
 
 def repeated_call(
@@ -214,7 +218,6 @@ def repeated_call(
     Raises:
         OverlapError: what an earlier launch left behind.
     """
-    grad = not grads and torch.is_grad_enabled()
     key: list[Any] = [head, settings.texts(), len(given)]
     present: list[torch.Tensor] = []
     addresses: list[int] = []
@@ -223,34 +226,47 @@ def repeated_call(
             if tensor is None:
                 key.append(None)
                 continue
-            if type(tensor) not in PLAIN or grad and tensor.requires_grad or tensor.is_neg():
+            if type(tensor) not in PLAIN or tensor.is_neg():
+                return None
+            if tensor.requires_grad and not grads and torch.is_grad_enabled():
                 return None
             address = tensor.data_ptr()
             key += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, address % 16)
             present.append(tensor)
             addresses.append(address)
         known_as = tuple(key)
-        runtime = _runtime(group)
-        known = None if runtime is None else _calls(runtime).get(known_as)
+        runtime = known_runtime(group) or getattr(group, "overlap_runtime", None)
+        known = getattr(runtime, "overlap_calls", _NONE).get(known_as)
     except (TypeError, RuntimeError):  # an argument without a hash; a tensor without memory
         return None
     if given:
         del present[-len(given) :]
-    found = None if known is None else known.again(present, given, addresses)
-    return Asked(group, known_as, present, given, told, line) if found is None else found
+    if known is not None:
+        found = known.again(present, given, addresses)
+        if found is not None:
+            return found
+    return Asked(group, known_as, present, given, told, line)
 
 
 def unwatched(group: Any) -> bool:
     """Whether a group has, or will have, a runtime, and nobody watches what is dispatched on this thread."""
     if getattr(group, "overlap_runtime", None) is not None:
         return True
-    return not torch._C._len_torch_dispatch_stack() and dist.is_initialized()
+    return default_group() is not None and not torch._C._len_torch_dispatch_stack()
+
+
+def default_group() -> Any:
+    """``torch.distributed.group.WORLD``, without what it takes to be a property of a class."""
+    return dist.distributed_c10d._world.default_pg
 
 
 def _runtime(group: Any) -> Any:
     """The runtime of a resolved group, if it has one by now."""
     carried = getattr(group, "overlap_runtime", None)
     return known_runtime(group) if carried is None else carried
+
+
+_NONE: dict[Any, Known] = {}
 
 
 def _calls(runtime: Any) -> dict[Any, Known]:

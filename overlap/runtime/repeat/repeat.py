@@ -107,6 +107,8 @@ class ReadyLaunch:
         self, instance: Instance, acts: Sequence[Act], kernel: Enqueue | None, further: Sequence[Enqueue]
     ) -> None:
         self.instance = instance
+        self._runtime = instance.runtime
+        self._workspace = instance.workspace
         self._further = further
         self._memory = instance.memory
         self._acts = acts
@@ -116,30 +118,31 @@ class ReadyLaunch:
         self._kernel = kernel
         self._graph: Any = None
         self._until_graph = 0 if traced or any(isinstance(act, ByLibrary) for act in acts) else GRAPH_AT
+        self._often: Sequence[Act] = (self._whole,) if self._until_graph else acts
         # It lives as long as what else is ready for this memory does; whoever uses it holds it weakly.
         instance.prepared[self] = self
-
-    @property
-    def stale(self) -> bool:
-        """Whether the instance's memory is another by now."""
-        return self.instance.workspace.memory is not self._memory
 
     def drop(self) -> None:
         """Takes it out of what is ready for its instance's memory, unless graphs of callers may read what it holds."""
         if not self._memory.captured:
             self.instance.prepared.pop(self, None)
 
-    def __call__(self, carried: Carried) -> None:
-        """One call.
+    def __call__(self, carried: Carried) -> bool:
+        """One call. False, and nothing was enqueued: the instance's memory is another by now.
 
         Raises:
             DeadlineError, RuntimeContractError: what an earlier launch left behind (`Workspace.check`).
         """
-        self.instance.workspace.check()
+        workspace, memory = self._workspace, self._memory
+        if workspace.memory is not memory:
+            return False
+        if workspace.error is not None or workspace.kept or memory.fault() is not None:
+            workspace.check()
         called_last(self.instance)
         if not self._settled:
             self._settle()
-        self._carry_out((self._whole,), carried)
+        self._carry_out(self._often, carried)
+        return True
 
     def _settle(self) -> None:
         """At the first repetition that can, and before it enqueues anything: what is made may take the device's memory."""
@@ -151,7 +154,7 @@ class ReadyLaunch:
         self._carry_out(self._acts, carried)
 
     def _carry_out(self, acts: Sequence[Act], carried: Carried) -> None:
-        runtime = self.instance.runtime
+        runtime = self._runtime
         now = InFlight(runtime, runtime.main_stream(), self._kernel, carried)
         if self._further:
             now.behind = partial(self._launch_further, now)
@@ -168,6 +171,8 @@ class ReadyLaunch:
                 self._until_graph -= 1
                 if not self._until_graph:
                     self._graph = self.instance.runtime.recorded(partial(self._record, now.carried))
+                    if self._graph is None:
+                        self._often = self._acts
             if self._graph is not None and self._graph(now.main, now.carried):
                 now.behind = None
                 return

@@ -114,6 +114,9 @@ def main() -> None:
             _ByTriton(kernel, made, (3, 1, 1), kwargs, later),
         )
         assert isinstance(ours, _ByAddress), "no bare launcher is known for this Triton"
+        assert not isinstance(ours._launch, nvidia.CudaLauncher), (
+            "what calls the driver was not found in this Triton's launcher"
+        )
         recorded = Recorder().record(lambda recording: recording.launch(ours, Carried(call(16))), CALLERS)
         refuses(ours, theirs)
         ways = (theirs, ours, recorded)

@@ -43,7 +43,7 @@ class StubRuntime(CudaRuntime):
 
     def __init__(self, world: int) -> None:
         self.world, self.rank, self.sm_count = world, 1 % world, 132
-        self.device = torch.device("cpu")
+        self.device, self._index = torch.device("cpu"), 0
         self._nodes = (0,) * world
         self._lanes, self._recorder, self._lane_recorder = Lanes(own_lane), None, None
         self.main = Stream(0)
@@ -66,8 +66,8 @@ class StubRuntime(CudaRuntime):
         return self.main
 
     @contextlib.contextmanager
-    def in_order(self, key: Any) -> Any:
-        with super().in_order(key):
+    def in_order(self, key: Any, main: Stream) -> Any:
+        with super().in_order(key, main):
             yield self.captured
 
     def resident(self, kernel: Any, grid: Any, kwargs: dict[str, Any]) -> int:

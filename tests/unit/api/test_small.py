@@ -85,7 +85,7 @@ def test_nobody_looks_while_a_graph_is_captured(runtime, monkeypatch):
 @pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter", "all_to_all", "all_gather"])
 def test_what_words_leave_goes_by_the_library(monkeypatch, kind, taken):
     called = []
-    words = SimpleNamespace(**{kind: lambda *args: called.append("words") or taken})
+    words = SimpleNamespace(**{kind: lambda *args: called.append("words") or taken}, latest="a launch")
     monkeypatch.setattr(small, "words_of", lambda group, choice, tensor: words)
     for name in ("all_reduce", "reduce_scatter", "all_to_all"):
         monkeypatch.setattr(small.collectives, name, lambda *args, **how: called.append("library"))
@@ -98,6 +98,43 @@ def test_what_words_leave_goes_by_the_library(monkeypatch, kind, taken):
         went_by = getattr(small, kind)(Group(), HERE, x, *dims, torch.empty(4, 4))
     said = {"words": small.WORDS, "blocks": small.BLOCKS, "": small.COLLECTIVE}[taken]
     assert (called, went_by) == (["words"] if taken else ["words", "library"], said)
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter", "all_to_all", "all_gather"])
+def test_calls_like_one_by_words_are_made_by_its_launch(monkeypatch, kind):
+    """For as long as that makes them; who makes one that it does not says what makes the next ones."""
+    made, lookups, makes = [], [], [True]
+
+    def launch(number):
+        return lambda src, out: makes[0] and (made.append((number, src, out)) or True)
+
+    def long(*args):
+        lookups.append(args)
+        words.latest = launch(len(lookups))
+        return "words"
+
+    words = SimpleNamespace(**{kind: long}, latest=None)
+    monkeypatch.setattr(small, "words_of", lambda group, choice, tensor: words)
+    dims = {"all_reduce": (), "reduce_scatter": (0,), "all_to_all": (0, 1), "all_gather": ()}[kind]
+    again = small.Again()
+
+    def call():
+        x, y = torch.empty(4, 4), torch.empty(4, 4)
+        if kind == "all_gather":
+            y, went_by = small.gather(Group(), HERE, x, (8, 4), 0, again=again)
+        else:
+            went_by = getattr(small, kind)(Group(), HERE, x, *dims, y, again=again)
+        assert went_by == small.WORDS
+        return x, y
+
+    call()
+    x, y = call()
+    assert len(lookups) == 1 and made[-1][0] == 1 and made[-1][1] is x and made[-1][2] is y
+    makes[0] = False
+    call()
+    makes[0] = True
+    x, y = call()
+    assert len(lookups) == 2 and made[-1][0] == 2 and made[-1][1] is x and made[-1][2] is y and len(made) == 2
 
 
 @pytest.mark.parametrize("went_by", [small.WORDS, small.BLOCKS, small.COLLECTIVE])

@@ -22,7 +22,7 @@ class Cycle:
 
 
 def bound(poisoned):
-    runtime = SimpleNamespace(in_order=lambda key: contextlib.nullcontext(False))
+    runtime = SimpleNamespace(in_order=lambda key, main: contextlib.nullcontext(False))
     workspace = SimpleNamespace(poison=poisoned.append)
     return SimpleNamespace(runtime=runtime, memory=None, workspace=workspace)
 
