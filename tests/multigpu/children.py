@@ -75,11 +75,13 @@ class Scenario:
         from overlap.annotate.source import SourceUnit
         from overlap.codegen.module_io import load_module
         from overlap.pipeline import Request, compile_source
+        from tests.support.compilations import settle_keys
         from tests.support.ranks import WAYS, template
         from tests.support.realizations import REALIZATIONS, Realized
 
         self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.last = self.rank == self.world - 1
+        settle_keys()  # as of what was compiled ahead
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init_process_group("cpu:gloo,cuda:nccl")
         triton.set_allocator(lambda size, align, stream: torch.empty(size, device="cuda", dtype=torch.int8))

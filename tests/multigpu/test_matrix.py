@@ -73,7 +73,7 @@ REFUSED = [
 
 def ahead():
     """What is compiled ahead of the tests (`tests.support.ahead`)."""
-    yield from of_tests(test_every_size)
+    yield from of_tests(test_every_size, when=lambda given: given["backend"] != SERIAL)
 
 
 class Whole:
@@ -163,8 +163,6 @@ def nodes(groups):
 
 @pytest.mark.parametrize(("operator", "backend", "node"), CASES)
 def test_every_size(nodes, operator, backend, node):
-    if rehearsed() and backend == SERIAL:
-        return
     group, said = nodes(node), ""
     try:
         if missed := sizes_of(group, operator, backend):

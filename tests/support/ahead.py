@@ -7,16 +7,23 @@
 
 A test file lists its rehearsals, in the order of its tests, by a function ``ahead``; one without is left to the ranks. No worker
 touches a GPU. Imports neither torch nor Triton, which workers do.
+
+    python -m tests.support.ahead --ranks 2 --seconds 60 realizations:launches
+
+compiles alone, while GPUs do something else. `tests.multigpu.each --ahead` does it beside the ranks.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import multiprocessing
 import os
 import tempfile
+import threading
+import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
@@ -48,6 +55,7 @@ class Ahead:
         context, given = multiprocessing.get_context("spawn"), (ranks, target, self._folder.name, modules)
         self._pool = ProcessPoolExecutor(self._workers, context, _start, given)
         self._futures: dict[str, list[Future[str]]] = {name: [] for name in names}
+        self._submitted = threading.Event()
         self._pool.submit(_counts, list(self._futures)).add_done_callback(self._submit)
 
     def _submit(self, counted: Future[dict[str, list[int]]]) -> None:
@@ -55,6 +63,13 @@ class Ahead:
             for name, counts in counted.result().items():
                 jobs = [(number, part) for number, parts in enumerate(counts) for part in range(parts)]
                 self._futures[name] += [self._pool.submit(_play, name, *job) for job in jobs]
+        self._submitted.set()
+
+    def wait(self, seconds: float) -> None:
+        """Until all is compiled, or so long."""
+        begun = time.monotonic()
+        self._submitted.wait(seconds)
+        wait([future for futures in self._futures.values() for future in futures], seconds - time.monotonic() + begun)
 
     def end(self, name: str) -> Iterator[str]:
         """Lets go of what is not done. Lines: how far the rehearsals came, and what went wrong."""
@@ -135,3 +150,23 @@ def _play(name: str, number: int, part: int) -> str:
     except Exception as error:
         return f"{one.test}: {error!r}"
     return ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="+", metavar="NAME[:EXPRESSION]", help="of files of tests/multigpu")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=60.0, help="limit")
+    parser.add_argument("--target", default="sm_90", help="for which is compiled (sm_90)")
+    options = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory() as modules,
+        Ahead(options.ranks, options.target, options.names, modules) as ahead,
+    ):
+        ahead.wait(options.seconds)
+        for name in options.names:
+            print(f"{name}: " + "\n".join(ahead.end(name)))
+
+
+if __name__ == "__main__":
+    main()

@@ -24,7 +24,7 @@ def keep_records(path: Path) -> None:
     """From now on every compilation of this process adds its record to a file, under a key that other processes find too."""
     from triton import knobs
 
-    _settle_keys()
+    settle_keys()
 
     def listen(*, src: Any, metadata: dict[str, Any], times: Any, cache_hit: bool, **_: Any) -> None:
         took = 0.0 if cache_hit else times.total / 1e6
@@ -41,8 +41,8 @@ def keep_records(path: Path) -> None:
     knobs.compilation.listener = listen
 
 
-def _settle_keys() -> None:
-    """A kernel's key no longer depends on what else the process has compiled before.
+def settle_keys() -> None:
+    """From now on a kernel's key no longer depends on what else the process has compiled before.
 
     Triton puts constants that a function uses into its callers' keys, but only where the function has a key already.
     """

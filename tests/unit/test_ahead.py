@@ -2,12 +2,15 @@
 Triton compiles (`tests/compile/test_driver.py`)."""
 
 import importlib
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.support.ahead import rehearsals
 from tests.support.compilations import compared
+from tests.support.operands import rehearsed
+from tests.support.rehearsal import of_tests
 
 FILES = [
     path.stem
@@ -39,6 +42,27 @@ def test_an_expression_picks_rehearsals_as_it_picks_tests():
         for backend in ("copy_engine", "ldst_reserved", "ldst_inline", "tma_reserved")
     }
     assert len(rehearsals("launches")) > len(picked) and rehearsals("launches:launches_of_nothing") == []
+
+
+def test_a_test_is_rehearsed_once_for_each_set_of_its_parameters(monkeypatch):
+    @pytest.mark.parametrize("node", [0, pytest.param(2, id="halves")])
+    @pytest.mark.parametrize(("operator", "backend"), [("gemm_ar", "nvshmem"), ("ag_gemm", "collective")])
+    def test_calls(group, nodes, monkeypatch, operator, backend, node):
+        assert rehearsed() and nodes(node) == group
+        monkeypatch.setenv("OVERLAP_NODE_RANKS", "7")
+        played.append((group, operator, backend, node))
+
+    played = []
+    found = list(of_tests(test_calls, parts=3, when=lambda given: given["node"] or given["operator"] == "gemm_ar"))
+    assert [(one.test, one.node, one.parts) for one in found] == [
+        ("test_calls[gemm_ar-nvshmem-0]", 0, 3),
+        ("test_calls[gemm_ar-nvshmem-2]", 2, 3),
+        ("test_calls[ag_gemm-collective-2]", 2, 3),
+    ]
+    monkeypatch.delenv("OVERLAP_NODE_RANKS", raising=False)
+    found[-1].play("a group", *found[-1].arguments)
+    assert played == [("a group", "ag_gemm", "collective", 2)]
+    assert not rehearsed() and "OVERLAP_NODE_RANKS" not in os.environ
 
 
 def record(key, found=False, **facts):
