@@ -102,7 +102,7 @@ def of_tests(
     """
     for test in tests:
         marks = [mark for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"]
-        for chosen in itertools.product(*(_named(*mark.args[:2]) for mark in reversed(marks))):
+        for chosen in itertools.product(*(_named(*mark.args[:2]) for mark in marks)):
             given = {name: value for values in chosen for name, value in values.items()}
             if not when(given):
                 continue
