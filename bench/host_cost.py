@@ -3,6 +3,8 @@
     python -m torch.distributed.run --nproc-per-node 4 bench/host_cost.py --out FILE
     python -m torch.distributed.run --nproc-per-node 4 bench/host_cost.py --shapes 8192,8192,8192 --profile
     python -m torch.distributed.run --nproc-per-node 4 bench/host_cost.py --ops gemm_rs --parts
+    python -m torch.distributed.run --nproc-per-node 4 bench/host_cost.py --ops gemm_ar --shapes 16,4096,4096 \
+        --backend default --ways calls torch --cold
     python bench/host_cost.py --null --world 4 --profile
 
 Every call has the same shapes, as in a loop over layers or steps; operands of --layers take turns, and results of each stay
@@ -10,9 +12,11 @@ until its next call, so that every call has other addresses than the one before 
 
     idle    all ranks have met and their GPUs are done; one call is timed at a time
     busy    a GPU has work for as long as the host enqueues; --calls of them are timed in a row, and one is the quotient
+    cold    with --cold: as idle, but the host has done other work meanwhile (`other_work`), as in a loop that does more than
+            call operators
 
 A number is the median over --rounds on the rank where it is highest. In result files ``ms`` is that in milliseconds, and
-``how`` says which of the two it is. With --null nothing is enqueued: the operators run on tensors of the CPU over a runtime
+``how`` says which of these it is. With --null nothing is enqueued: the operators run on tensors of the CPU over a runtime
 whose methods do nothing (`null_runtime`), so that anybody can measure and profile the Python part. No GPU is as fast as that.
 """
 
@@ -33,10 +37,12 @@ from typing import Any
 
 import record
 import torch
+import torch.distributed as dist
 from common import DTYPES, Session
 from driver import shape
 from driver_parts import DriverParts
 from null_runtime import NullGroup
+from other_work import OtherWork
 
 OPS = ("ag_gemm", "gemm_rs", "gemm_ar", "a2a_gemm", "gemm_a2a")
 SHAPES = ("512,4096,4096", "8192,8192,8192")
@@ -45,14 +51,17 @@ BUSY_CYCLES = 400_000_000
 WARM_CALLS = 20
 PROFILED = 25
 """Functions that a profile on GPUs shows."""
-WAYS = (
-    ("ours", None, ""),
-    ("ours", None, "lane_graphs"),
-    ("ours", None, "call_graphs"),
-    ("serial", "serial", ""),
-)
-"""Contender, its backend (None: as the command line says), and the setting that is on, if one is."""
+WAYS = {
+    "calls": ("ours", None, ""),
+    "lane_graphs": ("ours", None, "lane_graphs"),
+    "call_graphs": ("ours", None, "call_graphs"),
+    "serial": ("serial", "serial", ""),
+    "torch": ("torch", "torch", ""),
+}
+"""Contender, its backend (None: as the command line says), and the setting that is on, if one is. ``torch``: the product and the
+collective without this library."""
 SETTINGS = ("lane_graphs", "call_graphs")
+BY_TORCH = ("ag_gemm", "gemm_rs", "gemm_ar")
 
 
 def operands(op: str, m: int, n: int, k: int, world: int, make: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
@@ -73,7 +82,8 @@ class Layers:
     def __init__(self, op: str, layers: Sequence[Sequence[torch.Tensor]], group: Any, backend: str) -> None:
         import overlap.ops
 
-        self._calls = [partial(getattr(overlap.ops, op), *layer, group=group, backend=backend) for layer in layers]
+        runs = partial(by_torch, op, world=_world()) if backend == "torch" else getattr(overlap.ops, op)
+        self._calls = [partial(runs, *layer, group=group, backend=backend) for layer in layers]
         self._results: list[Any] = [None] * len(layers)
         self._next = 0
 
@@ -83,8 +93,23 @@ class Layers:
         self._results[now] = self._calls[now]()
 
 
+def by_torch(op: str, x: torch.Tensor, w: torch.Tensor, *, world: int = 1, **_: Any) -> torch.Tensor:
+    """What one of `BY_TORCH` stands for, by two calls of torch's."""
+    if op == "ag_gemm":
+        whole = torch.empty(world * x.shape[0], x.shape[1], dtype=x.dtype, device=x.device)
+        dist.all_gather_into_tensor(whole, x)
+        return whole @ w
+    y = x @ w
+    if op == "gemm_ar":
+        dist.all_reduce(y)
+        return y
+    out = torch.empty(y.shape[0] // world, y.shape[1], dtype=y.dtype, device=y.device)
+    dist.reduce_scatter_tensor(out, y)
+    return out
+
+
 def idle(call: Callable[[], Any], rounds: int, settle: Callable[[], None]) -> float:
-    """Seconds of one call when the GPU has nothing to do."""
+    """Seconds of one call when the GPU has nothing to do, behind what else ``settle`` does."""
     times = []
     for _ in range(rounds):
         settle()
@@ -140,9 +165,10 @@ def null(options: argparse.Namespace) -> None:
             for _ in range(WARM_CALLS):
                 call()
             times = sorted(idle(call, options.calls, lambda: None) for _ in range(options.rounds))
+            cold = f", {1e6 * idle(call, options.rounds, OtherWork()):.0f} cold" if options.cold else ""
             print(
                 f"  {op:10} {m:6} {n:6} {k:6}  {world} ranks  {1e6 * times[0]:7.1f} us in the best of {len(times)} rounds, "
-                f"{1e6 * statistics.median(times):.1f} in the median"
+                f"{1e6 * statistics.median(times):.1f} in the median{cold}"
             )
             if options.profile:
                 print("\n".join(profiled(call, 10 * options.calls)))
@@ -150,7 +176,7 @@ def null(options: argparse.Namespace) -> None:
 
 def measure(options: argparse.Namespace) -> None:
     """Measures on GPUs, prints what it finds and writes the result file."""
-    session = Session()
+    session, other = Session(), OtherWork()
     parts = DriverParts() if options.parts else None
     clocks, rows = [record.clocks("start")], []
 
@@ -158,11 +184,17 @@ def measure(options: argparse.Namespace) -> None:
         session.everywhere(True)
         session.synchronize()
 
+    def settle_cold() -> None:
+        settle()
+        other()
+
     for op in options.ops:
         for m, n, k in options.shapes:
             make = partial(torch.randn, device=session.device, dtype=DTYPES[options.dtype])
             layers = [operands(op, m, n, k, session.world, make) for _ in range(options.layers)]
-            for contender, backend, setting in WAYS:
+            for contender, backend, setting in (WAYS[way] for way in options.ways):
+                if contender == "torch" and op not in BY_TORCH:
+                    continue
                 backend = backend or options.backend
                 for each in SETTINGS:
                     os.environ[f"OVERLAP_{each.upper()}"] = str(int(each == setting))
@@ -173,6 +205,8 @@ def measure(options: argparse.Namespace) -> None:
                     "idle": idle(call, options.rounds * options.calls, settle),
                     "busy": busy(call, options.calls, options.rounds, settle),
                 }
+                if options.cold:
+                    found["cold"] = idle(call, options.rounds * options.calls, settle_cold)
                 worst = dict(zip(found, session.largest(list(found.values())), strict=True))
                 shown = ", ".join(f"{1e6 * seconds:.1f} us {state}" for state, seconds in worst.items())
                 said = f"{contender} {setting}"
@@ -215,6 +249,8 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--layers", type=int, default=3, help="operands that take turns")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS)[:-1])
+    parser.add_argument("--cold", action="store_true", help="measure calls behind other work of the host, too")
     parser.add_argument("--out", type=Path, help="result file")
     parser.add_argument("--commit", help="the commit measured, where there is no git")
     parser.add_argument("--null", action="store_true", help="the Python part alone, without a GPU")
