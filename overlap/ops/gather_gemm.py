@@ -37,11 +37,13 @@ from .grad_pair import Half
 from .grad_weights import Accumulate, MainGrad, main_grads_of
 from .products import (
     Product,
+    arrivals_launches,
     by_tma,
     copy_launch,
     product_arguments,
     product_blocks,
     product_launch,
+    warm_arrivals,
     warm_copy,
     warm_product,
 )
@@ -250,7 +252,8 @@ def run(
 
     def further(instance: Instance) -> list[KernelLaunch]:
         gathered = instance.buffer.view(view.batch, view.rows, view.depth)
-        found = tail_launches(tail, largest, view, blocks, instance, kernel, arguments)
+        found = [] if largest.columns else arrivals_launches(instance)
+        found += tail_launches(tail, largest, view, blocks, instance, kernel, arguments)
         found += [product_launch(product, gathered, view, runtime) for product in others if product.columns]
         return found if whole is None else [*found, copy_launch(gathered, whole)]
 
@@ -259,6 +262,8 @@ def run(
             runtime.launch(each.kernel, each.grid, (), each.arguments, runtime.main_stream())
 
     warm_tail(tail, largest, view, runtime, blocks)
+    if not largest.columns:
+        warm_arrivals(runtime, x.device)
     for product in others:
         warm_product(product, view, runtime)
     results = ys if whole is None else [*ys, whole]

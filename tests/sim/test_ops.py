@@ -163,6 +163,36 @@ def test_which_kernel_ran_depends_on_the_gathered_tensor_alone(backend):
         assert torch.allclose(y.float(), whole.float() @ w.float(), atol=2e-2)
 
 
+@pytest.mark.parametrize(
+    ("backend", "plan"),
+    [
+        ("copy_engine", "all_gather_1d_pull"),
+        ("copy_engine", "all_gather_1d_push"),
+        ("ldst_reserved", "all_gather_1d_push"),
+        ("tma_reserved", "all_gather_1d_pull"),
+        ("collective", "all_gather_1d"),
+    ],
+)
+def test_a_rank_without_columns_waits_for_what_it_returns(backend, plan):
+    """No tile of its own does; the first call, one that is kept, one that repeats it. Seven rows leave the last rank none."""
+    weights = [torch.randn(32, columns).half() for columns in (0, 16, 8, 0)]
+    wholes = [torch.randn(7, 32, dtype=torch.float16) for _ in range(3)]
+
+    def body(group):
+        rank = group.overlap_runtime.rank
+        found = []
+        for whole in wholes:
+            x = whole[2 * rank : 2 * rank + 2].clone()
+            options = {"gather_size": 7, "return_gathered": True, "backend": backend, "plan": plan}
+            found.append(ag_gemm(x, weights[rank], group=group, **options))
+        group.overlap_runtime.synchronize()
+        return found
+
+    for calls, w in zip(World(4).run(body), weights, strict=True):
+        for (y, gathered), whole in zip(calls, wholes, strict=True):
+            assert torch.equal(gathered, whole) and torch.allclose(y.float(), whole.float() @ w.float(), atol=2e-2)
+
+
 def test_memory_reserved_for_programs_that_move_is_all_there_will_be():
     whole, w = torch.randn(40, 16).half(), torch.randn(16, 24).half()
     how = {"backend": "ldst_reserved", "comm_sms": 2}
