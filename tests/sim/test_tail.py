@@ -145,6 +145,17 @@ def test_the_bits_are_those_of_one_launch(monkeypatch):
     assert len(apart) == len(whole) and all(map(torch.equal, apart, whole))
 
 
+def test_no_tile_is_made_twice(monkeypatch):
+    """Without the second launch the last tiles, of 128 x 256, stay as they were, and all others are made."""
+    monkeypatch.setattr(gather_gemm, "tail_launches", lambda *_: [])
+    for y, wanted, _ in results(Case((530, 48), (520,), ()), launches=1):
+        tiles = [rows.split(256, dim=1) for rows in y.split(128)]
+        missing = [(i, j) for i, row in enumerate(tiles) for j, tile in enumerate(row) if tile.isnan().any()]
+        assert len(missing) == 3 and all(tiles[i][j].isnan().all() for i, j in missing)
+        made = ~y.isnan()
+        assert torch.allclose(y[made].double(), wanted[made], atol=4e-2)
+
+
 def test_the_rest_runs_before_peers_may_overwrite_what_it_reads(monkeypatch):
     case = Case((530, 16), (520,), (), plan="all_gather_1d_push")
     original = launch_layer.launch
