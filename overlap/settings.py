@@ -192,7 +192,7 @@ SETTINGS: dict[str, Setting] = {
         Setting(
             "tail",
             str,
-            "never",
+            "auto",
             "Whether `ag_gemm` and `a2a_gemm` leave the tiles of a last wave that few multiprocessors take part in to a launch "
             "of smaller ones behind the kernel; auto: where that is predicted to be shorter.",
             choices=("auto", "always", "never"),

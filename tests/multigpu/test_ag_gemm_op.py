@@ -41,6 +41,7 @@ def ahead():
         test_inputs_of_any_strides,
         test_weights_of_another_size_on_every_rank,
         test_a_graph_replayed_with_new_data_after_reserve,
+        test_tiles_of_a_last_wave_are_made_apart_to_the_same_bits,
         test_a_decorated_kernel,
     )
 
@@ -221,6 +222,52 @@ def test_a_graph_replayed_with_new_data_after_reserve(group, monkeypatch):
     assert not torch.stack(wrongs).any()
     with pytest.raises(RuntimeContractError, match="reserved are"):
         Gather(group, (4096, 256), 0, torch.bfloat16, 0).call(weights[0])
+    overlap.check(group)
+
+
+@pytest.mark.parametrize("plan", ["all_gather_1d_pull", "all_gather_1d_push"])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_tiles_of_a_last_wave_are_made_apart_to_the_same_bits(group, dim, plan, monkeypatch):
+    """A wave and a part of one on a GPU of 114 to 152 multiprocessors, called, repeated and in a graph."""
+    shape, columns = ((2050, 512), 2312) if dim == 0 else ((3, 700, 512), 2312)
+    gather = Gather(group, shape, dim, torch.bfloat16, 0)
+    weights = [random((columns, 512), 31 + gather.rank, torch.bfloat16).t(), gather.weight(136, 0)]
+    bias = [random((columns,), 37 + gather.rank, torch.bfloat16), None]
+    outs = [poisoned((*shape[:-1], w.shape[1]), torch.bfloat16) for w in weights]
+
+    def call(tail, **options):
+        monkeypatch.setenv("OVERLAP_TAIL", tail)
+        return gather.call(weights, bias=bias, plan=plan, return_gathered=True, **options)
+
+    def refill(seed):
+        new = Gather(group, shape, dim, torch.bfloat16, seed)
+        gather.shard.copy_(new.shard)
+        for y in outs:
+            y.fill_(float("nan"))
+        delay(seed, gather.rank)
+        return new.whole
+
+    wrongs = []
+    for seed in range(1, 6):
+        whole = refill(seed)
+        ys, gathered = call("always", out=outs)
+        assert last_plan().tail > 0
+        wrongs += [wrong(y, whole, w, b) for y, w, b in zip(ys, weights, bias, strict=True)]
+        plain, _ = call("never")
+        assert last_plan().tail == 0
+        wrongs += [differ(gathered, whole), *map(differ, ys, plain)]
+    if rehearsed():
+        return
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call("always", out=outs)
+    for seed in range(6, 40):
+        whole = refill(seed)
+        graph.replay()
+        plain, _ = call("never")
+        wrongs += [*map(differ, outs, plain), wrong(outs[0], whole, weights[0], bias[0])]
+    assert not torch.stack(wrongs).any()
     overlap.check(group)
 
 
