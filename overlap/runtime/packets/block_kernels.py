@@ -28,7 +28,9 @@ from .block_parts import (
     blocks_of,
     box_part,
     end_call,
+    peer_at,
     push_blocks,
+    quotient,
     send_to_all,
     sum_block,
     taken_block,
@@ -54,8 +56,8 @@ def exchange_blocks_kernel(src, out, slots, peers, calls, state, rank, world, pr
     own = slots.to(tl.int64)
     late = tl.zeros((LANES,), tl.int32)
     for pair in range(pid, blocks_of(to_rows * tl.minimum(to_chunk, to_total), UNITS) * world, programs):
-        sender = (rank + pair % world) % world
-        block = pair // world
+        block = quotient(pair, world)
+        sender = peer_at(pair - block * world, rank, world)
         if block < blocks_of(to_rows * width_of(sender, to_chunk, to_total), UNITS):
             to, inside = box_part(out, block, sender, to_rows, to_chunk, to_total, TO_FLAT, VEC, UNITS)
             if sender == rank:
@@ -132,8 +134,8 @@ def two_step_blocks_kernel(src, out, slots, peers, calls, state, rank, world, pr
         tl.store(to, added, mask=inside)
     others = tl.maximum(world - 1, 1)
     for pair in range(pid, longest * (world - 1), programs):
-        owner = (rank + 1 + pair % others) % world
-        block = pair // others
+        block = quotient(pair, others)
+        owner = peer_at(1 + pair - block * others, rank, world)
         if block < blocks_of(width_of(owner, chunk, total), UNITS):
             to, inside = box_part(out, block, owner, 1, chunk, total, True, VEC, UNITS)
             here, late = await_block(own, epoch, state, owner, world, capacity, places, longest + block, late, LANES)

@@ -61,6 +61,19 @@ def blocks_of(units, UNITS: tl.constexpr):
 
 
 @triton.jit
+def peer_at(turn, rank, world):
+    """The rank that is ``turn`` places behind ``rank``; at least that of the last one. No division, which takes long."""
+    peer = rank + tl.minimum(turn, world - 1)
+    return tl.where(peer < world, peer, peer - world)
+
+
+@triton.jit
+def quotient(number, divisor):
+    """The quotient (int32) of a number that is not negative by one that is positive, which takes half as long as any two's."""
+    return (number.to(tl.uint32) // divisor.to(tl.uint32)).to(tl.int32)
+
+
+@triton.jit
 def within_block(UNITS: tl.constexpr, VEC: tl.constexpr):
     """Elements of a block by unit, [units, ``VEC``]."""
     return (tl.arange(0, UNITS) * VEC)[:, None] + tl.arange(0, VEC)[None, :]
@@ -83,18 +96,18 @@ def send_to_all(data, inside, peers, epoch, rank, world, capacity, places, block
     place = slot_at(side, rank, world, capacity, block, BYTES)
     for turn in range(1, world, 4):
         # An acquire has emptied the cache: addresses of several peers are on their way together.
-        base0 = tl.load(peers + (rank + turn) % world)
-        base1 = tl.load(peers + (rank + turn + 1) % world)
+        base0 = tl.load(peers + peer_at(turn, rank, world))
+        base1 = tl.load(peers + peer_at(turn + 1, rank, world))
         if RANKS > 2:
-            base2 = tl.load(peers + (rank + turn + 2) % world)
-            base3 = tl.load(peers + (rank + turn + 3) % world)
+            base2 = tl.load(peers + peer_at(turn + 2, rank, world))
+            base3 = tl.load(peers + peer_at(turn + 3, rank, world))
         _store_block(data, inside, base0 + place, VEC, UNITS)
         _store_block(data, inside & (turn + 1 < world), base1 + place, VEC, UNITS)
         if RANKS > 2:
             _store_block(data, inside & (turn + 2 < world), base2 + place, VEC, UNITS)
             _store_block(data, inside & (turn + 3 < world), base3 + place, VEC, UNITS)
     turns = 1 + tl.arange(0, RANKS)
-    bases = tl.load(peers + (rank + turns) % world)
+    bases = tl.load(peers + peer_at(turns, rank, world))
     flags = as_flag(bases + flag_at(side, rank, world, capacity, places, block))
     ol.raise_flags(flags, turns < world, epoch)
 
@@ -116,8 +129,8 @@ def push_blocks(src, peers, calls, pid, rank, world, programs, capacity, places,
     if PARTS:
         others = tl.maximum(world - 1, 1)
         for number in range(pid, count * (world - 1), programs):
-            peer = (rank + 1 + number % others) % world
-            block = number // others
+            block = quotient(number, others)
+            peer = peer_at(1 + number - block * others, rank, world)
             if block < blocks_of(rows * width_of(peer, chunk, total), UNITS):
                 part, inside = box_part(src, block, peer, rows, chunk, total, FLAT, VEC, UNITS)
                 data = tl.load(part, mask=inside)
