@@ -26,7 +26,9 @@ def hopper(monkeypatch, tmp_path_factory):
     monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "modules"))
 
 
-def build(rows, columns, depth, dtype, *, transposed=False, bias=False, batch=1, along="M", backend="copy_engine"):
+def build(
+    rows, columns, depth, dtype, *, transposed=False, bias=False, batch=1, along="M", backend="copy_engine", left=0
+):
     """Artifacts of the fused kernel and of the plain one, and the operator."""
 
     def meta(*shape):
@@ -35,7 +37,8 @@ def build(rows, columns, depth, dtype, *, transposed=False, bias=False, batch=1,
     weight = meta(columns, depth).t() if transposed else meta(depth, columns)
     product = Product(weight, meta(batch, rows, columns), meta(columns) if bias else None)
     view = GatherView((batch, rows, depth), batch, rows, depth, along)
-    kernel, _, given = product_arguments(product, meta(batch, rows, depth), view, SimpleNamespace(sm_count=132))
+    runtime = SimpleNamespace(sm_count=132)
+    kernel, _, given = product_arguments(product, meta(batch, rows, depth), view, runtime, left_out=left)
     operator = compiled_kernel(kernel, along, "all_gather_1d", 1, backend).operator
     made = []
     for one, ours in ((operator.kernel, operator.ours), (kernel, ())):
@@ -57,6 +60,7 @@ def sized(**case):
     [
         dict(rows=8192, columns=14336, depth=4096, dtype=torch.bfloat16),
         dict(rows=8192, columns=14336, depth=4096, dtype=torch.float16, transposed=True, bias=True),
+        dict(rows=8192, columns=7392, depth=8192, dtype=torch.bfloat16, left=8),
         dict(rows=1000, columns=130, depth=96, dtype=torch.bfloat16, bias=True),
         sized(rows=48, columns=512, depth=4096, dtype=torch.bfloat16),
         dict(rows=4091, columns=257, depth=1001, dtype=torch.float16),
