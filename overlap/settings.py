@@ -213,10 +213,11 @@ SETTINGS: dict[str, Setting] = {
         ),
         Setting(
             "call_graphs",
-            bool,
-            False,
-            "A call that repeats an earlier one for the second time becomes a CUDA graph of the library's own, which is launched "
-            "with the addresses of each call.",
+            int,
+            0,
+            "A call that repeats an earlier one for the so-manieth time becomes a CUDA graph of the library's own, which is "
+            "launched with the addresses of each call; 0: never.",
+            minimum=0,
         ),
         Setting(
             "trace",

@@ -252,8 +252,8 @@ class CudaRuntime:
             return enqueue
 
     def recorded(self, steps: Callable[[Recording], None]) -> CallGraph | None:
-        """As one graph, where the setting ``call_graphs`` asks for it."""
-        if not settings.get("call_graphs") or _blocking():
+        """As one graph, where a driver records what is enqueued."""
+        if _blocking():
             return None
         try:
             if self._recorder is None:

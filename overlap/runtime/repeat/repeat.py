@@ -2,7 +2,7 @@
 
     first call   arguments checked, bound, scheduled, compiled | ready | enqueued
     later calls                                                         enqueued, with other addresses
-    from the third on, where asked for (the setting ``call_graphs``)    a graph of it all is launched, with other addresses
+    from the n-th of them on, n the setting ``call_graphs``             a graph of it all is launched, with other addresses
 
 Whoever asks (`Repeat`) says which tensors a call brings; each argument of the launch is then found in one of them
 (`places`), or belongs to the instance. Where an argument is neither, as a copy that was made on the way, nothing is made
@@ -17,13 +17,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from overlap import settings
+
 from ..instance import Instance, called_last
 from ..launch.acts import Act, ByLibrary, Ends, InFlight, OnLane, Recorded, carry_out
 from ..launch.prepared import Enqueue
 from .places import Carried, Place, place_of
-
-GRAPH_AT = 2
-"""The repetition at which a call becomes a graph: one that is made twice pays for none."""
 
 
 class KernelLaunch(NamedTuple):
@@ -117,7 +116,8 @@ class ReadyLaunch:
         self._settled = traced
         self._kernel = kernel
         self._graph: Any = None
-        self._until_graph = 0 if traced or any(isinstance(act, ByLibrary) for act in acts) else GRAPH_AT
+        never = traced or any(isinstance(act, ByLibrary) for act in acts)
+        self._until_graph: int = 0 if never else settings.get("call_graphs")
         self._often: Sequence[Act] = (self._whole,) if self._until_graph else acts
         # It lives as long as what else is ready for this memory does; whoever uses it holds it weakly.
         instance.prepared[self] = self

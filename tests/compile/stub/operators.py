@@ -31,7 +31,7 @@ from overlap.runtime.cuda.runtime import CudaRuntime
 torch.cuda.is_current_stream_capturing = lambda: False
 STUB = ctypes.CDLL("libcuda.so.1")
 TOLD = (ctypes.c_char * (1 << 20)).in_dll(STUB, "stub_told")
-WAYS = {"calls": ("0", "0"), "lanes in graphs": ("1", "0"), "one graph": ("0", "1")}
+WAYS = {"calls": ("0", "0"), "lanes in graphs": ("1", "0"), "one graph": ("0", "2")}
 """The settings ``lane_graphs`` and ``call_graphs``."""
 CALLS = 5
 SIZES = {"ag_gemm": (0, 1), "gemm_rs": (1, 0), "gemm_ar": (1, 0), "a2a_gemm": (1, 2), "gemm_a2a": (0, 2)}
@@ -160,7 +160,8 @@ def counted(op: str, world: int, options: dict[str, str]) -> dict[str, int]:
                 found[way] = count.value
             if out is None:
                 sets[number] = (x, w, y)
-    # The first call goes the long way, the third makes the graph.
+    # The first call goes the long way, the second by its steps, the third makes the graph.
+    assert ["launched;" in text for text in told_by["one graph"][1:3]] == [False, True], "made by the second repetition"
     for number in range(3, CALLS + 1):
         text = told_by["one graph"][number]
         assert "launched;" in text, f"{op}: call {number} is no graph: {text}"
