@@ -178,7 +178,7 @@ def counted(op: str, world: int, options: dict[str, str]) -> dict[str, int]:
     if options:
         # Memory that a copy's node does not take: the call goes by its steps, and so do all later ones.
         group.overlap_runtime.captured = False
-        os.environ["OVERLAP_CALL_GRAPHS"] = "1"
+        os.environ["OVERLAP_LANE_GRAPHS"], os.environ["OVERLAP_CALL_GRAPHS"] = WAYS["one graph"]
         elsewhere = torch.zeros_like(sets[-1][0])
         ctypes.c_uint64.in_dll(STUB, "stub_refused").value = elsewhere.data_ptr()
         for x in (elsewhere, sets[-1][0]):
