@@ -165,7 +165,9 @@ def killed_in_words(carried_by: str) -> None:
     from overlap.runtime.packets.low_latency import low_latency_of
     from overlap.runtime.protocol import runtime_of
     from overlap.runtime.workspace import check
+    from tests.support.compilations import settle_keys
 
+    settle_keys()
     os.environ["OVERLAP_LOW_LATENCY_BELOW_BYTES"] = "1000000"
     os.environ["OVERLAP_LOW_LATENCY_BLOCKS_FROM_BYTES"] = "0" if carried_by == "blocks" else "1000000"
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

@@ -167,6 +167,18 @@ MANY_BLOCKS = [
 ]  # fmt: skip
 
 
+IN_TURN = [
+    ("all_reduce", (37,), torch.bfloat16), ("all_reduce", (16, 4096), torch.bfloat16),
+    ("reduce_scatter", (8, 4096), torch.float32, (0,)), ("reduce_scatter", (3, 5), torch.float16, (1,)),
+    ("all_gather", (1, 64), torch.uint8, (0,)), ("all_gather", (64, 1024), torch.bfloat16, (0,)),
+    ("all_to_all", (33, 66), torch.bfloat16, (0, 1)), ("all_reduce", (LONG // 2,), torch.bfloat16),
+]  # fmt: skip
+IN_A_GRAPH = [
+    ("all_reduce", (16, 4096), torch.bfloat16), ("reduce_scatter", (9, 64), torch.float32, (0,)),
+    ("all_gather", (31, 17), torch.bfloat16, (1,)), ("all_to_all", (8, 256), torch.float16, (1, 0)),
+]  # fmt: skip
+
+
 def play(group, carried_by, two_steps, kind, shape, dtype, dims=()):
     """One call of a rank, for its kernel alone."""
     whole, rank = torch.empty(shape, dtype=dtype), group.rank()
@@ -184,8 +196,16 @@ def ahead():
     for by in LIMITS:
         for spec in specs():
             yield Rehearsal(f"test_every_collective_has_the_right_bits[{by}]", play, (by, False, *spec))
+        for spec in IN_TURN:
+            yield Rehearsal(f"test_a_thousand_calls_with_delays[{by}]", play, (by, False, *spec))
+        for spec in IN_A_GRAPH:
+            yield Rehearsal(f"test_graphs_replayed_with_new_data[{by}]", play, (by, False, *spec))
+        yield Rehearsal(
+            f"test_a_rank_that_comes_too_late[{by}]", play, (by, False, "all_reduce", (100, 100), torch.bfloat16)
+        )
         for spec in IN_TWO_STEPS:
             yield Rehearsal(f"test_an_all_reduce_in_two_steps[{by}]", play, (by, True, *spec))
+        yield Rehearsal(f"test_a_rank_that_is_killed[{by}]", play, (by, False, "all_reduce", (1000,), torch.float32))
     for spec in MANY_BLOCKS:
         yield Rehearsal("test_messages_of_many_blocks_for_every_program[blocks]", play, ("blocks", WORLD > 2, *spec))
 
@@ -210,12 +230,7 @@ def test_an_all_reduce_in_two_steps(words, monkeypatch):
 
 def test_a_thousand_calls_with_delays(words, group):
     """Sizes, kinds and programs change from call to call; ranks are late in turn, on the host or on the stream."""
-    some = [
-        Case("all_reduce", (37,), torch.bfloat16), Case("all_reduce", (16, 4096), torch.bfloat16),
-        Case("reduce_scatter", (8, 4096), torch.float32, (0,)), Case("reduce_scatter", (3, 5), torch.float16, (1,)),
-        Case("all_gather", (1, 64), torch.uint8, (0,)), Case("all_gather", (64, 1024), torch.bfloat16, (0,)),
-        Case("all_to_all", (33, 66), torch.bfloat16, (0, 1)), Case("all_reduce", (LONG // 2,), torch.bfloat16),
-    ]  # fmt: skip
+    some = [Case(*spec) for spec in IN_TURN]
     wrong, order = torch.zeros((), dtype=torch.int32, device="cuda"), random.Random(3)
     for seed in range(1000):
         delay(seed, me(), 0.5)
@@ -261,10 +276,7 @@ def test_ranks_run_ahead_of_each_other(words, group):
 
 def test_graphs_replayed_with_new_data(words, group):
     """Ten calls in one graph, replays and eager calls in turn: the epoch is the device's."""
-    several = [
-        Case("all_reduce", (16, 4096), torch.bfloat16), Case("reduce_scatter", (9, 64), torch.float32, (0,)),
-        Case("all_gather", (31, 17), torch.bfloat16, (1,)), Case("all_to_all", (8, 256), torch.float16, (1, 0)),
-    ]  # fmt: skip
+    several = [Case(*spec) for spec in IN_A_GRAPH]
     for case in several:
         case.check(words, 0)
     graph = torch.cuda.CUDAGraph()
