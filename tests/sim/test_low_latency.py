@@ -223,6 +223,18 @@ def test_an_all_reduce_in_two_steps_has_the_same_bits(carried_by, two_steps, dty
     on_ranks(world, body, seed=world)
 
 
+def test_more_peers_than_are_read_or_added_at_once(monkeypatch, two_steps):
+    """Addresses of peers and their blocks come by fours: of seven ranks all but one are peers, in two groups."""
+    monkeypatch.setenv("OVERLAP_LOW_LATENCY_BLOCKS_FROM_BYTES", "0")
+
+    def body(runtime):
+        reduce_all(runtime, (90,), torch.bfloat16, 0)
+        gather(runtime, (9, 5), 0, torch.uint8, 1)
+        scatter(runtime, (90,), 0, torch.float32, 2)
+
+    on_ranks(7, body)
+
+
 def test_an_all_reduce_in_two_steps_in_place_and_at_any_address(carried_by, two_steps):
     def body(runtime):
         words = low_latency_of(runtime)

@@ -108,8 +108,8 @@ def test_a_flag_ahead_of_its_data(mutate):
 
 def test_flags_of_all_ahead_of_their_data(mutate):
     text = inspect.getsource(block_parts)
-    stores = text[text.index("    for turn in range(1, world, 4):") : text.index("    turns = 1 + tl.arange")]
-    raised = "    ol.raise_flags(flags, turns < world, epoch)\n"
+    stores = text[text.index("    for turn in range(1, world, 4):") : text.index("    flags = as_flag(bases")]
+    raised = "    ol.raise_flags(flags, 1 + tl.arange(0, RANKS) < world, epoch)\n"
     mutate((stores, ""), (raised, raised + stores))
     assert found() == RACE
 
@@ -121,8 +121,8 @@ def test_flags_raised_otherwise(two_steps, mutate, barrier, sem, scope):
     """Without a barrier ahead of them, a thread's release says nothing of the others' stores."""
     ahead = "    tl.debug_barrier()\n    " if barrier else "    "
     value = "epoch + tl.zeros(flags.shape, tl.int64)"
-    raised = f'{ahead}tl.atomic_xchg(flags, {value}, mask=turns < world, sem="{sem}", scope="{scope}")\n'
-    mutate(("    ol.raise_flags(flags, turns < world, epoch)\n", raised))
+    raised = f'{ahead}tl.atomic_xchg(flags, {value}, mask=1 + tl.arange(0, RANKS) < world, sem="{sem}", scope="{scope}")\n'
+    mutate(("    ol.raise_flags(flags, 1 + tl.arange(0, RANKS) < world, epoch)\n", raised))
     assert found() == RACE
 
 
@@ -160,7 +160,7 @@ def test_the_same_looks_that_learn_what_they_should(mutate):
 
 def test_a_block_more_of_a_group_is_left_out(mutate):
     """Of several peers whose addresses are read together."""
-    mutate(("        _store_block(data, inside & (turn + 1 < world), base1 + place, VEC, UNITS)\n", ""))
+    mutate(("            _store_block(data, inside & (turn + 1 < world), base1 + place, VEC, UNITS)\n", ""))
     assert set(found()) == {"crash"}
 
 

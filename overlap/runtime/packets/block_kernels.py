@@ -23,6 +23,7 @@ import triton.language as tl
 from overlap.language.awaits import await_stream
 
 from .block_parts import (
+    addresses_of,
     await_all,
     await_block,
     blocks_of,
@@ -123,12 +124,13 @@ def two_step_blocks_kernel(src, out, slots, peers, calls, state, rank, world, pr
     for block in range(pid, blocks_of(width_of(rank, chunk, total), UNITS), programs):
         part, inside = box_part(src, block, rank, 1, chunk, total, True, VEC, UNITS)
         kept = tl.load(part, mask=inside)
+        addresses = addresses_of(peers, rank, world, RANKS)
         here, late = await_all(own, epoch, state, rank, world, capacity, places, block, late, RANKS, LANES)
         added = sum_block(
             own, here, kept, epoch, inside, rank, world, capacity, block, ACCUMULATOR, SENDERS, VEC, UNITS, BYTES
         ).to(src.dtype.element_ty)
         send_to_all(
-            added, inside, peers, epoch, rank, world, capacity, places, longest + block, VEC, UNITS, BYTES, RANKS
+            added, inside, addresses, peers, epoch, rank, world, capacity, places, longest + block, VEC, UNITS, BYTES, RANKS
         )
         to, _ = box_part(out, block, rank, 1, chunk, total, True, VEC, UNITS)
         tl.store(to, added, mask=inside)

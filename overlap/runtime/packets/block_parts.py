@@ -89,27 +89,46 @@ def box_part(base, block, rank, rows, chunk, total, FLAT: tl.constexpr, VEC: tl.
 
 
 @triton.jit
-def send_to_all(data, inside, peers, epoch, rank, world, capacity, places, block,
+def addresses_of(peers, rank, world, RANKS: tl.constexpr):
+    """Where the slots of all other ranks are: of all of them, [``RANKS``], and of the first four behind ``rank``.
+
+    To be read ahead of a wait, which nobody then waits for, and not behind it, when the cache is empty.
+    """
+    bases = tl.load(peers + peer_at(1 + tl.arange(0, RANKS), rank, world))
+    base0, base1, base2, base3 = _four(peers, 1, rank, world, RANKS)
+    return bases, base0, base1, base2, base3
+
+
+@triton.jit
+def _four(peers, turn, rank, world, RANKS: tl.constexpr):
+    base0 = tl.load(peers + peer_at(turn, rank, world))
+    base1, base2, base3 = base0, base0, base0
+    if RANKS > 2:
+        base1 = tl.load(peers + peer_at(turn + 1, rank, world))
+        base2 = tl.load(peers + peer_at(turn + 2, rank, world))
+    if RANKS > 4:
+        base3 = tl.load(peers + peer_at(turn + 3, rank, world))
+    return base0, base1, base2, base3
+
+
+@triton.jit
+def send_to_all(data, inside, addresses, peers, epoch, rank, world, capacity, places, block,
                 VEC: tl.constexpr, UNITS: tl.constexpr, BYTES: tl.constexpr, RANKS: tl.constexpr):  # fmt: skip
     """Stores a block into this rank's slot of every other rank, and then raises all its flags in one instruction."""
     side = epoch & 1
     place = slot_at(side, rank, world, capacity, block, BYTES)
+    bases, base0, base1, base2, base3 = addresses
     for turn in range(1, world, 4):
-        # An acquire has emptied the cache: addresses of several peers are on their way together.
-        base0 = tl.load(peers + peer_at(turn, rank, world))
-        base1 = tl.load(peers + peer_at(turn + 1, rank, world))
-        if RANKS > 2:
-            base2 = tl.load(peers + peer_at(turn + 2, rank, world))
-            base3 = tl.load(peers + peer_at(turn + 3, rank, world))
+        if turn > 1:
+            base0, base1, base2, base3 = _four(peers, turn, rank, world, RANKS)
         _store_block(data, inside, base0 + place, VEC, UNITS)
-        _store_block(data, inside & (turn + 1 < world), base1 + place, VEC, UNITS)
         if RANKS > 2:
+            _store_block(data, inside & (turn + 1 < world), base1 + place, VEC, UNITS)
             _store_block(data, inside & (turn + 2 < world), base2 + place, VEC, UNITS)
+        if RANKS > 4:
             _store_block(data, inside & (turn + 3 < world), base3 + place, VEC, UNITS)
-    turns = 1 + tl.arange(0, RANKS)
-    bases = tl.load(peers + peer_at(turns, rank, world))
     flags = as_flag(bases + flag_at(side, rank, world, capacity, places, block))
-    ol.raise_flags(flags, turns < world, epoch)
+    ol.raise_flags(flags, 1 + tl.arange(0, RANKS) < world, epoch)
 
 
 @triton.jit
@@ -143,8 +162,9 @@ def push_blocks(src, peers, calls, pid, rank, world, programs, capacity, places,
         for block in range(pid, count, programs):
             part, inside = box_part(src, block, 0, rows, chunk, total, FLAT, VEC, UNITS)
             data = tl.load(part, mask=inside)
+            addresses = addresses_of(peers, rank, world, RANKS)
             epoch = epoch_of(calls, pid)
-            send_to_all(data, inside, peers, epoch, rank, world, capacity, places, block, VEC, UNITS, BYTES, RANKS)
+            send_to_all(data, inside, addresses, peers, epoch, rank, world, capacity, places, block, VEC, UNITS, BYTES, RANKS)
     return epoch_of(calls, pid)
 
 
