@@ -200,7 +200,7 @@ def _exchanged_product(
     x, w, *bias, y = tensors
     held = x.new_empty(shape)
     went_by = small.all_to_all(group, choice, x, x.dim() - 1, dim, held, again)
-    multiply(held.flatten(0, -2), w, bias[0] if bias else None, made, y.view(-1, w.shape[1]))
+    multiply(held.flatten(0, -2), w, bias[0] if bias else None, made, y.flatten(0, -2))
     return went_by
 
 

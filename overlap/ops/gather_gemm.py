@@ -295,9 +295,9 @@ def _serially(
     count = len(biased)
     weights, biases, ys = further[:count], iter(further[count:-count]), further[-count:]
     whole, went_by = small.gather(group, choice, x, shape, dim, again=again)
-    rows = whole.view(-1, shape[-1])
+    rows = whole.flatten(0, -2)
     for y, w, has_bias in zip(ys, weights, biased, strict=True):
-        place = y.view(len(rows), w.shape[1])
+        place = y.flatten(0, -2)
         if has_bias:  # added before the result is rounded
             torch.addmm(next(biases), rows, w, out=place)
         else:

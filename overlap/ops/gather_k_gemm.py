@@ -161,7 +161,7 @@ def _gathered_product(
     """A gather into ``whole``, then the product; ``tensors``: x, w, the bias if there is one, y. Gives what it went by."""
     x, w, *bias, y = tensors
     gathered, went_by = small.gather(group, choice, x, whole, x.dim() - 1, again=again)
-    multiply(gathered.view(-1, whole[-1]), w, bias[0] if bias else None, made, y.view(-1, w.shape[1]))
+    multiply(gathered.flatten(0, -2), w, bias[0] if bias else None, made, y.flatten(0, -2))
     return went_by
 
 

@@ -162,9 +162,11 @@ def _serially(
 ) -> str:
     """The product, then a collective; ``tensors``: x, w, the bias if there is one, the result. Gives what it went by."""
     x, w, *bias, y = tensors
-    place = y.view(-1, y.shape[-1]) if in_place else None
+    place = y.flatten(0, -2) if in_place else None
     summand = multiply(x.flatten(0, -2), w, bias[0] if bias and rank == 0 else None, moved, place)
-    return small.all_reduce(group, choice, summand.view(y.shape), y, fixed_order=deterministic, again=again)
+    if y.dim() != 2:
+        summand = summand.view(y.shape)
+    return small.all_reduce(group, choice, summand, y, fixed_order=deterministic, again=again)
 
 
 def default_plan(moved_bytes: int, backend: str | None = None) -> str:

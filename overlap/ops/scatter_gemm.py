@@ -175,7 +175,9 @@ def _serially(
 ) -> str:
     """The product, then a collective; ``tensors``: x, w, the bias if there is one, the result. Gives what it went by."""
     x, w, *bias, y = tensors
-    summand = multiply(x.flatten(0, -2), w, bias[0] if bias and rank == 0 else None, moved).view(whole)
+    summand = multiply(x.flatten(0, -2), w, bias[0] if bias and rank == 0 else None, moved)
+    if len(whole) != 2:
+        summand = summand.view(whole)
     return small.reduce_scatter(group, choice, summand, dim, y, fixed_order=deterministic, again=again)
 
 

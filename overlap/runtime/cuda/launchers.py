@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from triton import __version__, knobs
 
 _NVIDIA = "triton.backends.nvidia.driver"
+_HOOKS = knobs.runtime
 _INNER = "launcher"
 """Name of the launching function in the closure around it."""
 
@@ -44,8 +45,7 @@ def triton_here() -> tuple[int, int]:
 
 def watched() -> bool:
     """Whether somebody's hooks want to see launches."""
-    runtime = knobs.runtime
-    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    enter, leave = _HOOKS.launch_enter_hook, _HOOKS.launch_exit_hook
     return bool(
         enter is not None and getattr(enter, "calls", True) or leave is not None and getattr(leave, "calls", True)
     )
