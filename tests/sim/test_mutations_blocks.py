@@ -121,7 +121,9 @@ def test_flags_raised_otherwise(two_steps, mutate, barrier, sem, scope):
     """Without a barrier ahead of them, a thread's release says nothing of the others' stores."""
     ahead = "    tl.debug_barrier()\n    " if barrier else "    "
     value = "epoch + tl.zeros(flags.shape, tl.int64)"
-    raised = f'{ahead}tl.atomic_xchg(flags, {value}, mask=1 + tl.arange(0, RANKS) < world, sem="{sem}", scope="{scope}")\n'
+    raised = (
+        f'{ahead}tl.atomic_xchg(flags, {value}, mask=1 + tl.arange(0, RANKS) < world, sem="{sem}", scope="{scope}")\n'
+    )
     mutate(("    ol.raise_flags(flags, 1 + tl.arange(0, RANKS) < world, epoch)\n", raised))
     assert found() == RACE
 

@@ -164,7 +164,9 @@ def push_blocks(src, peers, calls, pid, rank, world, programs, capacity, places,
             data = tl.load(part, mask=inside)
             addresses = addresses_of(peers, rank, world, RANKS)
             epoch = epoch_of(calls, pid)
-            send_to_all(data, inside, addresses, peers, epoch, rank, world, capacity, places, block, VEC, UNITS, BYTES, RANKS)
+            send_to_all(
+                data, inside, addresses, peers, epoch, rank, world, capacity, places, block, VEC, UNITS, BYTES, RANKS
+            )
     return epoch_of(calls, pid)
 
 
