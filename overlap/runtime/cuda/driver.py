@@ -27,8 +27,8 @@ _NON_BLOCKING = 1
 _NODE_PRIORITIES = 8
 """Kernels of a graph keep the priority of the stream that they were recorded on."""
 
-Call = tuple[Callable[..., int], tuple[Any, ...]]
-"""A function and its arguments but the last, which is a stream's handle. It gives 0, or what went wrong."""
+Call = tuple[Callable[..., int], tuple[Any, ...], tuple[Any, ...]]
+"""A function, and its arguments ahead of and behind a stream's handle. It gives 0, or what went wrong."""
 
 
 class _Copy2D(ctypes.Structure):
@@ -114,7 +114,7 @@ def copy_call(piece: CopyPiece) -> Call:
     """A copy by copy engine."""
     if piece.rows == 1:
         ends = ctypes.c_void_p(piece.dst), ctypes.c_void_p(piece.src)
-        return libcuda().cuMemcpyDtoDAsync_v2, (*ends, ctypes.c_size_t(piece.width))
+        return libcuda().cuMemcpyDtoDAsync_v2, (*ends, ctypes.c_size_t(piece.width)), ()
     request = _Copy2D(
         srcMemoryType=_DEVICE_MEMORY,
         dstMemoryType=_DEVICE_MEMORY,
@@ -125,7 +125,7 @@ def copy_call(piece: CopyPiece) -> Call:
         WidthInBytes=piece.width,
         Height=piece.rows,
     )
-    return libcuda().cuMemcpy2DAsync_v2, (ctypes.pointer(request),)
+    return libcuda().cuMemcpy2DAsync_v2, (ctypes.pointer(request),), ()
 
 
 class CopyOut:
@@ -140,7 +140,7 @@ class CopyOut:
         self.place = place
         self.flat = piece.rows == 1
         """Whether it is one-dimensional."""
-        self._function, arguments = copy_call(piece)
+        self._function, arguments, _ = copy_call(piece)
         if self.flat:
             self._to, _, self._bytes = arguments
         else:
@@ -150,17 +150,16 @@ class CopyOut:
         """Its call of the driver in a call, which shares nothing with that of another: two threads may be making theirs."""
         address = self.place.address(carried)
         if self.flat:
-            return self._function, (self._to, ctypes.c_void_p(address), self._bytes)
+            return self._function, (self._to, ctypes.c_void_p(address), self._bytes), ()
         request = _Copy2D.from_buffer_copy(self._request)
         request.srcDevice = address
-        return self._function, (ctypes.pointer(request),)
+        return self._function, (ctypes.pointer(request),), ()
 
 
 def hold_call(address: int, value: int) -> Call:
     """Holds a stream until the 32-bit word at ``address`` is at least ``value``."""
-    wait = libcuda().cuStreamWaitValue32_v2
-    word, least, when = ctypes.c_void_p(address), ctypes.c_uint32(value), ctypes.c_uint(_WAIT_GEQ)
-    return lambda stream: wait(stream, word, least, when), ()
+    arguments = ctypes.c_void_p(address), ctypes.c_uint32(value), ctypes.c_uint(_WAIT_GEQ)
+    return libcuda().cuStreamWaitValue32_v2, (), arguments
 
 
 class Calls:
@@ -175,17 +174,27 @@ class Calls:
         self._bare = tuple(call for call, _ in calls)
         self.brought = any(isinstance(call, CopyOut) for call in self._bare)
         """Whether some of them take something from a call."""
+        self._bound: tuple[Stream | None, Sequence[tuple[Callable[..., int], tuple[Any, ...]]]] = (None, ())
+        """For the stream that was last: a lane's calls find theirs here."""
 
     def __call__(self, stream: Stream, carried: Carried = NOTHING) -> None:
         """Raises RuntimeContractError when the driver refuses one."""
-        handle = stream.argument
-        bare: Sequence[Any] = self._bare
-        if self.brought:
-            bare = [call.call(carried) if isinstance(call, CopyOut) else call for call in bare]
-        for number, (call, arguments) in enumerate(bare):
-            error = call(*arguments, handle)
+        last, bound = self._bound
+        if last is not stream or self.brought:
+            bound = self._on(stream, carried)
+        for call, arguments in bound:
+            error = call(*arguments)
             if error:
+                number = next(number for number, each in enumerate(bound) if each[1] is arguments)
                 check(error, self.calls[number][1])
+
+    def _on(self, stream: Stream, carried: Carried) -> Sequence[tuple[Callable[..., int], tuple[Any, ...]]]:
+        """Functions and all of their arguments."""
+        bare = [call.call(carried) if isinstance(call, CopyOut) else call for call in self._bare]
+        bound = [(call, (*before, stream.argument, *behind)) for call, before, behind in bare]
+        if not self.brought:
+            self._bound = stream, bound
+        return bound
 
 
 def chain(enqueues: Sequence[Callable[..., None]]) -> Callable[..., None]:
