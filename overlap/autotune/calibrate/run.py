@@ -13,7 +13,7 @@ from overlap.runtime.cuda.runtime import runtime_for_group
 from overlap.schedule.machine import PROGRAMS
 
 from .probes import COPIES, DTYPES, GATHERS, Probes, program_counts
-from .samples import Calibration, Sample, fit_line
+from .samples import Calibration, Sample
 
 Say = Callable[[str], None]
 
@@ -62,7 +62,7 @@ def calibrate(group: Any = None, *, say: Say = lambda text: None) -> Calibration
         flops=flops,
         memory=probes.memory_rate(),
         kernel=probes.kernel(),
-        entry=probes.entry(fit_line((*pull, *push)), flag),
+        entry=probes.entry(flag),
         flag=flag,
         contention=probes.contention(),
         programs=programs,
