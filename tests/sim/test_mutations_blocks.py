@@ -94,15 +94,25 @@ def test_the_kernels_as_they_are(two_steps, mutate):
 
 
 def test_one_side_instead_of_two(two_steps, mutate):
-    mutate(("side = epoch & 1", "side = epoch & 0"), ("flag_at(epoch & 1", "flag_at(epoch & 0"),
-           ("slot_at(epoch & 1", "slot_at(epoch & 0"))  # fmt: skip
+    sides = ("side = epoch", "epoch_of(calls, pid)", "flag_at(epoch", "slot_at(epoch")
+    mutate(*((f"{side} & 1", f"{side} & 0") for side in sides))
     assert found() == RACE
 
 
-def test_a_flag_ahead_of_its_data(mutate):
-    data = "                _store_block(data, inside, base + place, VEC, UNITS)\n"
-    flag = "                ol.raise_flag(as_flag(base + flag_at(epoch & 1, rank, world, capacity, places, block)), epoch)\n"
-    mutate((data + flag, flag + data))
+def test_flags_ahead_of_their_data(mutate):
+    text = inspect.getsource(block_parts)
+    begin = text.index("            for number in range(first,")
+    middle = text.index("            epoch = epoch_of(calls, pid)\n            numbers")
+    raised = "            ol.raise_flags(flags, there, epoch)\n"
+    end = text.index(raised) + len(raised)
+    stores, flags = text[begin:middle], text[middle:end]
+    mutate((stores + flags, flags + stores))
+    assert found() == RACE
+
+
+def test_flags_of_blocks_to_come(mutate):
+    """Of those that are raised together, such as other programs send."""
+    mutate(("numbers = first + programs * tl.arange", "numbers = first + tl.arange"))
     assert found() == RACE
 
 
@@ -205,7 +215,7 @@ def test_a_second_steps_flag_ahead_of_its_sum(two_steps, mutate):
 
 
 def test_sums_sent_where_the_first_step_is(two_steps, mutate):
-    mutate(("rank, world, capacity, places, longest + block, VEC", "rank, world, capacity, places, block, VEC"))
+    mutate(("rank, world, capacity, places, longest + block,\n", "rank, world, capacity, places, block,\n"))
     assert all(found())
 
 

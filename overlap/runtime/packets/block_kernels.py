@@ -129,22 +129,8 @@ def two_step_blocks_kernel(src, out, slots, peers, calls, state, rank, world, pr
         added = sum_block(
             own, here, kept, epoch, inside, rank, world, capacity, block, ACCUMULATOR, SENDERS, VEC, UNITS, BYTES
         ).to(src.dtype.element_ty)
-        send_to_all(
-            added,
-            inside,
-            addresses,
-            peers,
-            epoch,
-            rank,
-            world,
-            capacity,
-            places,
-            longest + block,
-            VEC,
-            UNITS,
-            BYTES,
-            RANKS,
-        )
+        send_to_all(added, inside, addresses, peers, epoch, rank, world, capacity, places, longest + block,
+                    VEC, UNITS, BYTES, RANKS)  # fmt: skip
         to, _ = box_part(out, block, rank, 1, chunk, total, True, VEC, UNITS)
         tl.store(to, added, mask=inside)
     others = tl.maximum(world - 1, 1)

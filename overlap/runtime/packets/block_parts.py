@@ -23,9 +23,12 @@ from .lines import spot_of, width_of
 
 SIDES = 2
 FLAG_BYTES = 32
+TOGETHER = 4
+"""Blocks that a program sends before it raises their flags."""
 
 _SIDES: tl.constexpr = tl.constexpr(SIDES)
 _FLAG: tl.constexpr = tl.constexpr(FLAG_BYTES)
+_TOGETHER: tl.constexpr = tl.constexpr(TOGETHER)
 _MOST: tl.constexpr = tl.constexpr(MOST_PROGRAMS)
 
 
@@ -142,31 +145,40 @@ def push_blocks(src, peers, calls, pid, rank, world, programs, capacity, places,
                 RANKS: tl.constexpr):  # fmt: skip
     """Sends this rank's blocks to all others, peers in turn from rank + 1 on, the first blocks of all first.
 
+    Flags of `TOGETHER` blocks are raised at a time: a release waits until everything stored has arrived, and the next block with
+    it.
     Returns the epoch of this call. It is read behind the data each time, or the compiler would wait for it ahead of the data.
     """
     count = blocks_of(rows * tl.minimum(chunk, total), UNITS)
     if PARTS:
         others = tl.maximum(world - 1, 1)
-        for number in range(pid, count * (world - 1), programs):
-            block = quotient(number, others)
-            peer = peer_at(1 + number - block * others, rank, world)
-            if block < blocks_of(rows * width_of(peer, chunk, total), UNITS):
-                part, inside = box_part(src, block, peer, rows, chunk, total, FLAT, VEC, UNITS)
-                data = tl.load(part, mask=inside)
-                base = tl.load(peers + peer)
-                epoch = epoch_of(calls, pid)
-                place = slot_at(epoch & 1, rank, world, capacity, block, BYTES)
-                _store_block(data, inside, base + place, VEC, UNITS)
-                ol.raise_flag(as_flag(base + flag_at(epoch & 1, rank, world, capacity, places, block)), epoch)
+        pairs = count * (world - 1)
+        for first in range(pid, pairs, programs * _TOGETHER):
+            for number in range(first, tl.minimum(first + programs * _TOGETHER, pairs), programs):
+                block = quotient(number, others)
+                peer = peer_at(1 + number - block * others, rank, world)
+                if block < blocks_of(rows * width_of(peer, chunk, total), UNITS):
+                    part, inside = box_part(src, block, peer, rows, chunk, total, FLAT, VEC, UNITS)
+                    data = tl.load(part, mask=inside)
+                    base = tl.load(peers + peer)
+                    place = slot_at(epoch_of(calls, pid) & 1, rank, world, capacity, block, BYTES)
+                    _store_block(data, inside, base + place, VEC, UNITS)
+            epoch = epoch_of(calls, pid)
+            numbers = first + programs * tl.arange(0, _TOGETHER)
+            blocks = quotient(numbers, others)
+            receivers = peer_at(1 + numbers - blocks * others, rank, world)
+            there = blocks < blocks_of(rows * width_of(receivers, chunk, total), UNITS)
+            bases = tl.load(peers + receivers)
+            flags = as_flag(bases + flag_at(epoch & 1, rank, world, capacity, places, blocks))
+            ol.raise_flags(flags, there, epoch)
     else:
         for block in range(pid, count, programs):
             part, inside = box_part(src, block, 0, rows, chunk, total, FLAT, VEC, UNITS)
             data = tl.load(part, mask=inside)
             addresses = addresses_of(peers, rank, world, RANKS)
             epoch = epoch_of(calls, pid)
-            send_to_all(
-                data, inside, addresses, peers, epoch, rank, world, capacity, places, block, VEC, UNITS, BYTES, RANKS
-            )
+            send_to_all(data, inside, addresses, peers, epoch, rank, world, capacity, places, block,
+                        VEC, UNITS, BYTES, RANKS)  # fmt: skip
     return epoch_of(calls, pid)
 
 
