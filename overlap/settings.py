@@ -190,6 +190,14 @@ SETTINGS: dict[str, Setting] = {
             minimum=0,
         ),
         Setting(
+            "fetch_below_bytes",
+            int,
+            0,
+            "Sums made behind a kernel that are smaller are fetched by the ranks that need them, in the launch that puts them in "
+            "place; larger ones are copied to them.",
+            minimum=0,
+        ),
+        Setting(
             "tail",
             str,
             "auto",

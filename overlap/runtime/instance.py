@@ -36,6 +36,7 @@ from .calls.resolve import Bound
 from .group.meeting import first_difference
 from .group.reach import check_reach, through_network
 from .launch.beside import asked_sums
+from .launch.fetch import fetched_by
 from .memory.part import Given, Part
 from .operator import Operator
 from .protocol import Runtime
@@ -72,6 +73,7 @@ class Instance(BoundPlan):
     Args:
         given: what calls bring of each communicated tensor, their orders settled.
         sum_sms: multiprocessors that the kernel leaves free for sums, where they can be made while it runs.
+        fetch_below: bytes of a sum that peers fetch, exclusive.
     """
 
     parts: dict[str, Part]
@@ -79,7 +81,9 @@ class Instance(BoundPlan):
     known_as: Any
     """Its key among the runtime's instances."""
 
-    def __init__(self, operator: Operator, runtime: Runtime, given: Sequence[Given], sum_sms: int = 0) -> None:
+    def __init__(
+        self, operator: Operator, runtime: Runtime, given: Sequence[Given], sum_sms: int = 0, fetch_below: int = 0
+    ) -> None:
         self.operator = operator
         plan = _narrowed(operator, plan_for(operator, runtime.world, [g.shape for g in given]), given)
         produced = [comm.tensor for comm in operator.comms if comm.produced]
@@ -107,6 +111,8 @@ class Instance(BoundPlan):
         self._schedules: dict[Any, RankSchedule] = {}
         self.words: InlineWords | None = None
         """What the kernel sends and adds up in words, if it does."""
+        if not (carriers.words or self.direct):
+            self.fetched = fetched_by(operator, plan, runtime, parts, early=self.early, below=fetch_below)
         steps: tuple[Step, ...]
         if carriers.words:
             steps = word_steps(plan, runtime.rank, produced)
@@ -362,7 +368,8 @@ def instance_for(
     workspace_of(operator, runtime, tuple(g.dtype for g in given)).check()
     cache = instances(runtime)
     asked = asked_sums(operator)
-    key = (id(operator), given, asked)
+    below = settings.get("fetch_below_bytes")
+    key = (id(operator), given, asked, below)
     instance: Instance | None = cache.get(key)
     if instance is None:
         orders = tuple(g.order for g in given)
@@ -377,6 +384,7 @@ def instance_for(
             "strided_row_bytes": settings.get("strided_row_bytes") if operator.realization.strided else 0,
             "communicated": operator.on,
             "sum_sms": asked,
+            "fetch_below_bytes": below,
         }
         told = runtime.agree(first_call(operator), (orders, facts, offered))
         for rank, (_, theirs, _) in enumerate(told):
@@ -391,7 +399,7 @@ def instance_for(
             shown = own.order if comm.produced else next((t[i] for t, *_ in told if t[i] is not None), None)
             settled.append(own._replace(order=shown))
         left = (told[0][2] or 0) if asked is None else asked
-        instance = cache[key] = Instance(operator, runtime, settled, left)
+        instance = cache[key] = Instance(operator, runtime, settled, left, below)
         instance.known_as = key
     else:
         called_last(instance)

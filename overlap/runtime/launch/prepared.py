@@ -23,6 +23,7 @@ from ..protocol import Runtime
 from ..repeat.places import Place
 from ..tables.sums import addition, check_pieces, sum_table
 from ..tracing.recording import marked
+from .fetch import elsewhere
 
 SUM_WARPS = 8
 SUM_PROGRAMS = 2
@@ -113,7 +114,10 @@ def _sum(instance: BoundPlan, step: st.Sum, out: torch.Tensor, credited: tuple[i
     accumulator = check_pieces(pieces, part.dtype)
     slots, strides = instance.slots[runtime.rank], out.stride()
     table = sum_table(
-        [addition(piece, part.layout, slots, runtime.world, part.held, strides) for piece in pieces],
+        [
+            addition(piece, part.layout, slots, runtime.world, part.held, strides, elsewhere(instance, piece, part))
+            for piece in pieces
+        ],
         part.dtype.itemsize,
     )
     # What a sum waits for may be carried by kernels, of this rank and of others: half of the multiprocessors is theirs.
@@ -177,9 +181,11 @@ def flag_word(instance: BoundPlan, op_id: OpId, rank: int) -> torch.Tensor:
     return _word(runtime.peer(instance.state, rank), slot)
 
 
-def _copy(instance: BoundPlan, op_id: OpId) -> Enqueue:
+def _copy(instance: BoundPlan, op_id: OpId) -> Enqueue | None:
     op = instance.plan.op(op_id)
     assert isinstance(op, P2P)
+    if op_id in instance.fetched:
+        return None
     if instance.by_network(op_id):
         return _carry(instance, op_id)
     src = instance.parts[op.src.tensor].source(op_id)

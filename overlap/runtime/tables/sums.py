@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,9 @@ class Operand:
     @classmethod
     def of(cls, region: Region, box: Box) -> Operand:
         return cls(region.at(box), region.strides)
+
+
+NOWHERE: Mapping[OpId, Operand] = {}
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ def addition(
     world: int,
     held: Box,
     out_strides: tuple[int, ...],
+    elsewhere: Mapping[OpId, Operand] = NOWHERE,
 ) -> Addition:
     """A piece with its addresses.
 
@@ -84,13 +88,16 @@ def addition(
         slots: this rank's flags.
         held: what of the global tensor the result is.
         out_strides: of the result, in elements.
+        elsewhere: summands that are read in other ranks' memory.
     """
     box = piece.chunk.box
     summands = []
     for op_id in piece.summands:
-        region = layout.own(box) if op_id is None else layout.slots[op_id]
-        flag = -1 if op_id is None else (flag_base(world) + slots[op_id]) * SLOT_WORDS
-        summands.append((Operand.of(region, box), flag))
+        if op_id is None:
+            summands.append((Operand.of(layout.own(box), box), -1))
+            continue
+        operand = elsewhere.get(op_id) or Operand.of(layout.slots[op_id], box)
+        summands.append((operand, (flag_base(world) + slots[op_id]) * SLOT_WORDS))
     out = None
     if piece.out:
         offset = sum((b - a) * s for b, a, s in zip(box.lo, held.lo, out_strides, strict=True))
