@@ -52,6 +52,9 @@ class NullRuntime:
     def join(self, stream: int) -> None:
         """Nothing was enqueued."""
 
+    def capturing(self) -> bool:
+        return False
+
     @contextmanager
     def in_order(self, key: Any, main: int) -> Iterator[bool]:
         yield False

@@ -74,9 +74,12 @@ class BoundPlan(ABC):
         self.prepared = {}
 
     def refresh(self) -> None:
-        """Takes up the workspace's present memory, which another shape may have made grow."""
+        """Takes up the workspace's present memory, which another shape may have made grow.
+
+        A call that is captured goes on in the memory that it knows: what it needs in another could not be made now.
+        """
         memory = self.workspace.memory
-        if memory is not None and memory is not self.memory:
+        if memory is not None and memory is not self.memory and not self.runtime.capturing():
             if self.memory.captured:
                 # Graphs go on reading the tables that were made for the memory they know.
                 self.memory.pinned += self._tables_made()

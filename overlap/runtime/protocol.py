@@ -96,6 +96,9 @@ class Runtime(Protocol):
     def join(self, stream: Any) -> None:
         """Orders the main stream behind all work enqueued so far on ``stream``."""
 
+    def capturing(self) -> bool:
+        """Whether what is enqueued on the main stream goes into a graph."""
+
     def in_order(self, key: Any, main: Any) -> AbstractContextManager[bool]:
         """Around a call: ``main``, the main stream, is ordered behind the last call under ``key``, whatever stream that was on.
 

@@ -162,6 +162,12 @@ class Workspace:
         least = Need(need.elements, LEAST_FLAGS, LEAST_COUNTERS if need.counters else 0)
         return self._grow(need.joined(least) if memory is None else need.joined(least).joined(memory.room))
 
+    def capture(self, memory: Memory) -> None:
+        """Keeps memory of its own, present or earlier, for the replays of a graph that is being captured."""
+        memory.captured = True
+        if memory is not self.memory and not any(memory is each for each in self.kept):
+            self.kept.append(memory)
+
     def _grow(self, need: Need) -> Memory:
         if self.memory is not None and self.memory.captured:
             self.kept.append(self.memory)

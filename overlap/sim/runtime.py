@@ -232,6 +232,9 @@ class SimRuntime:
         event = self._record(stream)
         self._main.enqueue(wait_operation(event, f"{stream.name} of rank {self.rank}"), self.host)
 
+    def capturing(self) -> bool:
+        return False
+
     @contextlib.contextmanager
     def in_order(self, key: Any, main: Stream) -> Iterator[bool]:
         """One call after the other; nothing is captured on simulated ranks."""

@@ -3,13 +3,15 @@
     python -m torch.distributed.run --nproc-per-node 4 -m pytest tests/multigpu -q -o faulthandler_timeout=130
 
 All ranks collect and run the same tests in the same order. Started in any other way, or with fewer GPUs than ranks, the
-folder collects nothing and says why. A test marked ``ranks(n)`` needs at least n ranks and is deselected otherwise.
+folder collects nothing and says why. A test marked ``ranks(n)`` needs at least n ranks and is deselected otherwise; so is what
+cannot be on this machine, with the reason, since a skipped test counts as a failure.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -51,19 +53,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         mark = item.get_closest_marker("ranks")
         return mark is None or WORLD >= mark.args[0]
 
-    for item in items:
-        if why := lacking(item):
-            item.add_marker(pytest.mark.skip(reason=why))
-    left_out = [item for item in items if not fits(item)]
-    items[:] = [item for item in items if fits(item)]
+    reasons = {item: lacking(item) for item in items}
+    config.stash[_LACKING] = Counter(filter(None, reasons.values()))
+    left_out = [item for item in items if not fits(item) or reasons[item]]
+    items[:] = [item for item in items if fits(item) and not reasons[item]]
     config.hook.pytest_deselected(items=left_out)
 
 
+_LACKING = pytest.StashKey[Counter[str]]()
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    return [
+        f"not on this machine: {count} tests, {why}" for why, count in config.stash.get(_LACKING, Counter()).items()
+    ]
+
+
 def lacking(item: pytest.Item) -> str:
-    """Why what a test carries out cannot be on this machine, of tests by ``way``, or by ``backend`` for an input."""
+    """Why what a test carries out cannot be on this machine: what its ``skipif`` says, or of tests by ``way``, or by ``backend``
+    for an input, what the table of capabilities does."""
     from tests.support import realizations
     from tests.support.ranks import WAYS
 
+    for mark in item.iter_markers("skipif"):
+        if any(mark.args):
+            return str(mark.kwargs["reason"])
     given = getattr(getattr(item, "callspec", None), "params", {})
     _, on, *named = WAYS.get(given.get("way"), ("", "a[M]"))
     name = named[0] if named else given.get("backend") if item.path.stem == "test_interleaved" else None

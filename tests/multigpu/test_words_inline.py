@@ -96,6 +96,7 @@ def test_a_graph_replayed_with_new_data(generated, group, plan):
     products = [Product(group, m, 1024, 96, torch.float16, on=WAYS[plan]) for m in (16, 130)]
     for product in products:
         product.check(module, 0)
+    # The first one in memory that the second has outgrown.
     captured = [Captured(module, product) for product in products]
     order, missed = random.Random(0), []
     for seed in range(60):

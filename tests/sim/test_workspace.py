@@ -1,5 +1,6 @@
 """One workspace, many shapes: shared epochs, growth, reserve, release, and what a failed call leaves behind."""
 
+import contextlib
 from functools import cache
 
 import pytest
@@ -14,6 +15,7 @@ from overlap.runtime.launch import acts as acts_layer
 from overlap.runtime.workspace import check, release, reserve, workspaces
 from overlap.schedule.steps import Copy
 from overlap.sim import World
+from overlap.sim.runtime import SimRuntime
 
 pytestmark = pytest.mark.one_triton
 
@@ -112,6 +114,45 @@ def test_memory_that_a_graph_uses_is_kept(module):
         small.captured = True
         results += calls(module, group, 70, 8)
         assert workspace.kept == [small]
+        return results
+
+    run(2, body)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_call_that_is_captured_goes_on_in_the_memory_it_knows(module, monkeypatch, again):
+    """Another shape's call has made larger memory since; tables for that cannot be made in a capture."""
+    said, plain, table = [False], SimRuntime.in_order, SimRuntime.table
+
+    @contextlib.contextmanager
+    def in_order(runtime, key, main):
+        with plain(runtime, key, main):
+            yield said[0]
+
+    def refused_in_a_capture(runtime, values, **options):
+        assert not said[0], "a table is made in a capture"
+        return table(runtime, values, **options)
+
+    monkeypatch.setattr(SimRuntime, "in_order", in_order)
+    monkeypatch.setattr(SimRuntime, "table", refused_in_a_capture)
+    monkeypatch.setattr(SimRuntime, "capturing", lambda runtime: said[0])
+
+    def body(group):
+        runtime = group.overlap_runtime
+        results = calls(module, group, 8)
+        (workspace,) = workspaces(runtime).values()
+        small = workspace.memory
+        results += calls(module, group, 70, *([8, 70] if again else []))
+        runtime.agree("before the capture", None)
+        said[0] = True
+        results += calls(module, group, 8, 70, 8)
+        runtime.agree("behind the capture", None)
+        said[0] = False
+        assert workspace.memory.captured and workspace.kept == ([] if again else [small])
+        results += calls(module, group, 8, 70)
+        assert small.captured == (not again) and all(
+            instance.memory is workspace.memory for instance in workspace.instances
+        )
         return results
 
     run(2, body)

@@ -163,20 +163,26 @@ class CudaRuntime:
         return other.as_strided(tensor.shape, tensor.stride(), other.storage_offset() + tensor.storage_offset() - start)
 
     def table(self, values: Sequence[int], *, bits: int = 32, into: torch.Tensor | None = None) -> torch.Tensor:
+        """Raises RuntimeContractError while a graph is captured."""
+        if self.capturing():
+            raise self._captured("a table of a launch")
         dtype = torch.int32 if bits == 32 else torch.int64
         if into is not None:
             return into.copy_(torch.tensor(list(values), dtype=dtype))
         return torch.tensor(list(values), dtype=dtype, device=self.device)
 
     def agree(self, what: str, value: Any, *, seconds: float | None = None) -> list[Any]:
-        if torch.cuda.is_current_stream_capturing():
-            error = RuntimeContractError(
-                f"rank {self.rank}: {what} while a CUDA graph is captured: it allocates, compiles and meets the other ranks",
-                help="call once with this shape on all ranks before capturing",
-            )
+        if self.capturing():
+            error = self._captured(what)
             self.meetings.meet(what, error, seconds=0)
             raise error
         return self.meetings.meet(what, value, seconds=settings.get("deadline_s", seconds))
+
+    def _captured(self, what: str) -> RuntimeContractError:
+        return RuntimeContractError(
+            f"rank {self.rank}: {what} while a CUDA graph is captured: it allocates, compiles and meets the other ranks",
+            help="call once with this shape on all ranks before capturing",
+        )
 
     # streams
 
@@ -201,6 +207,10 @@ class CudaRuntime:
 
     def join(self, stream: Stream) -> None:
         self._lanes.join(self.main_stream(), stream)
+
+    def capturing(self) -> bool:
+        found: bool = torch.cuda.is_current_stream_capturing()
+        return found
 
     def in_order(self, key: Any, main: Stream) -> AbstractContextManager[bool]:
         return InOrder((self._index, key), main)

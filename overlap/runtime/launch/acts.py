@@ -119,7 +119,8 @@ def carry_out(instance: BoundPlan, acts: Iterable[Act], now: InFlight) -> None:
     runtime = instance.runtime
     with runtime.in_order(IN_FLIGHT, now.main) as capturing:
         if capturing:
-            instance.memory.captured = now.captured = True
+            instance.workspace.capture(instance.memory)
+            now.captured = True
         collects = gc.isenabled()
         gc.disable()
         try:

@@ -65,6 +65,9 @@ class StubRuntime(CudaRuntime):
     def main_stream(self) -> Stream:
         return self.main
 
+    def capturing(self) -> bool:
+        return self.captured
+
     @contextlib.contextmanager
     def in_order(self, key: Any, main: Stream) -> Any:
         with super().in_order(key, main):

@@ -1,9 +1,11 @@
-"""Streams as torch knows them."""
+"""Streams as torch knows them, and what a runtime does on one that is captured."""
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
+from overlap.errors import RuntimeContractError
 from overlap.runtime.cuda.driver import Stream
 from overlap.runtime.cuda.runtime import CudaRuntime, as_torch
 
@@ -27,3 +29,16 @@ def test_a_mark_is_recorded_on_its_stream(monkeypatch):
     runtime.device = DEVICE
     runtime.mark(Stream(0))
     assert recorded == ["default"]
+
+
+def test_no_table_is_made_while_a_graph_is_captured(monkeypatch):
+    runtime = object.__new__(CudaRuntime)
+    runtime.rank, runtime.device = 1, torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(
+        RuntimeContractError, match="rank 1: a table of a launch while a CUDA graph is captured"
+    ) as caught:
+        runtime.table([1, 2])
+    assert "call once with this shape on all ranks before capturing" in caught.value.help
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert runtime.table([1, 2]).tolist() == [1, 2]
