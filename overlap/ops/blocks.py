@@ -18,6 +18,11 @@ from dataclasses import dataclass, replace
 
 from overlap.autotune.config import Config
 
+SHARED_BYTES = 227 * 1024
+"""Shared memory that a program may have on sm_90, the first device that takes descriptors."""
+BARRIERS = 1024
+"""Of it for what is no tile, at most."""
+
 
 @dataclass(frozen=True)
 class Blocks:
@@ -33,6 +38,15 @@ class Blocks:
     def tiles(self, batch: int, rows: int, columns: int) -> int:
         """Tiles of ``batch`` products of ``rows`` by ``columns``."""
         return batch * -(-rows // self.m) * -(-columns // self.n)
+
+    def fit(self, itemsize: int, result: int) -> bool:
+        """Whether a kernel by descriptors has shared memory for its stages and for a tile of the result.
+
+        Args:
+            itemsize, result: bytes of an element of the operands and of the result.
+        """
+        stages = self.stages * (self.m + self.n) * self.k * itemsize
+        return stages + self.m * self.n * result + BARRIERS <= SHARED_BYTES
 
     def arguments(self) -> dict[str, int]:
         """As keyword arguments of a launch."""
@@ -67,10 +81,16 @@ _POINTERS_32 = (
 
 
 def choose_blocks(
-    *, descriptors: bool, itemsize: int, batch: int, rows: int, columns: int, multiprocessors: int
+    *, descriptors: bool, itemsize: int, batch: int, rows: int, columns: int, multiprocessors: int, result: int = 0
 ) -> Blocks:
-    """The largest blocks that are not mostly padding and keep at least half of the multiprocessors busy."""
-    table = _DESCRIPTORS if descriptors else _POINTERS_16 if itemsize <= 2 else _POINTERS_32
+    """The largest blocks that are not mostly padding and keep at least half of the multiprocessors busy.
+
+    Args:
+        itemsize, result: bytes of an element of the operands and of the result; 0: as many.
+    """
+    table: tuple[Blocks, ...] = _DESCRIPTORS if descriptors else _POINTERS_16 if itemsize <= 2 else _POINTERS_32
+    if descriptors and result > itemsize:
+        table = tuple(blocks for blocks in table if blocks.fit(itemsize, result))
     for blocks in table[:-1]:
         padded = rows <= blocks.m // 2 or columns <= blocks.n // 2
         if not padded and 2 * blocks.tiles(batch, rows, columns) >= multiprocessors:

@@ -158,7 +158,7 @@ def run_a2a_gemm(
         product = Product(w, y.view(part.batch, part.rows, columns), bias)
         held, tma = x.reshape(view.batch, view.rows, x.shape[-1]), by_tma(most, x.dtype)
         runtime = runtime_of(group)
-        blocks = blocks_of(choice.config) or product_blocks(product, part, runtime, tma)
+        blocks = product_blocks(product, part, runtime, tma, blocks_of(choice.config))
         tail = tail_of(product, part, runtime, blocks, choice.backend, tma=tma)
         kernel, grid, arguments = product_arguments(
             product, held, part, runtime, tma=tma, blocks=blocks, left_out=tail.left

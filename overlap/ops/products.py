@@ -111,11 +111,21 @@ def product_arguments(
     return ag_gemm_tma, (programs,), arguments
 
 
-def product_blocks(product: Product, view: GatherView, runtime: Runtime, tma: bool) -> Blocks:
-    """Blocks that suit a product's sizes. ``tma``: whether TMA reads A."""
+def product_blocks(
+    product: Product, view: GatherView, runtime: Runtime, tma: bool, tuned: Blocks | None = None
+) -> Blocks:
+    """Blocks of a product: those that were ``tuned``, where its result is not too wide for them, or by its sizes.
+
+    Args:
+        tma: whether TMA reads A.
+    """
+    itemsize, result = product.weight.element_size(), product.result.element_size()
+    if tuned is not None and (not tma or tuned.fit(itemsize, result)):
+        return tuned
     return choose_blocks(
         descriptors=tma,
-        itemsize=product.weight.element_size(),
+        itemsize=itemsize,
+        result=result,
         batch=view.batch,
         rows=view.rows,
         columns=product.columns,

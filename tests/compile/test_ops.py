@@ -8,7 +8,7 @@ import torch
 from overlap.build.artifact import compile_kernel, facts
 from overlap.build.findings import check
 from overlap.build.target import parse_target
-from overlap.ops.blocks import parts_of
+from overlap.ops.blocks import Blocks, parts_of
 from overlap.ops.gather_gemm import compiled_kernel
 from overlap.ops.products import Product, product_arguments, product_blocks
 from overlap.ops.tail import tail_of, warm_tail
@@ -114,6 +114,26 @@ def test_programs_that_move_chunks_leave_the_others_as_they_are(backend, writer)
     assert ours.wgmma == theirs.wgmma
     assert (ours.tma_loads - theirs.tma_loads, ours.tma_stores - theirs.tma_stores) == by_tma
     assert ours.spill_bytes == 0 and ours.registers <= theirs.registers + 16
+
+
+@pytest.mark.parametrize("along", ["K:M", "M"])
+def test_a_result_wider_than_its_operands_fits_the_shared_memory(along):
+    """`a2a_gemm` with out_dtype; tiles of 128 x 256 in fp32 would not. Blocks that were tuned give way to others then."""
+    result = torch.empty((1, 8192, 8192), dtype=torch.float32, device="meta")
+    x, w = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((1, 8192, 2048), (8192, 8192)))
+    view, runtime = GatherView((8192, 8192), 1, 8192, 8192, "M"), SimpleNamespace(sm_count=132)
+    product, tuned = Product(w, result, None), Blocks(128, 256, 64, 8, 3)
+    narrow = Product(w, result.bfloat16(), None)
+    assert product_blocks(narrow, view, runtime, True) == product_blocks(narrow, view, runtime, True, tuned) == tuned
+    blocks = product_blocks(product, view, runtime, True)
+    assert blocks == product_blocks(product, view, runtime, True, tuned) != tuned
+    kernel, _, given = product_arguments(product, x, view, runtime, blocks=blocks)
+    operator = compiled_kernel(kernel, along, "all_to_all_1d" if along == "K:M" else "all_gather_1d", 1).operator
+    bound = resolve(operator.kernel, (), given, ours=operator.ours, realization=operator.realization)
+    table, state = (torch.empty(64, dtype=kind, device="meta") for kind in (torch.int32, torch.int64))
+    ours = dict(zip(operator.ours, (table, state), strict=True))
+    made = facts(compile_kernel(bound.kernel, {**bound.arguments, **ours}, HOPPER, bound.options))
+    assert made.wgmma and made.shared_bytes <= 227 * 1024
 
 
 @pytest.mark.parametrize("part", range(3))
