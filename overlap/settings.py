@@ -158,8 +158,8 @@ SETTINGS: dict[str, Setting] = {
             "low_latency_blocks_from_bytes",
             int,
             512 << 10,
-            "Of those, the ones by which a rank gets as many bytes as this go as dense blocks with a flag behind each, smaller "
-            "ones as words, half of which is flag; 0: always blocks.",
+            "Of those, the ones by which a rank gets as many bytes as this in a step (all-reduces have one or two) go as dense "
+            "blocks with a flag behind each, smaller ones as words, half of which is flag; 0: always blocks.",
             minimum=0,
         ),
         Setting(

@@ -108,12 +108,12 @@ def test_all_ranks_move_to_larger_memory_whatever_their_layouts(monkeypatch, car
 def test_who_gets_many_bytes_gets_them_by_blocks(monkeypatch, two_steps):
     """One behind the other, and through one `LowLatency`: each has slots and epochs of its own."""
     monkeypatch.setenv("OVERLAP_LOW_LATENCY_BELOW_BYTES", "4000")
-    monkeypatch.setenv("OVERLAP_LOW_LATENCY_BLOCKS_FROM_BYTES", "800")
+    monkeypatch.setenv("OVERLAP_LOW_LATENCY_BLOCKS_FROM_BYTES", "400")
 
     def body(runtime):
         calls, pending, went_by = low_latency_of(runtime), [], []
         for call in range(12):
-            # A rank gets 4 pieces of ceil(4 size / 24) x 8 bytes.
+            # In each of two steps a rank gets 2 pieces of ceil(4 size / 24) x 8 bytes.
             size = (144, 145, 744, 3, 745, 150)[call % 6]
             out = poisoned((size,), torch.float32)
             went_by.append(calls.all_reduce(made((size,), torch.float32, runtime.rank, call), out))
@@ -122,7 +122,7 @@ def test_who_gets_many_bytes_gets_them_by_blocks(monkeypatch, two_steps):
             wanted = made((3, size // 3), torch.float32, 7, call)
             out = poisoned(wanted.shape, torch.float32)
             assert calls.all_gather(narrow(wanted, 0, 3, runtime.rank), 0, out) == (
-                "blocks" if size >= 300 else "words"
+                "blocks" if size >= 150 else "words"
             )
             pending.append((out, wanted))
         runtime.synchronize()

@@ -16,6 +16,8 @@ BLOCK_BYTES = 8 << 10
 """That a program moves at a time and a flag stands for."""
 THREADS = 256
 """Of a program."""
+REGISTERS = 65536 // (2 * THREADS)
+"""Of a thread of a program that would take a few more: two programs a multiprocessor."""
 WIDEST = 16
 """Bytes of the widest access."""
 
@@ -49,7 +51,7 @@ class Blocks(Transport):
         numbers = {"chunk": part // unit, "total": size // unit}
         options = {**self._sums(src), **self._units(unit, src.dtype)}
         work = max(1, world - 1)
-        return Form(two_step_blocks_kernel, options, numbers, src.dtype, out.dtype, part, work, THREADS, steps=2)
+        return Form(two_step_blocks_kernel, options, numbers, src.dtype, out.dtype, part, work, THREADS, 2, REGISTERS)
 
     def _sums(self, src: torch.Tensor) -> dict[str, Any]:
         return {"ACCUMULATOR": SUMMED[src.dtype][1], "SENDERS": 4 if self._runtime.world > 2 else 2}

@@ -16,7 +16,7 @@ def below() -> int:
 
 
 def blocks_from() -> int:
-    """Of those, messages by which a rank gets so many bytes or more go as blocks, the others as words."""
+    """Of those, messages by which a rank gets so many bytes or more in a step go as blocks, the others as words."""
     found: int = settings.get("low_latency_blocks_from_bytes")
     return found
 

@@ -1,8 +1,8 @@
 """`LowLatency`: collectives of small tensors in one launch each, over symmetric memory.
 
-    a rank gets   < low_latency_blocks_from_bytes    words that carry their own mark (`words`)
-                  < low_latency_below_bytes          dense blocks, a flag behind each (`blocks`)
-                  else                               left to the library
+    a rank gets   < low_latency_blocks_from_bytes in a step    words that carry their own mark (`words`)
+                  < low_latency_below_bytes in all             dense blocks, a flag behind each (`blocks`)
+                  else                                         left to the library
 
     call e      every rank: into the slots of all others, side e % 2 | waits at its own until all has come
     call e + 1  the other side
@@ -54,11 +54,11 @@ class Ready:
     Args:
         calls: of the group.
         memory: that of ``transport`` now.
-        received: bytes that a rank gets by a call.
+        received: bytes that a rank gets in a step, of which a call has ``steps``.
         src, out: the tensors of the call that it was made for, which are not kept.
     """
 
-    __slots__ = ("_calls", "_enqueue", "_ends", "_runtime", "_shared", "memory", "received", "transport")
+    __slots__ = ("_calls", "_enqueue", "_ends", "_runtime", "_shared", "memory", "received", "steps", "transport")
 
     def __init__(
         self,
@@ -67,6 +67,7 @@ class Ready:
         transport: Transport,
         memory: SlotMemory,
         received: int,
+        steps: int,
         src: torch.Tensor,
         out: torch.Tensor,
     ) -> None:
@@ -76,6 +77,7 @@ class Ready:
         self.transport = transport
         self.memory = memory
         self.received = received
+        self.steps = steps
         addresses = src.data_ptr(), out.data_ptr()
         self._ends = addresses[0] % ALIGNED, addresses[1] % ALIGNED
         self._shared = addresses[0] == addresses[1]
@@ -140,7 +142,7 @@ class LowLatency:
         if found := self._again(key, summand, out):
             return found
         piece = self._part(size) if two_steps else size
-        by_words = self._transport(self._received(piece, 1 + two_steps)) is self.words
+        by_words = self._transport(self._received(piece), 1 + two_steps) is self.words
         if shared and (shared != IN_PLACE or (two_steps and by_words)):
             # A program would store results over what another one has not sent yet.
             key, summand = None, summand.clone(memory_format=torch.contiguous_format)
@@ -200,7 +202,7 @@ class LowLatency:
         """Whether an all-reduce of ``size`` bytes would copy a summand that shares memory with the result."""
         if not in_two_steps(size, self.runtime.world):
             return False
-        return self._transport(self._received(self._part(size), 2)) is self.words
+        return self._transport(self._received(self._part(size)), 2) is self.words
 
     def check(self) -> None:
         """Raises DeadlineError if a call waited in vain; costs no synchronisation."""
@@ -230,20 +232,22 @@ class LowLatency:
         """Bytes that a rank gets of each other one in each of two steps."""
         return -(-size // (DATA_BYTES * self.runtime.world)) * DATA_BYTES
 
-    def _received(self, piece: int, steps: int) -> int:
-        """Bytes that a rank gets, of which the longest pieces are of ``piece`` bytes."""
-        return steps * piece * (self.runtime.world - 1)
+    def _received(self, piece: int) -> int:
+        """Bytes that a rank gets in a step, of which the longest pieces are of ``piece`` bytes."""
+        return piece * (self.runtime.world - 1)
 
-    def _transport(self, received: int) -> Transport | None:
-        """What a call goes by; None: too long."""
-        if received >= below():
+    def _transport(self, received: int, steps: int) -> Transport | None:
+        """What a call goes by of so many steps, in each of which a rank gets ``received`` bytes; None: too long."""
+        if steps * received >= below():
             return None
         return self.words if received < blocks_from() else self.blocks
 
     def _again(self, key: Any, src: torch.Tensor, out: torch.Tensor) -> str:
         """Makes a call that is like an earlier one but for where its tensors lie, if there was one."""
         ready = self._ready.get(key)
-        if ready is None or self._transport(ready.received) is not ready.transport or not ready(src, out):
+        if ready is None:
+            return ""
+        if self._transport(ready.received, ready.steps) is not ready.transport or not ready(src, out):
             return ""
         self.latest = ready
         return ready.transport.name
@@ -268,8 +272,8 @@ class LowLatency:
         """
         runtime = self.runtime
         self.check()
-        received = self._received(piece, steps)
-        transport = self._transport(received)
+        received = self._received(piece)
+        transport = self._transport(received, steps)
         if transport is None:
             return ""
         dense = src.is_contiguous() and out.is_contiguous()
@@ -284,7 +288,7 @@ class LowLatency:
             self.latest = None
             if dense and known_as is not None and transport.memory is not None:
                 make_room(self._ready)
-                self.latest = Ready(self, enqueue, transport, transport.memory, received, src, out)
+                self.latest = Ready(self, enqueue, transport, transport.memory, received, steps, src, out)
                 self._ready[known_as] = self.latest
             enqueue(main, Carried((src, place)))
         if place is not out:

@@ -40,7 +40,8 @@ class Form(NamedTuple):
 
     ``options``, ``numbers``: the kernel's own arguments; ``src``, ``out``: the dtypes that it takes its tensors as; ``piece``:
     bytes of the longest piece that any rank sends to another, and ``steps`` of such pieces; ``work``: blocks of any kind that are
-    to be moved for each that the longest piece has; ``threads``: of a program.
+    to be moved for each that the longest piece has; ``threads``: of a program; ``registers``: of a thread, at most (None: as
+    many as it takes).
     """
 
     kernel: Any
@@ -52,6 +53,7 @@ class Form(NamedTuple):
     work: int
     threads: int
     steps: int = 1
+    registers: int | None = None
 
 
 class Transport(ABC):
@@ -193,6 +195,8 @@ class Transport(ABC):
             **given, **memory.arguments(), "rank": runtime.rank, "world": runtime.world, **form.numbers, **form.options,
             "num_warps": form.threads // 32,
         }  # fmt: skip
+        if form.registers is not None:
+            arguments["maxnreg"] = form.registers
         if early:
             arguments |= {"EARLY": True, "launch_pdl": True}
         room = runtime.resident(form.kernel, (1, 1, 1), {**arguments, "programs": 2})
