@@ -117,7 +117,9 @@ class Need:
 
 def untuned(backend: Backend) -> str:
     """Why no tuner chooses a backend; nothing where one may."""
-    return "" if backend.tuned else f"{backend.name} has not run on GPUs yet: name it to have it"
+    return (
+        "" if backend.tuned else f"{backend.name} has not been right in all its tests on GPUs yet: name it to have it"
+    )
 
 
 def _dotted(version: tuple[int, int]) -> str:

@@ -1,5 +1,6 @@
 """Calls captured in CUDA graphs: replays with new data, several shapes on one workspace, growth after a capture."""
 
+import itertools
 import random
 
 import pytest
@@ -13,6 +14,7 @@ from tests.support.rehearsal import products
 FORMS = [(name, way) for name in ("grouped_gemm", "persistent_gemm") for way in WAYS if takes(name, way)]
 SEVERAL = ["gather, pull", "gather, push", "scatter", "reduce, two shots", "exchange after"]
 ROWS = (1, 8, 64, 512)
+WARMED = ["first", "as memory grows", "and outgrown"]
 
 
 def ahead():
@@ -21,12 +23,9 @@ def ahead():
     for name, way in FORMS:
         test = f"test_a_graph_replayed_a_hundred_times_with_new_data[{name}-{way}]"
         yield products(test, template(name), WAYS[way], ((1000, 136, 96), half))
-    for way in SEVERAL:
-        test, calls = (
-            f"test_graphs_of_several_shapes_replayed_in_random_order[{way}]",
-            [((m, 136, 96), half) for m in ROWS],
-        )
-        yield products(test, template("grouped_gemm"), WAYS[way], *calls)
+    for way, warmed in itertools.product(SEVERAL, WARMED):
+        test = f"test_graphs_of_several_shapes_replayed_in_random_order[{way}-{warmed}]"
+        yield products(test, template("grouped_gemm"), WAYS[way], *(((m, 136, 96), half) for m in ROWS))
     for test, plan in (
         ("test_two_calls_in_one_graph_on_two_streams", "all_gather_1d"),
         ("test_a_capture_between_two_calls_leaves_them_in_order", "all_gather_1d_push"),
@@ -69,7 +68,7 @@ def test_a_graph_replayed_a_hundred_times_with_new_data(generated, group, name, 
     check(group)
 
 
-@pytest.mark.parametrize("warmed", ["first", "as memory grows", "and outgrown"])
+@pytest.mark.parametrize("warmed", WARMED)
 @pytest.mark.parametrize("way", SEVERAL)
 def test_graphs_of_several_shapes_replayed_in_random_order(generated, group, way, warmed):
     """M = 1, 8, 64, 512 on one workspace. Captured as memory grows, or when it has, early graphs keep the memory they know."""

@@ -30,7 +30,7 @@ DEADLINE_S = 1
 SWEEP = os.environ.get("OVERLAP_SWEEP") == "1"
 LAUNCHES = 1000 if SWEEP else 300
 OURS = [name for name, how in REALIZATIONS.items() if not how.library]
-FORMS = ["gather, ldst_reserved", "gather, tma_inline", "scatter, tma_inline", "gather, nvshmem"]
+FORMS = ["gather, ldst_reserved", "gather, ldst_inline", "scatter, tma_inline", "gather, nvshmem"]
 """Programs of their own, programs between their tiles, tiles that are stored, signals of far peers."""
 
 
