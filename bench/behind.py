@@ -3,8 +3,8 @@
     python -m torch.distributed.run --nproc-per-node 4 bench/behind.py --shapes 128,4096,14336 512,4096,14336
 
 Microseconds of a product and the all-reduce behind it, in a graph, with the host ahead (`timing.Queue`): median and 99th
-percentile, on the rank where each is highest. M, N, K are global, each rank has K / world. ``gemm`` is the product alone, ``layer`` a
-fourth of a graph of four. Results are checked against an fp32 sum, eager, in each graph and when all has been timed.
+percentile, on the rank where each is highest. M, N, K are global, each rank has K / world. ``gemm`` is the product alone,
+``layer`` a fourth of a graph of four. Results are checked against an fp32 sum, eager, in each graph and when all has been timed.
 """
 
 from __future__ import annotations
