@@ -17,7 +17,9 @@ until its next call, so that every call has other addresses than the one before 
 
 A number is the median over --rounds on the rank where it is highest. In result files ``ms`` is that in milliseconds, and
 ``how`` says which of these it is. With --null nothing is enqueued: the operators run on tensors of the CPU over a runtime
-whose methods do nothing (`null_runtime`), so that anybody can measure and profile the Python part. No GPU is as fast as that.
+whose methods do nothing (`null_runtime`), so that anybody can measure and profile the Python part, and calls of functions of
+Python are counted. No GPU is as fast as that. With ``--backend default`` calls are there what small ones are on GPUs: a
+product of torch's, which the CPU computes, and words of our own.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -154,6 +157,42 @@ def profiled(call: Callable[[], Any], calls: int, *, functions: bool = False) ->
             yield f"      {1e6 * seconds / calls:8.1f}  {place}"
 
 
+def python_calls(call: Callable[[], Any]) -> int:
+    """Functions of Python that a call calls."""
+    seen = []
+    sys.setprofile(lambda frame, event, _: seen.append(frame) if event == "call" else None)
+    call()
+    sys.setprofile(None)
+    return len(seen) - 1
+
+
+class ByWords:
+    """Calls on a `NullGroup` meanwhile are serial, by low-latency words."""
+
+    def __init__(self, group: NullGroup) -> None:
+        from overlap.api import small
+        from overlap.api.fallback import Choice
+        from overlap.ops import arguments, gather_gemm
+        from overlap.runtime.packets.low_latency import low_latency_of
+
+        words, serial = low_latency_of(group.overlap_runtime), Choice("serial", "small")  # type: ignore[arg-type]
+        small._WORDS[group] = words
+        self._patches = [
+            (small, "words_of", lambda *_: words),
+            (arguments, "choose", lambda *_: serial),
+            (gather_gemm, "_choose", lambda *_: serial),
+        ]
+
+    def __enter__(self) -> None:
+        self._before = [getattr(module, name) for module, name, _ in self._patches]
+        for module, name, stands in self._patches:
+            setattr(module, name, stands)
+
+    def __exit__(self, *_: object) -> None:
+        for (module, name, _), before in zip(self._patches, self._before, strict=True):
+            setattr(module, name, before)
+
+
 def null(options: argparse.Namespace) -> None:
     """Measures the Python part of every operator and shape, and prints it."""
     world = options.world
@@ -161,17 +200,23 @@ def null(options: argparse.Namespace) -> None:
         for m, n, k in options.shapes:
             make = partial(torch.empty, dtype=DTYPES[options.dtype])
             layers = [operands(op, m, n, k, world, make) for _ in range(options.layers)]
-            call = Layers(op, layers, NullGroup(world), "copy_engine")
-            for _ in range(WARM_CALLS):
-                call()
-            times = sorted(idle(call, options.calls, lambda: None) for _ in range(options.rounds))
-            cold = f", {1e6 * idle(call, options.rounds, OtherWork()):.0f} cold" if options.cold else ""
-            print(
-                f"  {op:10} {m:6} {n:6} {k:6}  {world} ranks  {1e6 * times[0]:7.1f} us in the best of {len(times)} rounds, "
-                f"{1e6 * statistics.median(times):.1f} in the median{cold}"
-            )
-            if options.profile:
-                print("\n".join(profiled(call, 10 * options.calls)))
+            group = NullGroup(world)
+            with ByWords(group) if options.backend is None else nullcontext():
+                null_call(Layers(op, layers, group, options.backend), f"{op:10} {m:6} {n:6} {k:6}", options)
+
+
+def null_call(call: Callable[[], Any], what: str, options: argparse.Namespace) -> None:
+    """Measures the Python part of a call, and prints it."""
+    for _ in range(WARM_CALLS):
+        call()
+    times = sorted(idle(call, options.calls, lambda: None) for _ in range(options.rounds))
+    cold = f", {1e6 * idle(call, options.rounds, OtherWork()):.0f} cold" if options.cold else ""
+    print(
+        f"  {what}  {options.world} ranks  {1e6 * times[0]:7.1f} us in the best of {len(times)} rounds, "
+        f"{1e6 * statistics.median(times):.1f} in the median{cold}, {python_calls(call)} Python calls"
+    )
+    if options.profile:
+        print("\n".join(profiled(call, 10 * options.calls)))
 
 
 def measure(options: argparse.Namespace) -> None:

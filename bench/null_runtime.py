@@ -6,11 +6,13 @@ calls of the driver, addresses put into argument lists, events, and the question
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+
+_NOT_CAPTURED = nullcontext(False)
 
 
 class NullRuntime:
@@ -55,9 +57,8 @@ class NullRuntime:
     def capturing(self) -> bool:
         return False
 
-    @contextmanager
-    def in_order(self, key: Any, main: int) -> Iterator[bool]:
-        yield False
+    def in_order(self, key: Any, main: int) -> AbstractContextManager[bool]:
+        return _NOT_CAPTURED
 
     def holder(self, word: torch.Tensor, value: int) -> Callable[[int], None]:
         return _nothing

@@ -446,12 +446,24 @@ def test_the_hosts_part_of_a_call_is_measured_without_a_gpu(bench, monkeypatch, 
     bench("host_cost").main()
     first, *modules = capsys.readouterr().out.splitlines()
     assert re.fullmatch(
-        r"  gemm_rs +96 +24 +48  3 ranks +[0-9.]+ us in the best of 2 rounds, [0-9.]+ in the median", first
+        r"  gemm_rs +96 +24 +48  3 ranks +[0-9.]+ us in the best of 2 rounds, [0-9.]+ in the median, \d+ Python calls",
+        first,
     )
     assert any(line.endswith("  api/repeat.py") for line in modules), modules
     assert not any("scatter_view" in line or line.endswith("runtime/calls/kernel_call.py") for line in modules), (
         "the long way"
     )
+
+
+@pytest.mark.parametrize(("backend", "most"), [("copy_engine", 42), ("words_inline", 27), ("default", 28)])
+def test_a_repeated_call_calls_no_more_of_python_than_it_did(bench, monkeypatch, tmp_path, capsys, backend, most):
+    """What counts behind other work is how much code is touched. By default small calls go by words: a product and a launch."""
+    monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["bench/host_cost.py", "--null", "--backend", backend, "--ops", "gemm_ar"])
+    sys.argv += ["--shapes", "16,32,64", "--calls", "2", "--rounds", "1", "--cold"]
+    bench("host_cost").main()
+    found = re.search(r"in the median, \d+ cold, (\d+) Python calls$", capsys.readouterr().out.strip())
+    assert found and int(found[1]) <= most
 
 
 def test_sizes_that_ranks_cannot_share_are_refused(bench, monkeypatch, capsys):

@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
+from operator import itemgetter
 from typing import Any
 
 from triton.runtime import _allocation
@@ -208,28 +209,30 @@ class _Node:
         self._pointers = (ctypes.c_void_p * len(extents))(*(start + at for at, _ in extents))
         self._told.kernelParams = ctypes.cast(self._pointers, ctypes.POINTER(ctypes.c_void_p))
         self._told.extra = None
-        self._places = [(v.place.number, v.place.offset) for v in varying]
-        self._has = [v.place.address(carried) for v in varying]
-        self._to: list[tuple[Any, int, _Maps]] = []
-        for (number, described, _), address in zip(varying, self._has, strict=True):
+        self._brought = itemgetter(*(v.place.number for v in varying))
+        self._has = self._brought(carried.addresses)
+        self._to: list[tuple[Any, int, _Maps, int, int]] = []
+        for number, described, place in varying:
+            address = place.address(carried)
             at, size = extents[number] if number < len(extents) else (0, 0)
             word = ctypes.c_uint64.from_address(start + at)
             if size != (_MAP_BYTES if described else _ADDRESS_BYTES) or not described and word.value != address:
                 raise RuntimeContractError(f"parameter {number} of a recorded kernel is another than was thought")
-            self._to.append((None if described else word, number, _Maps(start + at)))
+            self._to.append((None if described else word, number, _Maps(start + at), place.number, place.offset))
         self._set = cuda.cuGraphExecKernelNodeSetParams_v2
         self._node, self._by_reference = ctypes.c_void_p(node), ctypes.byref(self._told)
 
     def give(self, made: Any, addresses: Sequence[int]) -> int:
         """Gives later launches of the graph ``made`` the addresses of a call, unless it has them; 0, or what went wrong."""
-        fresh = [addresses[number] + offset for number, offset in self._places]
+        fresh = self._brought(addresses)
         if fresh == self._has:
             return 0
-        for (word, number, maps), address in zip(self._to, fresh, strict=True):
+        for word, number, maps, which, offset in self._to:
+            address = addresses[which] + offset
             if word is not None:
                 word.value = address
             else:
-                self._pointers[number] = maps.over(address)
+                self._pointers[number] = (maps.kept.get(address) or maps.over(address))[0]
         error: int = self._set(made, self._node, self._by_reference)
         if not error:
             self._has = fresh
@@ -286,25 +289,25 @@ class _Maps:
 
     Args:
         made: where one of them lies; it is over another address.
+
+    ``kept``: by address, where each lies and what keeps it.
     """
 
     def __init__(self, made: int) -> None:
         self._made = made
-        self._kept: dict[int, tuple[int, Any]] = {}
+        self.kept: dict[int, tuple[int, Any]] = {}
 
-    def over(self, address: int) -> int:
-        """Where the one over ``address`` lies. Raises _RefusedError where the driver makes none."""
-        found = self._kept.get(address)
-        if found is None:
-            found = _aligned(_MAP_BYTES)
-            ctypes.memmove(found[0], self._made, _MAP_BYTES)
-            error = libcuda().cuTensorMapReplaceAddress(ctypes.c_void_p(found[0]), ctypes.c_void_p(address))
-            if error:
-                raise _RefusedError(error)
-            if len(self._kept) >= KEPT:
-                del self._kept[next(iter(self._kept))]
-            self._kept[address] = found
-        return found[0]
+    def over(self, address: int) -> tuple[int, Any]:
+        """One over an address that is not kept. Raises _RefusedError where the driver makes none."""
+        found = _aligned(_MAP_BYTES)
+        ctypes.memmove(found[0], self._made, _MAP_BYTES)
+        error = libcuda().cuTensorMapReplaceAddress(ctypes.c_void_p(found[0]), ctypes.c_void_p(address))
+        if error:
+            raise _RefusedError(error)
+        if len(self.kept) >= KEPT:
+            del self.kept[next(iter(self.kept))]
+        self.kept[address] = found
+        return found
 
 
 def _aligned(size: int) -> tuple[int, Any]:

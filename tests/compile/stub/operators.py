@@ -1,11 +1,12 @@
 """What calls of the prebuilt operators tell the driver, on a driver that keeps what it is told.
 
-    LD_LIBRARY_PATH=<folder of the stub> python operators.py [--world 4] [[--given] OPERATOR ...]
+    LD_LIBRARY_PATH=<folder of the stub> python operators.py [--world 4] [--time] [[--given] OPERATOR ...]
 
 Each operator is called again and again, with tensors somewhere else each time, in three ways: by calls of the driver, with lanes
 in graphs, and as a graph of the whole call. A graph must do what the calls do: the same kernels with the same parameters, byte
 for byte, copies, holds and events, in the same order on the same streams, whatever these are called. Prints how many calls of the
-driver a call makes in each way, and how many nodes its graph has: kernels, copies and holds.
+driver a call makes in each way, and how many nodes its graph has: kernels, copies and holds. With --time also what calls take
+the host where the driver does nothing, in microseconds, the best of many rounds.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import contextlib
 import ctypes
 import os
 import re
+import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,6 +37,7 @@ TOLD = (ctypes.c_char * (1 << 20)).in_dll(STUB, "stub_told")
 WAYS = {"calls": ("0", "0"), "lanes in graphs": ("1", "0"), "one graph": ("0", "2")}
 """The settings ``lane_graphs`` and ``call_graphs``."""
 CALLS = 5
+ROUNDS = 50
 SIZES = {"ag_gemm": (0, 1), "gemm_rs": (1, 0), "gemm_ar": (1, 0), "a2a_gemm": (1, 2), "gemm_a2a": (0, 2)}
 """How x is sharded: by rows or by columns; and w: by rows, by columns or not at all."""
 
@@ -191,25 +195,43 @@ def counted(op: str, world: int, options: dict[str, str]) -> dict[str, int]:
     return found
 
 
+def timed(op: str, world: int, options: dict[str, Any]) -> float:
+    """Microseconds of a call like one ahead of it, over other tensors."""
+    group, runs = Group(world), getattr(overlap.ops, op)
+    calls = [partial(runs, *operands(op, world, 1024, 1024, 1024), group=group, **options) for _ in range(3)]
+    best = float("inf")
+    for _ in range(ROUNDS):
+        begin = time.perf_counter()
+        for number in range(ROUNDS):
+            TOLD[0] = b"\0"  # the stub looks for the end of it
+            calls[number % 3]()
+        best = min(best, time.perf_counter() - begin)
+    return 1e6 * best / ROUNDS
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("ops", nargs="*", default=list(SIZES))
     parser.add_argument("--world", type=int, default=4)
+    parser.add_argument("--time", action="store_true", help="times calls as well")
     parser.add_argument("--given", action="store_true", help="pushes out of the caller's tensor")
     options = parser.parse_args()
     if options.given:
         os.environ["OVERLAP_GIVEN_BYTES"] = "0"
-    ctypes.c_int.in_dll(STUB, "stub_tell_kernels").value = 1
     CompiledKernel._init_handles = load_nothing
     device._OnMeta = contextlib.nullcontext  # tensors are the CPU's
     with device.planned_device(parse_target("sm_90")):
         driver._active.utils = nvidia.CudaUtils()
         for op in options.ops:
+            ctypes.c_int.in_dll(STUB, "stub_tell_kernels").value = 1
             found = counted(op, options.world, GIVEN if options.given else {})
-            print(
-                f"{op}, {options.world} ranks: " + ", ".join(f"{way} {count}" for way, count in found.items()),
-                flush=True,
-            )
+            shown = f"{op}, {options.world} ranks: " + ", ".join(f"{way} {count}" for way, count in found.items())
+            if options.time:
+                ctypes.c_int.in_dll(STUB, "stub_tell_kernels").value = 0
+                for way, (lanes, calls) in WAYS.items():
+                    os.environ["OVERLAP_LANE_GRAPHS"], os.environ["OVERLAP_CALL_GRAPHS"] = lanes, calls
+                    shown += f", {way} {timed(op, options.world, {'backend': 'copy_engine'}):.1f} us"
+            print(shown, flush=True)
 
 
 if __name__ == "__main__":
