@@ -13,6 +13,7 @@ from tests.support import tp_model
 from tests.support.ranks import delay
 from tests.support.tp_model import SLICED, Sizes, forward_sharded, forward_whole, leaves, piece, pieces, random
 
+pytestmark = pytest.mark.usefixtures("one_folder")
 FUSED = "copy_engine"
 WEIGHTS = ("up", "gate", "down")
 ALLOWED = {torch.float16: 1e-2, torch.bfloat16: 5e-2, torch.float32: 1e-4}
@@ -25,11 +26,6 @@ SIZES = [
     Sizes((515, 100), hidden=260, dtype=torch.float32, device="cuda"),
     Sizes((3, 64), hidden=64, dtype=torch.float32, device="cuda"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "modules"))
 
 
 class Model:

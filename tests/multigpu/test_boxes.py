@@ -13,15 +13,10 @@ from tests.support.ranks import WAYS, Product, delay, template
 from .conftest import WORLD
 from .test_results_op import piece, random, wrong
 
+pytestmark = pytest.mark.usefixtures("one_folder")
 BY_TMA = [way for way, (_, _, *backend) in WAYS.items() if backend == ["tma_reserved"]]
 SHAPES = [(515, 136, 96 * WORLD), (4091, 264, 1000), (1000, 136, 96), (3, 64, 64), (1, 8, 8)]
 RESERVED = ("ldst_reserved", "tma_reserved")
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    """One folder for every test: operators keep their modules while the process lives."""
-    monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "modules"))
 
 
 @pytest.mark.parametrize("way", BY_TMA)

@@ -23,14 +23,9 @@ from tests.support.ranks import WAYS, Product, delay, template
 
 from .conftest import WORLD
 
+pytestmark = pytest.mark.usefixtures("one_folder")
 ROWS, DEPTH, COLUMNS = 512 * WORLD, 512 * WORLD, 256 * WORLD
 HOW = {"backend": "copy_engine"}
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    """The same folder for every test, so that modules are made once; each rank has its own unless they share a disk."""
-    monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "modules"))
 
 
 @pytest.fixture(autouse=True, params=["by calls", "lanes in graphs", "whole calls"])

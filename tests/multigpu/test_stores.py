@@ -33,6 +33,7 @@ from .test_graphs import Captured
 from .test_landing import waited
 from .test_results_op import Sum, piece, random, wrong
 
+pytestmark = pytest.mark.usefixtures("one_folder")
 ASKED = set(filter(None, os.environ.get("OVERLAP_TEST_STORES", "").split(",")))
 BACKEND = "tma_inline"
 KERNELS = {"persistent_gemm": template("persistent_gemm"), "host_descriptors": "tests/kernels/host_descriptors.py"}
@@ -64,12 +65,6 @@ def ahead():
     for name in KERNELS:
         way, call = ("reduce_scatter_1d", "c[M]", BACKEND), ((1000, 136, 96), torch.float16)
         yield products(f"test_a_graph_replayed_with_new_data[{name}]", KERNELS[name], way, call)
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    """One folder for every test: operators keep their modules while the process lives."""
-    monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "modules"))
 
 
 @triton.jit

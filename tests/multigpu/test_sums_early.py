@@ -17,6 +17,7 @@ from overlap.runtime.workspace import check, release
 
 from .conftest import WORLD
 
+pytestmark = pytest.mark.usefixtures("one_folder")
 CASES = [
     (gemm_ar, "all_reduce_two_shot", (8192, 4096, 14336), 4),
     (gemm_ar, "all_reduce_two_shot", (4091, 264, 1000), 3),
@@ -27,12 +28,6 @@ CASES = [
     (gemm_rs, "reduce_scatter_1d", (1000, 136, 384), 2),
     (gemm_a2a, "all_to_all_1d", (1000, 64 * WORLD, 384), 2),
 ]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    """The same folder for every test, so that modules are made once; each rank has its own unless they share a disk."""
-    monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "modules"))
 
 
 def operands(shape, seed, dtype=torch.bfloat16):
