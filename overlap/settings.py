@@ -223,8 +223,8 @@ SETTINGS: dict[str, Setting] = {
             "call_graphs",
             int,
             0,
-            "A call that repeats an earlier one for the so-manieth time becomes a CUDA graph of the library's own, which is "
-            "launched with the addresses of each call; 0: never.",
+            "The repetition of a call that makes it a CUDA graph of the library's own, which is launched with the addresses of "
+            "each later call; 0: none does.",
             minimum=0,
         ),
         Setting(
