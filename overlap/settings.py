@@ -202,8 +202,8 @@ SETTINGS: dict[str, Setting] = {
             str,
             "auto",
             "Whether `ag_gemm` and `a2a_gemm` leave the tiles of a last wave that few multiprocessors take part in (always), or "
-            "`ag_gemm` those of the chunk that comes last (part), to a launch of smaller ones behind the kernel; auto: where this "
-            "is predicted to be shorter.",
+            "`ag_gemm` those of the chunk that comes last (part), to a launch of smaller ones behind the kernel; auto: where "
+            "this is predicted to be shorter.",
             choices=("auto", "always", "part", "never"),
         ),
         Setting(
