@@ -24,9 +24,10 @@ from timing import Queue, measure, p99, sample, worst
 
 SHAPES = ("128,4096,14336", "512,4096,14336", "64,4096,14336", "512,8192,28672")
 WAYS: dict[str, dict[str, int]] = {
-    "blocks": {},
-    "blocks_early": {"early": 1},
-    "blocks_4k": {"block": 4 << 10},
+    "blocks": {"halved": 256 << 10},
+    "blocks_early": {"halved": 256 << 10, "early": 1},
+    "blocks_4k": {"block": 4 << 10, "threads": 128},
+    "blocks_8k": {},
     "blocks_16k": {"block": 16 << 10, "threads": 512},
     "blocks_1": {"steps": 1},
     "words": {"words": 1},
@@ -37,7 +38,9 @@ Sum = Callable[[torch.Tensor, torch.Tensor], None]
 Call = Callable[[], torch.Tensor]
 
 
-def ours(words: int = 0, block: int = 8 << 10, threads: int = 256, early: int = 0, steps: int = 0) -> Sum:
+def ours(
+    words: int = 0, block: int = 8 << 10, threads: int = 256, early: int = 0, steps: int = 0, halved: int = 0
+) -> Sum:
     """One of our ways, with slots of its own."""
     from overlap.runtime.packets import blocks, limits, low_latency
     from overlap.runtime.protocol import runtime_of
@@ -48,7 +51,7 @@ def ours(words: int = 0, block: int = 8 << 10, threads: int = 256, early: int = 
         os.environ["OVERLAP_LOW_LATENCY_BLOCKS_FROM_BYTES"] = str(1 << 40) if words else "0"
         os.environ["OVERLAP_LAUNCH_EARLY"] = str(early)
         low_latency.in_two_steps = (lambda size, world: steps == 2) if steps else limits.in_two_steps
-        blocks.BLOCK_BYTES, blocks.THREADS = block, threads
+        blocks.BLOCK_BYTES, blocks.THREADS, blocks.HALVED_BYTES = block, threads, halved
         assert found.all_reduce(summand, out) == ("words" if words else "blocks")
 
     return add

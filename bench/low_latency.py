@@ -87,6 +87,7 @@ def ours(
         os.environ["OVERLAP_LOW_LATENCY_BLOCKS_FROM_BYTES"] = "0" if by == "blocks" else str(1 << 40)
         low_latency.in_two_steps = (lambda size, world: steps == 2) if steps else limits.in_two_steps
         words.BLOCK, blocks.BLOCK_BYTES, transport.A_MULTIPROCESSOR = block, block_bytes, programs
+        blocks.HALVED_BYTES = 256 << 10 if block_bytes == 8 << 10 else 0
         if p.kind == "all_reduce":
             done = found.all_reduce(p.given, p.out)
         elif p.kind == "reduce_scatter":

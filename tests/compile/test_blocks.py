@@ -16,16 +16,17 @@ from .support import meta
 TARGET = parse_target("sm_90")
 
 
-def made(kernel, dtype, unit, *, to_dtype=None, early=False, **options):
+def made(kernel, dtype, unit, *, to_dtype=None, early=False, share=1, **options):
     arguments = dict(
         src=meta(4096, dtype=dtype), out=meta(4096, dtype=to_dtype or dtype), slots=meta(4096, dtype=torch.int64),
         peers=meta(8, dtype=torch.int64), calls=meta(1024, dtype=torch.int64), state=meta(64, dtype=torch.int64),
-        VEC=unit // dtype.itemsize, UNITS=BLOCK_BYTES // unit, BYTES=BLOCK_BYTES, RANKS=4, LANES=THREADS, EARLY=early,
+        VEC=unit // dtype.itemsize, UNITS=BLOCK_BYTES // share // unit, BYTES=BLOCK_BYTES // share, RANKS=4,
+        LANES=THREADS // share, EARLY=early,
         **options,
     )  # fmt: skip
     numbers = {name: 1 for name in kernel.arg_names if name not in arguments}
     limit = {"maxnreg": REGISTERS} if kernel is two_step_blocks_kernel else {}
-    return compile_kernel(kernel, arguments | numbers, TARGET, {"num_warps": THREADS // 32, **limit})
+    return compile_kernel(kernel, arguments | numbers, TARGET, {"num_warps": THREADS // share // 32, **limit})
 
 
 def moved(dtype, unit, *, flat=True, parts=False):
@@ -39,8 +40,8 @@ def summed(dtype, unit, *, parts=False, to_dtype=None):
     )
 
 
-def in_two_steps(dtype, unit):
-    return made(two_step_blocks_kernel, dtype, unit, ACCUMULATOR=SUMMED[dtype][1], SENDERS=4)
+def in_two_steps(dtype, unit, share=1):
+    return made(two_step_blocks_kernel, dtype, unit, share=share, ACCUMULATOR=SUMMED[dtype][1], SENDERS=4)
 
 
 WIDE = {
@@ -51,6 +52,7 @@ WIDE = {
     "added to fp32": lambda: summed(torch.bfloat16, 16, to_dtype=torch.float32),
     "added in fp64": lambda: summed(torch.float64, 16, parts=True),
     "two steps": lambda: in_two_steps(torch.bfloat16, 16),
+    "two steps, halved": lambda: in_two_steps(torch.bfloat16, 16, share=2),
     "two steps, fp32": lambda: in_two_steps(torch.float32, 16),
 }
 NARROW = {
@@ -94,7 +96,7 @@ def test_data_stay_in_registers_of_two_programs_a_multiprocessor(name):
     assert (found.spill_bytes or 0) <= 16 and found.registers * THREADS * 2 <= 65536
 
 
-@pytest.mark.parametrize("name", ["added", "added, pieces", "two steps", "two steps, fp32"])
+@pytest.mark.parametrize("name", ["added", "added, pieces", "two steps", "two steps, halved", "two steps, fp32"])
 def test_all_ranks_blocks_are_loaded_ahead_of_the_first_sum(name):
     """No load goes behind a barrier, and no sum ahead of this one, of which nobody knows what it answers."""
     text = WIDE[name]().assembly

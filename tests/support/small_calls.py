@@ -19,6 +19,7 @@ def few_lines(monkeypatch):
     """Programs of few lines, or bytes, so that small messages take several, and slots no larger than they must be; by words."""
     monkeypatch.setattr(words, "BLOCK", 8)
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(blocks, "HALVED_BYTES", 80)
     monkeypatch.setattr(blocks, "THREADS", 8)
     monkeypatch.setattr(transport, "A_MULTIPROCESSOR", 1)
     monkeypatch.setenv("OVERLAP_LOW_LATENCY_BELOW_BYTES", "6000")

@@ -14,6 +14,9 @@ from .transport import SUMMED, UNITS, Form, Transport
 
 BLOCK_BYTES = 8 << 10
 """That a program moves at a time and a flag stands for."""
+HALVED_BYTES = 256 << 10
+"""Of a rank's part, up to which sums in two steps go by blocks of half as many bytes, in programs of half as many threads: added
+and sent on by twice as many multiprocessors."""
 THREADS = 256
 """Of a program."""
 REGISTERS = 65536 // (2 * THREADS)
@@ -49,28 +52,31 @@ class Blocks(Transport):
         # Whole accesses of the widest kind, so that every rank's part begins where one can.
         part = -(-size // (world * WIDEST)) * WIDEST
         numbers = {"chunk": part // unit, "total": size // unit}
-        options = {**self._sums(src), **self._units(unit, src.dtype)}
-        work = max(1, world - 1)
-        return Form(two_step_blocks_kernel, options, numbers, src.dtype, out.dtype, part, work, THREADS, 2, REGISTERS)
+        share = 2 if part <= HALVED_BYTES else 1
+        options = {**self._sums(src), **self._units(unit, src.dtype, share)}
+        work, threads = max(1, world - 1), THREADS // share
+        return Form(two_step_blocks_kernel, options, numbers, src.dtype, out.dtype, part, work, threads, 2, REGISTERS)
 
     def _sums(self, src: torch.Tensor) -> dict[str, Any]:
         return {"ACCUMULATOR": SUMMED[src.dtype][1], "SENDERS": 4 if self._runtime.world > 2 else 2}
 
-    def _units(self, unit: int, word: torch.dtype) -> dict[str, Any]:
-        """The kernel's parameters of units of so many bytes, moved as ``word``."""
+    def _units(self, unit: int, word: torch.dtype, share: int = 1) -> dict[str, Any]:
+        """The kernel's parameters of units of so many bytes, moved as ``word``, in blocks of a ``share``-th."""
         ranks = max(2, 1 << (self._runtime.world - 1).bit_length())
-        return {"VEC": unit // word.itemsize, "UNITS": BLOCK_BYTES // unit, "BYTES": BLOCK_BYTES, "RANKS": ranks,
-                "LANES": max(THREADS, ranks)}  # fmt: skip
+        size = BLOCK_BYTES // share
+        return {"VEC": unit // word.itemsize, "UNITS": size // unit, "BYTES": size, "RANKS": ranks,
+                "LANES": max(THREADS // share, ranks)}  # fmt: skip
 
     def _needed(self, form: Form) -> int:
-        return form.steps * self._tiles(form) * BLOCK_BYTES
+        size: int = form.options["BYTES"]
+        return form.steps * self._tiles(form) * size
 
     def _tiles(self, form: Form) -> int:
-        return max(1, -(-form.piece // BLOCK_BYTES))
+        return max(1, -(-form.piece // form.options["BYTES"]))
 
     def _allowed(self) -> int:
         """A block more for each of two steps, which are made of whole ones."""
         return (-(-below() // max(1, self._runtime.world - 1) // BLOCK_BYTES) + 2) * BLOCK_BYTES
 
     def _made(self, capacity: int) -> SlotMemory:
-        return BlockMemory(self._runtime, capacity, BLOCK_BYTES)
+        return BlockMemory(self._runtime, capacity, BLOCK_BYTES // 2)
