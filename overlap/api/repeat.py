@@ -51,9 +51,10 @@ def repeated(
     """
     if torch.compiler.is_compiling():
         return None
-    group = resolved_unwatched(group)
-    if group is None:
-        return None
+    if getattr(group, "overlap_runtime", None) is None:
+        group = resolved_unwatched(group)
+        if group is None:
+            return None
     head = (operator, options, trial())
     return repeated_call(head, group, tensors, outs or (), told, calling_line, grads=grads)
 
