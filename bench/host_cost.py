@@ -172,7 +172,7 @@ class ByWords:
     def __init__(self, group: NullGroup) -> None:
         from overlap.api import small
         from overlap.api.fallback import Choice
-        from overlap.ops import arguments, gather_gemm
+        from overlap.ops import arguments, gather_call
         from overlap.runtime.packets.low_latency import low_latency_of
 
         words, serial = low_latency_of(group.overlap_runtime), Choice("serial", "small")  # type: ignore[arg-type]
@@ -180,7 +180,7 @@ class ByWords:
         self._patches = [
             (small, "words_of", lambda *_: words),
             (arguments, "choose", lambda *_: serial),
-            (gather_gemm, "_choose", lambda *_: serial),
+            (gather_call, "_choose", lambda *_: serial),
         ]
 
     def __enter__(self) -> None:

@@ -44,7 +44,7 @@ from .arguments import (
 )
 from .autocast import without_autocast
 from .blocks import blocks_of
-from .gather_gemm import compiled_kernel
+from .gather_call import compiled_kernel
 from .products import Product, by_tma, product_arguments, product_blocks
 from .record import remember, serial_plan
 from .repeat import Asked, repeated

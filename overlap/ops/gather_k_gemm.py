@@ -38,7 +38,7 @@ from .arguments import (
 )
 from .autocast import without_autocast
 from .blocks import blocks_of
-from .gather_gemm import PLAN, compiled_kernel
+from .gather_call import PLAN, compiled_kernel
 from .products import Product, product_arguments
 from .record import remember, serial_plan
 from .repeat import Asked, repeated

@@ -18,7 +18,7 @@ from overlap.errors import UsageError
 
 from .arguments import check_programs, ranks
 from .exchange_gemm import SPLIT as EXCHANGE_SPLIT
-from .gather_gemm import compiled_kernel
+from .gather_call import compiled_kernel
 from .gather_k_gemm import along_of
 from .gemm_exchange import default_split as exchange_split
 from .kernels import ag_gemm_any, ag_gemm_tma, gemm_out_stored, gemm_out_tma

@@ -34,7 +34,7 @@ from .blocks import blocks_tried
 from .exchange_gemm import PLAN as EXCHANGE
 from .exchange_gemm import SPLIT as EXCHANGE_SPLIT
 from .exchange_gemm import a2a_gemm
-from .gather_gemm import PLAN as GATHER
+from .gather_call import PLAN as GATHER
 from .gather_gemm import ag_gemm
 from .gather_k_gemm import ag_gemm_k
 from .gemm_exchange import default_split as exchange_split

@@ -9,7 +9,7 @@ from overlap.build.artifact import compile_kernel, facts
 from overlap.build.findings import check
 from overlap.build.target import parse_target
 from overlap.ops.blocks import Blocks, parts_of
-from overlap.ops.gather_gemm import compiled_kernel
+from overlap.ops.gather_call import compiled_kernel
 from overlap.ops.products import Product, product_arguments, product_blocks
 from overlap.ops.tail import tail_of, warm_tail
 from overlap.ops.views import GatherView

@@ -9,7 +9,7 @@ import torch
 from overlap.build.artifact import compile_kernel, facts
 from overlap.build.findings import check
 from overlap.build.target import parse_target
-from overlap.ops.gather_gemm import compiled_kernel
+from overlap.ops.gather_call import compiled_kernel
 from overlap.ops.partials import compiled_partial, partial_arguments
 from overlap.ops.products import Product, product_arguments
 from overlap.ops.views import GatherView

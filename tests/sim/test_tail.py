@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import overlap.ops.exchange_gemm as exchange_gemm
-import overlap.ops.gather_gemm as gather_gemm
+import overlap.ops.gather_call as gather_call
 from overlap.chunkplan.region import shard_interval
 from overlap.errors import RaceFault
 from overlap.ops import a2a_gemm, ag_gemm, last_plan
@@ -32,7 +32,7 @@ def launched(monkeypatch):
     """Tiles that were left out, and launches that make them, of every call of a rank that went the long way."""
     monkeypatch.setenv("OVERLAP_TAIL", "always")
     found: list[tuple[int, int]] = []
-    original = gather_gemm.tail_launches
+    original = gather_call.tail_launches
 
     def watched(tail, *rest):
         launches = original(tail, *rest)
@@ -40,7 +40,7 @@ def launched(monkeypatch):
             found.append((tail.left, len(launches)))
         return launches
 
-    for module in (gather_gemm, exchange_gemm):
+    for module in (gather_call, exchange_gemm):
         monkeypatch.setattr(module, "tail_launches", watched)
     return found
 
@@ -166,7 +166,7 @@ def test_the_bits_are_those_of_one_launch(monkeypatch):
 
 def test_no_tile_is_made_twice(monkeypatch):
     """Without the second launch the last tiles, of 128 x 256, stay as they were, and all others are made."""
-    monkeypatch.setattr(gather_gemm, "tail_launches", lambda *_: [])
+    monkeypatch.setattr(gather_call, "tail_launches", lambda *_: [])
     for y, wanted, _ in results(Case((530, 48), (520,), ()), launches=1):
         tiles = [rows.split(256, dim=1) for rows in y.split(128)]
         missing = [(i, j) for i, row in enumerate(tiles) for j, tile in enumerate(row) if tile.isnan().any()]

@@ -6,7 +6,7 @@ import torch
 from overlap.errors import RuntimeContractError, UnsupportedError, UsageError
 from overlap.ops import ag_gemm, last_plan, reserve
 from overlap.ops.blocks import choose_blocks
-from overlap.ops.gather_gemm import compiled_kernel
+from overlap.ops.gather_call import compiled_kernel
 from overlap.ops.kernels import ag_gemm_any, ag_gemm_tma
 from overlap.ops.views import gather_view
 

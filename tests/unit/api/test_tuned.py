@@ -24,7 +24,7 @@ from overlap.backends.base import Realization
 from overlap.backends.capabilities import Need
 from overlap.codegen.module_io import load_module
 from overlap.errors import RuntimeContractError, UsageError
-from overlap.ops import arguments, gather_gemm
+from overlap.ops import arguments, gather_call
 from overlap.ops.tuned import key_of, tuned_choice
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -183,13 +183,13 @@ def test_only_calls_that_name_nothing_are_open(name, monkeypatch):
         asked.append(problem)
 
     monkeypatch.setattr(arguments, "tuned_choice", record)
-    monkeypatch.setattr(gather_gemm, "tuned_choice", record)
+    monkeypatch.setattr(gather_call, "tuned_choice", record)
     call()
     assert asked[-1].open and asked[-1].op == name and (asked[-1].m, asked[-1].k) == (4, 8)
     assert ops.last_plan(name).source == tuned.BUILT_IN
     for options in ({"split": 7}, {"plan": "all_reduce_ring"}, *([{"comm_sms": 3}] if programs else [])):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(gather_gemm, "check_programs", lambda *_: None)
+            patch.setattr(gather_call, "check_programs", lambda *_: None)
             try:
                 call(**options)
             except UsageError:
