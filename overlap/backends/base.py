@@ -23,7 +23,7 @@ class Backend:
     of a result the tile just made, of an input a part between two tiles. ``reserved``: programs of the launch that compute
     nothing move chunks. ``reduce``: adds where chunks arrive; others leave sums to a kernel behind. ``far``: reaches peers that
     no pointer reaches. ``triton``: the oldest that it runs on; ``input_triton``: that it moves inputs on, where that is
-    another. ``tuned``: a tuner may choose it; one that has not been right on devices yet is for those who name it.
+    another. ``tuned``: a tuner may choose it; one that no tuner has tried on devices yet is for those who name it.
     """
 
     name: str

@@ -118,7 +118,7 @@ class Need:
 def untuned(backend: Backend) -> str:
     """Why no tuner chooses a backend; nothing where one may."""
     return (
-        "" if backend.tuned else f"{backend.name} has not been right in all its tests on GPUs yet: name it to have it"
+        "" if backend.tuned else f"{backend.name} has been tried by a tuner on no GPU yet: name it to have it"
     )
 
 
