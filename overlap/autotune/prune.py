@@ -34,7 +34,8 @@ class Limits:
 class Tile:
     """What a config makes of a product's tile, by the kernel's parameters.
 
-    ``m``, ``n``, ``k``: names of its block sizes. ``warps``, ``stages``: where the config does not say.
+    ``m``, ``n``, ``k``: names of its block sizes. ``warps``, ``stages``: where the config does not say. ``result``: bytes of an
+    element of the result, where a tile of it is stored from shared memory; 0: it is not.
     """
 
     m: str = "BLOCK_M"
@@ -42,6 +43,7 @@ class Tile:
     k: str = "BLOCK_K"
     warps: int = 4
     stages: int = 3
+    result: int = 0
 
     def refuse(self, config: Config, limits: Limits, itemsize: int) -> str:
         """Why a tile of these blocks cannot be; empty where it can, or where the config says nothing of it."""
@@ -55,7 +57,7 @@ class Tile:
         if threads > limits.threads:
             return "more threads than a block has"
         stages = config.realization.num_stages or self.stages
-        if stages * (m + n) * k * itemsize > limits.shared:
+        if stages * (m + n) * k * itemsize + m * n * self.result > limits.shared:
             return "more shared memory than a block has"
         if m * n > threads * REGISTERS:
             return "more registers than a thread has"

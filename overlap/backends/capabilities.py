@@ -117,9 +117,7 @@ class Need:
 
 def untuned(backend: Backend) -> str:
     """Why no tuner chooses a backend; nothing where one may."""
-    return (
-        "" if backend.tuned else f"{backend.name} has been tried by a tuner on no GPU yet: name it to have it"
-    )
+    return "" if backend.tuned else f"{backend.name} has been tried by a tuner on no GPU yet: name it to have it"
 
 
 def _dotted(version: tuple[int, int]) -> str:

@@ -16,7 +16,7 @@ from overlap.api.auto import DTYPES, Problem
 from overlap.api.groups import resolve_group
 from overlap.api.tuned import forced, forget
 from overlap.autotune.config import Config
-from overlap.autotune.prune import Limits, by_limits, by_rows, prune
+from overlap.autotune.prune import Limits, Tile, by_limits, by_rows, prune
 from overlap.autotune.search import Say
 from overlap.autotune.session import BUDGET_S, DEADLINE_S, Space, Tuned
 from overlap.autotune.session import tune as tune_problem
@@ -185,7 +185,9 @@ def _space(problem: Problem, world: int, device: torch.device) -> Space:
     itemsize = problem.dtype.itemsize
     # Rows of a shard are cut, or of what a rank ends with; shards of K have all of them.
     rows = problem.m if problem.op == "ag_gemm_k" else -(-problem.m // world)
-    refusals = (by_limits(limits, itemsize), by_rows(rows))
+    descriptors = _by_descriptors(problem, world)
+    tile = Tile(result=itemsize if descriptors else 0)
+    refusals = (by_limits(limits, itemsize, tile), by_rows(rows))
     pruned = prune(configs, refusals)
 
     def seconds(config: Config) -> float | None:
@@ -195,7 +197,6 @@ def _space(problem: Problem, world: int, device: torch.device) -> Space:
     refused = refused + pruned.refused
     if behind:
         refused["predicted to take longer"] += behind
-    descriptors = _by_descriptors(problem, world)
     tiles = [blocks.arguments() for blocks in blocks_tried(descriptors=descriptors, itemsize=itemsize)]
 
     def near(config: Config) -> tuple[Config, ...]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from overlap.autotune.config import Config
-from overlap.autotune.prune import Limits, by_limits, by_rows, prune
+from overlap.autotune.prune import Limits, Tile, by_limits, by_rows, prune
 from overlap.autotune.search import KEPT, RUNS, TRIAL_MS, Measured, Search
 from overlap.autotune.space import PLANS, Product, around, communication, ordered, predict, splits_of, with_tile
 from overlap.backends.base import Realization
@@ -118,6 +118,14 @@ def test_what_no_device_can_hold_is_counted_by_reason():
         "chunks of less than a row": 1,
     }
     assert str(found).startswith("3 configs, 6 refused: 1 block sizes")
+
+
+@pytest.mark.parametrize(("stages", "result", "fits"), [(3, 2, True), (4, 2, False), (4, 0, True)])
+def test_a_result_that_is_stored_from_shared_memory_takes_some(stages, result, fits):
+    """128 x 256 x 64 in bf16: a stage is 48 KiB, a tile of the result 64; with four of them a trial failed on H200s."""
+    meta = config(BLOCK_M=128, BLOCK_N=256, BLOCK_K=64).realization.meta
+    one = Config(Realization(num_warps=8, num_stages=stages, meta=meta))
+    assert bool(prune([one], [by_limits(H100, 2, Tile(result=result))]).kept) == fits
 
 
 def test_the_space_of_an_operator_is_what_the_capability_table_leaves():
