@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from overlap.chunkplan.plan import P2P, CommPlan, OpId
@@ -29,16 +29,12 @@ def fetched_by(
     produced = [name for name, part in parts.items() if part.made]
     if not below or not produced or any(far(runtime, rank) for rank in range(runtime.world)):
         return frozenset()
-    stored, moved = operator.carried(plan)
+    copied = fetched(plan, produced, early=early).difference(*operator.carried(plan))
     return frozenset(
         op_id
-        for op_id in _left(fetched(plan, produced, early=early), (*stored, *moved))
+        for op_id in copied
         if not operator.carriers.backend_of(plan.op(op_id)).far and _bytes(plan, op_id, parts) < below
     )
-
-
-def _left(found: Collection[OpId], others: Collection[OpId]) -> list[OpId]:
-    return sorted(set(found).difference(others))
 
 
 def _bytes(plan: CommPlan, op_id: OpId, parts: Mapping[str, Part]) -> int:
