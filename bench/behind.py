@@ -175,10 +175,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         single.clear()
         four.clear()
         session.free()
-    if options.json is not None and session.rank == 0:
-        clocks.append(record.clocks("end"))
-        commit, command = options.commit or record.commit(), record.command(session.world)
-        record.write_rows(options.json, rows, clocks, commit, command, session.world)
+    if session.rank == 0:
+        record.write_asked(options.json, rows, clocks, options.commit, session.world)
     session.close()
 
 

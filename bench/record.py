@@ -165,6 +165,14 @@ def write_rows(
     path.write_text(json.dumps(dict(zip(KEYS, values, strict=True)), indent=1) + "\n", encoding="utf-8")
 
 
+def write_asked(
+    path: Path | None, rows: list[dict[str, Any]], clocks_before: list[dict[str, Any]], said: str | None, world: int
+) -> None:
+    """`write_rows` of this run, which ends here, where a file is asked for; ``said``: the commit, where there is no git."""
+    if path is not None:
+        write_rows(path, rows, [*clocks_before, clocks("end")], said or commit(), command(world), world)
+
+
 def now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 

@@ -52,14 +52,19 @@ def check_product(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *
             f"the weight has shape {tuple(w.shape)}, x has {tuple(x.shape)}",
             help="w is [K, N] with K the last dimension of x; the weight of a Linear layer is passed as weight.t()",
         )
-    for other, name in ((w, "weight"), (bias, "bias")):
-        if other is not None and other.device != x.device:
-            raise UsageError(f"the {name} is on {other.device}, x on {x.device}")
-        if other is not None and other.dtype != x.dtype:
-            raise UsageError(f"the {name} is {other.dtype}, x is {x.dtype}", help="convert one of them")
+    check_alike(x, ("the weight", w), ("the bias", bias))
     check_negated(("x", x), ("the weight", w), ("the bias", bias))
     if bias is not None and tuple(bias.shape) != (w.shape[1],):
         raise UsageError(f"the bias has shape {tuple(bias.shape)}, the weight {tuple(w.shape)}", help="bias is [N]")
+
+
+def check_alike(x: torch.Tensor, *operands: tuple[str, torch.Tensor | None]) -> None:
+    """Raises UsageError for a tensor that is on another device than ``x``, or of another dtype."""
+    for name, tensor in operands:
+        if tensor is not None and tensor.device != x.device:
+            raise UsageError(f"{name} is on {tensor.device}, x on {x.device}")
+        if tensor is not None and tensor.dtype != x.dtype:
+            raise UsageError(f"{name} is {tensor.dtype}, x is {x.dtype}", help="convert one of them")
 
 
 def check_negated(*operands: tuple[str, torch.Tensor | None]) -> None:

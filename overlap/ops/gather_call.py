@@ -24,7 +24,7 @@ from overlap.runtime.instance import Instance
 from overlap.runtime.protocol import runtime_of
 from overlap.runtime.repeat.repeat import KernelLaunch
 
-from .arguments import check_negated, check_programs, named, overlapping
+from .arguments import check_alike, check_negated, check_programs, named, overlapping
 from .autocast import without_autocast
 from .blocks import blocks_of
 from .products import (
@@ -63,11 +63,7 @@ def check_arguments(x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Se
                 f"weight {i} has shape {tuple(w.shape)}, x has {tuple(x.shape)}",
                 help="w is [D, N] with D the last dimension of x; the weight of a Linear layer is passed as weight.t()",
             )
-        for other, name in ((w, "weight"), (b, "bias")):
-            if other is not None and other.device != x.device:
-                raise UsageError(f"{name} {i} is on {other.device}, x on {x.device}")
-            if other is not None and other.dtype != x.dtype:
-                raise UsageError(f"{name} {i} is {other.dtype}, x is {x.dtype}", help="convert one of them")
+        check_alike(x, (f"weight {i}", w), (f"bias {i}", b))
         if b is not None and tuple(b.shape) != (w.shape[1],):
             raise UsageError(f"bias {i} has shape {tuple(b.shape)}, its weight {tuple(w.shape)}", help="bias is [N]")
 

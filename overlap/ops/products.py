@@ -12,9 +12,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from overlap.runtime.instance import Instance
 from overlap.runtime.kernels.entry import gather_kernel
+from overlap.runtime.launch.prepared import gather_arguments
 from overlap.runtime.protocol import Runtime
 from overlap.runtime.repeat.repeat import KernelLaunch
-from overlap.schedule.table import SLOT_WORDS, flag_base
 
 from .blocks import Blocks, choose_blocks
 from .kernels import ag_gemm_any, ag_gemm_tma, copy_flat
@@ -180,25 +180,17 @@ def copy_launch(gathered: torch.Tensor, whole: torch.Tensor) -> KernelLaunch:
 def arrivals_launches(instance: Instance) -> list[KernelLaunch]:
     """A kernel that waits for all that is brought to this rank, as tiles do where a rank has some; none behind a library's
     collective, which stands in the stream itself."""
-    rank, flags = instance.runtime.rank, flag_base(instance.runtime.world)
-    here = [slot for op, slot in instance.slots[rank].items() if not instance.plan.op(op).dst.box.empty]
+    here = [op for op in instance.slots[instance.runtime.rank] if not instance.plan.op(op).dst.box.empty]
     if instance.direct or not here:
         return []
-    words = instance.workspace.table([(flags + slot) * SLOT_WORDS for slot in here], bits=64)
-    return [_arrivals(words, len(here), instance.state)]
-
-
-def _arrivals(words: torch.Tensor, count: int, state: torch.Tensor) -> KernelLaunch:
-    arguments = {"words": words, "count": count, "state": state, "num_warps": 1}
-    return KernelLaunch(gather_kernel, (1, 1, 1), arguments, frozenset(("words", "state")))
+    return [KernelLaunch(gather_kernel, (1, 1, 1), gather_arguments(instance, here), frozenset(("words", "state")))]
 
 
 def warm_arrivals(runtime: Runtime, device: torch.device) -> None:
     """Compiles what `arrivals_launches` gives."""
     if "arrivals" not in warmed(runtime):
         words, state = (torch.empty(2, dtype=torch.int64, device=device) for _ in range(2))
-        launch = _arrivals(words, 0, state)
-        runtime.warm(launch.kernel, launch.grid, launch.arguments)
+        runtime.warm(gather_kernel, (1, 1, 1), {"words": words, "count": 0, "state": state, "num_warps": 1})
         warmed(runtime).add("arrivals")
 
 

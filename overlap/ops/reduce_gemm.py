@@ -39,7 +39,7 @@ HALVES = 2
 H200s, in a graph, serial took 0.271 ms and fused 0.292 at 16 MiB, 0.550 and 0.556 at 32 (bench/results/gemm_ar_h200x4.json)."""
 PARTS = ((32 << 20, 4), (16 << 20, 2))
 """In two steps, of a rank's part of so many bytes or more, so many chunks: smaller ones lose to the latency of their copies.
-Measured on four H200s, with sums beside the kernel (bench/results/sums/gemm_ar_h200x4.json)."""
+Measured on four H200s, with sums beside the kernel (bench/results/sums/gemm_ar_h200x4_47af5a0.json)."""
 
 
 def gemm_ar(

@@ -1,7 +1,8 @@
 """Whether an operator's sums are made while its kernel runs, where nobody says: a rule of thumb in the place of a model.
 
 The multiprocessors that are left free must be done with all sums but the last round's by the time the product is, and what no
-longer follows the kernel must be more than the waves of tiles that they cost.
+longer follows the kernel must be more than the waves of tiles that they cost. That is what was measured when sums ran on those
+alone; since they spread to all multiprocessors it asks for more than it must.
 """
 
 from __future__ import annotations

@@ -40,9 +40,10 @@ def fetched(
                 if piece.keep or len(piece.summands) > 1:
                     added.update(piece.summands)
         found.difference_update(op for sum_ in meanwhile for op in sum_.ops)
-    return frozenset(op_id for op_id in found - added if _same_box(plan, op_id))
+    return frozenset(op_id for op_id in found - added if _stays(plan, op_id))
 
 
-def _same_box(plan: CommPlan, op_id: OpId) -> bool:
+def _stays(plan: CommPlan, op_id: OpId) -> bool:
+    """Whether what an operation brings is in its place: the same part of the same tensor."""
     op = plan.op(op_id)
-    return isinstance(op, P2P) and op.reduce is None and op.src.box == op.dst.box and not op.dst.box.empty
+    return isinstance(op, P2P) and op.reduce is None and op.src == op.dst

@@ -162,12 +162,16 @@ def _hold(instance: BoundPlan, table: LaunchTable, counter: Counter) -> Enqueue 
 
 
 def _gather(instance: BoundPlan, ops: Sequence[OpId]) -> Enqueue:
+    return instance.runtime.warm(gather_kernel, (1, 1, 1), gather_arguments(instance, ops))
+
+
+def gather_arguments(instance: BoundPlan, ops: Sequence[OpId]) -> dict[str, Any]:
+    """Arguments of the kernel that waits until all of ``ops`` have landed here."""
     runtime = instance.runtime
     slots = instance.slots[runtime.rank]
     words = [(flag_base(runtime.world) + slots[op]) * SLOT_WORDS for op in ops]
     table = instance.workspace.table(words, bits=64)
-    arguments = {"words": table, "count": len(words), "state": instance.state, "num_warps": 1}
-    return runtime.warm(gather_kernel, (1, 1, 1), arguments)
+    return {"words": table, "count": len(words), "state": instance.state, "num_warps": 1}
 
 
 def _word(state: torch.Tensor, slot: int) -> torch.Tensor:
