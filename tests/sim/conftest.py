@@ -10,7 +10,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 os.environ.setdefault("OVERLAP_GIVEN_BYTES", "256")
 sys.path.insert(0, os.path.dirname(__file__))  # test kernels are modules beside the tests
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +54,11 @@ def compiled(repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
         return out
 
     return compile_to
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One cache folder for all tests of a file: operators keep their modules while the process lives."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -25,13 +25,6 @@ FAST = {"pull": {2: 1e12}, "push": {2: 1e12}}
 """Programs that copy as fast as links carry."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture
 def machines(monkeypatch):
     """``machines(a, b, ...)``: what rank 0, 1, ... take themselves to be on, the last also those behind them."""

@@ -22,14 +22,6 @@ SLICED = {"up": 1, "gate": 1, "up_bias": 0, "down": 0, "down_bias": None}
 ALL = Needs(True, (True, True), (True, False))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """One cache folder for all tests here: operators keep their modules while the process lives."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 def model(shape, hidden, dtype, pairs=2):
     """Parameters in `dtype`, input, and the weights of the loss."""
     generator = torch.Generator().manual_seed(hidden)

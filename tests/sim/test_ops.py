@@ -17,14 +17,6 @@ from overlap.sim import World
 EPSILON = {torch.float16: 2**-10, torch.bfloat16: 2**-7, torch.float32: 2**-22}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """One cache folder for all tests here: operators keep their modules while the process lives."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @dataclass
 class Case:
     """One call: ``shape`` is the gathered tensor's, ``columns`` the weights'; what differs between ranks is random."""

@@ -20,14 +20,6 @@ HALF, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 EPSILON = {HALF: 2**-10, BF16: 2**-7, FP32: 2**-22}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """One cache folder for all tests here: operators keep their modules while the process lives."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @dataclass
 class Case:
     """One call: ``lead`` are the dimensions of the whole result but the last, ``depth`` and ``columns`` the weight's.

@@ -24,14 +24,6 @@ from overlap.sim.runtime import SimRuntime
 pytestmark = pytest.mark.one_triton
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """One cache folder for all tests here: operators keep their modules while the process lives."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(autouse=True)
 def repeated(monkeypatch):
     """Names of the operators whose calls were repeated, one a call of a rank."""

@@ -19,13 +19,6 @@ pytestmark = pytest.mark.one_triton
 K, N = 16, 24
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(autouse=True)
 def repeated(monkeypatch):
     """What each repeated launch of a rank did."""

@@ -22,14 +22,6 @@ pytestmark = pytest.mark.one_triton
 TWO_SHOT = "all_reduce_two_shot"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """One cache folder for all tests here: operators keep their modules while the process lives."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 def called(monkeypatch, operator, world, programs, *, shape=(150, 40, 24), seed=0, calls=3, host=None, **options):
     """Results by rank and call, and whether sums were early; the first call goes the long way, later ones repeat it."""
     monkeypatch.setenv("OVERLAP_SUM_SMS", str(programs))

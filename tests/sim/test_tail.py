@@ -18,14 +18,6 @@ from overlap.sim import World
 pytestmark = pytest.mark.one_triton
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """One cache folder for all tests here: operators keep their modules while the process lives."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(autouse=True)
 def launched(monkeypatch):
     """Tiles that were left out, and launches that make them, of every call of a rank that went the long way."""

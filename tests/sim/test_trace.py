@@ -32,14 +32,6 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """One cache folder for all tests here: operators keep their modules while the process lives."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 def traced(op, world, sizes, options, seed=0):
     run = World(world, seed=seed).run(lambda group: trace_operator(op, sizes, group=group, warm=1, **options))
     return run[0]

@@ -23,13 +23,6 @@ pytestmark = pytest.mark.one_triton
 TILE = {"num_warps": 4, "num_stages": 2, "meta": (("BLOCK_K", 16), ("BLOCK_M", 16), ("BLOCK_N", 32), ("GROUP_M", 2))}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OVERLAP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 def config(backend: str, plan: str, split: int, comm_sms: int = 0, **options) -> Config:
     return Config(Realization(backend, split=split, comm_sms=comm_sms, **options), plan)
 
