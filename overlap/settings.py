@@ -222,7 +222,7 @@ SETTINGS: dict[str, Setting] = {
         Setting(
             "call_graphs",
             int,
-            0,
+            16,
             "The repetition of a call that makes it a CUDA graph of the library's own, which is launched with the addresses of "
             "each later call; 0: none does.",
             minimum=0,

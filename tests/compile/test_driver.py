@@ -64,6 +64,7 @@ def test_a_graph_of_a_call_does_what_its_steps_do(on_stub):
     assert on_stub("operators.py", "--world", "3", "gemm_rs", "ag_gemm") == (
         "gemm_rs, 3 ranks: calls 21, lanes in graphs 10, one graph 5, nodes 15\n"
         "ag_gemm, 3 ranks: calls 14, lanes in graphs 11, one graph 5, nodes 8\n"
+        "by default repetition 16 of a call is a graph\n"
     )
 
 
@@ -86,4 +87,5 @@ def test_a_graph_of_copies_out_of_the_callers_tensor_is_given_its_address(on_stu
     address, the call goes by its steps."""
     assert on_stub("operators.py", "--world", "3", "--given", "ag_gemm") == (
         "ag_gemm, 3 ranks: calls 14, lanes in graphs 14, one graph 7, nodes 8\n"
+        "by default repetition 16 of a call is a graph\n"
     )

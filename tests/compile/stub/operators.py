@@ -5,8 +5,8 @@
 Each operator is called again and again, with tensors somewhere else each time, in three ways: by calls of the driver, with lanes
 in graphs, and as a graph of the whole call. A graph must do what the calls do: the same kernels with the same parameters, byte
 for byte, copies, holds and events, in the same order on the same streams, whatever these are called. Prints how many calls of the
-driver a call makes in each way, and how many nodes its graph has: kernels, copies and holds. With --time also what calls take
-the host where the driver does nothing, in microseconds, the best of many rounds.
+driver a call makes in each way, and how many nodes its graph has: kernels, copies and holds; and when a call becomes a graph by
+default. With --time also what calls take the host where the driver does nothing, in microseconds, the best of many rounds.
 """
 
 from __future__ import annotations
@@ -195,6 +195,19 @@ def counted(op: str, world: int, options: dict[str, str]) -> dict[str, int]:
     return found
 
 
+def graph_from(op: str, world: int) -> int:
+    """Which repetition of a call makes it a graph by default."""
+    for name in ("LANE", "CALL"):
+        os.environ.pop(f"OVERLAP_{name}_GRAPHS", None)
+    group, runs, tensors = Group(world), getattr(overlap.ops, op), operands(op, world, 1024, 1024, 1024)
+    for repetition in range(100):
+        told()
+        runs(*tensors, group=group, backend="copy_engine")
+        if "launched;" in told():
+            return repetition
+    raise AssertionError("no graph")
+
+
 def timed(op: str, world: int, options: dict[str, Any]) -> float:
     """Microseconds of a call like one ahead of it, over other tensors."""
     group, runs = Group(world), getattr(overlap.ops, op)
@@ -232,6 +245,7 @@ def main() -> None:
                     os.environ["OVERLAP_LANE_GRAPHS"], os.environ["OVERLAP_CALL_GRAPHS"] = lanes, calls
                     shown += f", {way} {timed(op, options.world, {'backend': 'copy_engine'}):.1f} us"
             print(shown, flush=True)
+        print(f"by default repetition {graph_from(options.ops[0], options.world)} of a call is a graph")
 
 
 if __name__ == "__main__":
