@@ -19,9 +19,10 @@ from overlap.schedule.sync import assign_slots
 
 from .group.meeting import RAISED
 from .group.reach import far
+from .memory.need import Need
 from .memory.plan_tensor import PlanTensor
 from .protocol import Runtime
-from .workspace import Memory, Need, Workspace
+from .workspace import Memory, Workspace
 
 
 class BoundPlan(ABC):

@@ -37,13 +37,14 @@ from .group.meeting import first_difference
 from .group.reach import check_reach, through_network
 from .launch.beside import asked_sums
 from .launch.fetch import fetched_by
+from .memory.need import Need, counters_of, need_of
 from .memory.part import Given, Part
 from .operator import Operator
 from .protocol import Runtime
 from .tables.hosteval import on_host
 from .tables.inline_words import InlineWords, Receiver
 from .tables.slots import Slots, slots_of
-from .workspace import Memory, Need, counters_of, need_of, plan_for, plans_for, workspace_of
+from .workspace import Memory, plan_for, plans_for, workspace_of
 
 
 @dataclass(frozen=True, eq=False)

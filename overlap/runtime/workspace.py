@@ -14,8 +14,8 @@ capture; graphs captured before keep the old memory, with its own epoch and flag
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -23,19 +23,17 @@ from overlap import settings
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.collectives.direct import settled
 from overlap.chunkplan.merge import merge_plans
-from overlap.chunkplan.order import HappensBefore, happens_before
-from overlap.chunkplan.plan import CommPlan, OpId, TensorSpec
+from overlap.chunkplan.order import happens_before
+from overlap.chunkplan.plan import CommPlan, TensorSpec
 from overlap.errors import OverlapError, RuntimeContractError, UsageError
 from overlap.schedule.cut import cut_along
-from overlap.schedule.early import kept_chunks
-from overlap.schedule.pieces import Values, partial_sources
-from overlap.schedule.sync import assign_slots
 from overlap.schedule.table import state_words
 from overlap.schedule.words import slots
 
 from .faults.faults import FaultRecord, deadline_error
 from .group.reach import far
 from .launch.beside import asked_sums
+from .memory.need import Need, need_of
 from .memory.part import part_layout
 from .memory.symmetric import check_symmetric, release_symmetric
 from .packets.low_latency import low_latency_of
@@ -60,37 +58,6 @@ class Owner(Protocol):
 
     @property
     def name(self) -> str: ...
-
-
-class Need(NamedTuple):
-    """What a shape takes of memory: elements of each communicated tensor, flags and counters of a launch, int64 words of what
-    kernels send in words (`tables.inline_words`)."""
-
-    elements: tuple[int, ...]
-    flags: int
-    counters: int
-    words: int = 0
-
-    def within(self, room: Need) -> bool:
-        """Whether ``room`` holds it."""
-        return (
-            all(a <= b for a, b in zip(self.elements, room.elements, strict=True))
-            and self.flags <= room.flags
-            and self.counters <= room.counters
-            and self.words <= room.words
-        )
-
-    def joined(self, other: Need) -> Need:
-        """What holds either."""
-        elements = tuple(map(max, self.elements, other.elements))
-        counts = zip(self[1:], other[1:], strict=True)
-        return Need(elements, *(max(pair) for pair in counts))
-
-    def text(self, dtypes: tuple[torch.dtype, ...]) -> str:
-        """In bytes, for messages."""
-        total = sum(n * dtype.itemsize for n, dtype in zip(self.elements, dtypes, strict=True)) + 8 * self.words
-        counters = f" and {self.counters} counters" if self.counters else ""
-        return f"{total} bytes, {self.flags} flags{counters}" if counters else f"{total} bytes and {self.flags} flags"
 
 
 class Memory:
@@ -274,44 +241,6 @@ def plans_for(operator: Operator, world: int, shapes: Sequence[tuple[int, ...]])
         )
         for comm, shape in zip(operator.comms, shapes, strict=True)
     ]
-
-
-def need_of(
-    plan: CommPlan,
-    produced: Sequence[str],
-    sizes: Sequence[int],
-    stored: Collection[OpId] = (),
-    moved: Collection[OpId] = (),
-    *,
-    early: bool = False,
-) -> Need:
-    """What a plan takes of memory, with ``sizes`` elements of each communicated tensor; the same on every rank.
-
-    Counters are those of chunks, then one for each operation whose tiles are ``stored`` where they go, then one for each in
-    the list of the rank, where programs of kernels have ``moved`` some. With ``early`` sums what ranks keep is counted too.
-    """
-    ranks = range(plan.world)
-    flags = max((len(assign_slots(plan, r)) for r in ranks), default=0)
-    happens = happens_before(plan) if produced else None
-    counters = max((counters_of(plan, rank, produced, stored, happens, early=early) for rank in ranks), default=0)
-    counters += max((len(ops) for ops in plan.ops), default=0) if moved else 0
-    return Need(tuple(sizes), flags, counters)
-
-
-def counters_of(
-    plan: CommPlan,
-    rank: int,
-    produced: Sequence[str],
-    stored: Collection[OpId],
-    happens: HappensBefore | None = None,
-    *,
-    early: bool = False,
-) -> int:
-    """How many counters tiles of a rank count into: one for each chunk that is sent, with ``early`` sums one for each that is
-    kept, and one for each ``stored`` operation."""
-    sources = partial_sources(plan, rank, produced, happens) if produced else ()
-    kept = kept_chunks(plan, rank, produced, Values(plan, happens)) if early else ()
-    return len(sources) + len(kept) + sum(op in stored for _, ops in sources for op in ops)
 
 
 def reserve(

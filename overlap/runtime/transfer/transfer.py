@@ -35,9 +35,10 @@ from ..group.reach import check_reach
 from ..instance import instances
 from ..launch.launch import launch_transfer
 from ..memory.layout import RankLayout
+from ..memory.need import Need, need_of
 from ..memory.plan_tensor import PlanTensor, Staged
 from ..protocol import Runtime
-from ..workspace import Need, Workspace, need_of, workspace_of
+from ..workspace import Workspace, workspace_of
 from .memory import boxes_of, tensor_layout
 
 
