@@ -5,6 +5,7 @@
     python bench/table.py --into docs/results.md     # replaces what stands between the two marks
     python bench/table.py --lead --into README.md    # one table: a line a shape, against the best of the others
     python bench/table.py --ways --into docs/backends.md    # bench/results/backends, of bench/ways.py
+    python bench/table.py --gaps --into docs/performance.md    # bench/results/gaps, of bench/gaps.py
 
 What limit, eta and speedup are stands in `scores`; a speedup below 1 is a loss, and said so. ``--lead`` is made of the suite of
 the most ranks (``bench/run_suite.py``), and of the operators' own files where no suite has as many ranks as they.
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import record
+from gaps_table import gaps_head_of, gaps_table_of
 from scores import Score, geometric_mean, kind_of, limit_of, score, shapes_of, timed, times_of
 from suite import TALL_FROM, Row
 
@@ -42,6 +44,7 @@ HEADINGS = {
 }
 MARKS = ("<!-- results -->", "<!-- /results -->")
 WAYS_MARKS = ("<!-- ways -->", "<!-- /ways -->")
+GAPS_MARKS = ("<!-- gaps -->", "<!-- /gaps -->")
 
 
 def table_of(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -180,11 +183,22 @@ def section_of(result: dict[str, Any], table: Callable[[Sequence[dict[str, Any]]
         dtypes = ", ".join(dict.fromkeys(row["dtype"] for row in some))
         ahead = ", host ahead" if kind_of(some) == "queued" else ""
         lines += [f"**{op}**, {world} x {some[0]['device']}, {dtypes}, ms{ahead}:", "", *table(some), ""]
+    return [*lines, _made_by(result), ""]
+
+
+def gaps_section_of(result: dict[str, Any]) -> list[str]:
+    """The same of a file of bench/gaps.py, which is one table."""
+    rows = result["rows"]
+    return [gaps_head_of(rows), "", *gaps_table_of(rows), "", _made_by(result), ""]
+
+
+def _made_by(result: dict[str, Any]) -> str:
+    """Software, commit, date and command of a result file."""
     versions = result["versions"]
     software = ", ".join(
         f"{name} {versions[name]}" for name in ("torch", "triton", "nccl", "driver") if versions.get(name)
     )
-    return [*lines, f"{software}; commit {_commit(result['commit'])}, {result['date'][:10]}: `{result['command']}`", ""]
+    return f"{software}; commit {_commit(result['commit'])}, {result['date'][:10]}: `{result['command']}`"
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -222,14 +236,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--ways", action="store_true", help="files of bench/ways.py; default: all of bench/results/backends"
     )
+    parser.add_argument(
+        "--gaps", action="store_true", help="files of bench/gaps.py; default: all of bench/results/gaps"
+    )
     options = parser.parse_args(argv)
-    folder = Path("bench", "results", *(["backends"] if options.ways else []))
+    folder = Path("bench", "results", *(["backends"] if options.ways else ["gaps"] if options.gaps else []))
     files = options.files or sorted((record.ROOT / folder).glob("*.json"))
     if not files:
         sys.exit(f"no result files in {folder}; run a benchmark first")
     results = [(path, read(path)) for path in files]
     table, marks = (ways_table_of, WAYS_MARKS) if options.ways else (table_of, MARKS)
-    if options.lead:
+    if options.gaps:
+        text, marks = "\n".join(line for _, result in results for line in gaps_section_of(result)), GAPS_MARKS
+    elif options.lead:
         text = "\n".join(lead_of([result for _, result in leading(results)])) + "\n"
     else:
         text = "\n".join(line for _, result in results for line in section_of(result, table))
