@@ -241,7 +241,7 @@ def measured(session: Session, watchdog: Watchdog, gpu: Any, row: suite.Row, how
         return made
 
     it: Measured = step("build", lambda: Measured(session, watchdog, row, how, options))
-    us = step("times", lambda: it.queued(("gemm", "triton_gemm", "ours_graph"), options.rounds))
+    us = step("times", lambda: it.queued(WANTED, options.rounds))
     (frames, alone, product, call), seen = step("profile", it.profile)
     tiles, still, traced = step("records", it.record)
     again = step("times again", lambda: it.queued(("ours_graph",), 2))
@@ -295,7 +295,7 @@ def say(session: Session, row: dict[str, Any]) -> None:
     """Prints a row on rank 0."""
     ms = row["ms"]
     session.say(
-        f"  {ms['ours_graph']:.4f} ms, limit {row['limit']:.4f}, eta {row['limit'] / ms['ours_graph']:.3f}, "
+        f"  {ms['ours_graph']:.4f} ms, eager {ms['ours']:.4f}, limit {row['limit']:.4f}, eta {row['limit'] / ms['ours_graph']:.3f}, "
         f"rank {row['rank']}, {row['programs']} programs, {row['ran']}"
     )
     for title, values in (("us", row["terms"]), ("beside", row["beside"])):

@@ -128,7 +128,7 @@ def told(us, tiles):
     terms = dict(zip(names, (3.0, 17.0, tiles, 20.0, 30.0, 9.0, 8.0, 7.0, 6.0, 1.0), strict=True))
     beside = {"alone": 330.0, "product": 320.0, "profiled": 2.5, "recorded": 1.25, "again": 0.5, "uneven_alone": 7.0}
     clocks = {"ours_graph": {"sm_mhz": 1700.0, "capped": 0.5}, "triton_gemm": {"sm_mhz": 1755.0, "capped": 0.0}}
-    times = {"gemm": 312.0, "triton_gemm": 317.0, "ours_graph": us}
+    times = {"gemm": 312.0, "triton_gemm": 317.0, "ours": us, "ours_graph": us}
     return {
         "us": times, "terms": terms, "beside": beside, "programs": 128, "clocks": clocks, "ran": "two shots, 6 chunks",
         "timeline": [],
@@ -169,9 +169,7 @@ def test_a_row_from_its_steps(bench, monkeypatch, capsys):
             }
 
         def queued(self, names, rounds):
-            return {
-                name: {"gemm": 100.0, "triton_gemm": 104.0, "ours_graph": 140.0}[name] + (rounds == 2) for name in names
-            }
+            return {name: {"gemm": 100.0, "triton_gemm": 104.0}.get(name, 140.0) + (rounds == 2) for name in names}
 
         def profile(self):
             return profile[:4], profile[4]
@@ -202,7 +200,7 @@ def test_a_row_from_its_steps(bench, monkeypatch, capsys):
     assert (mine["beside"]["profiled"], mine["beside"]["recorded"], mine["beside"]["again"]) == (2, 2, 1)
     gaps.say(One(), gaps.row_of(row, {}, One(), "bf16", [mine]))
     said = capsys.readouterr().out
-    assert "0.1400 ms, limit 0.1000, eta 0.714, rank 0, 128 programs, two shots, 6 chunks" in said
+    assert "0.1400 ms, eager 0.1400, limit 0.1000, eta 0.714, rank 0, 128 programs, two shots, 6 chunks" in said
     assert "us: launch 3.0, opening 9.0, tiles 72.0," in said and "MHz: ours_graph 140, triton_gemm 1900" in said
     monkeypatch.setattr(Steps, "record", lambda self: 1 / 0)
     with pytest.raises(bench("common").Unavailable, match="records: ZeroDivisionError"):
