@@ -295,8 +295,8 @@ def say(session: Session, row: dict[str, Any]) -> None:
     """Prints a row on rank 0."""
     ms = row["ms"]
     session.say(
-        f"  {ms['ours_graph']:.4f} ms, eager {ms['ours']:.4f}, limit {row['limit']:.4f}, eta {row['limit'] / ms['ours_graph']:.3f}, "
-        f"rank {row['rank']}, {row['programs']} programs, {row['ran']}"
+        f"  {ms['ours_graph']:.4f} ms, eager {ms['ours']:.4f}, limit {row['limit']:.4f}, "
+        f"eta {row['limit'] / ms['ours_graph']:.3f}, rank {row['rank']}, {row['programs']} programs, {row['ran']}"
     )
     for title, values in (("us", row["terms"]), ("beside", row["beside"])):
         session.say(f"  {title}: " + ", ".join(f"{name} {value:.1f}" for name, value in values.items()))
