@@ -198,6 +198,13 @@ SETTINGS: dict[str, Setting] = {
             minimum=0,
         ),
         Setting(
+            "store_sums",
+            bool,
+            False,
+            "Sums that are sent on are stored in peers' memory by the launch that makes them; otherwise copy engines send them "
+            "behind it.",
+        ),
+        Setting(
             "tail",
             str,
             "auto",

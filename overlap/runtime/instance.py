@@ -36,7 +36,7 @@ from .calls.resolve import Bound
 from .group.meeting import first_difference
 from .group.reach import check_reach, through_network
 from .launch.beside import asked_sums
-from .launch.fetch import fetched_by
+from .launch.elsewhere import fetched_by, stored_by
 from .memory.need import Need, counters_of, need_of
 from .memory.part import Given, Part
 from .operator import Operator
@@ -75,6 +75,7 @@ class Instance(BoundPlan):
         given: what calls bring of each communicated tensor, their orders settled.
         sum_sms: multiprocessors that the kernel leaves free for sums, where they can be made while it runs.
         fetch_below: bytes of a sum that peers fetch, exclusive.
+        store_sums: sums are stored where they are sent to by the launch that makes them.
     """
 
     parts: dict[str, Part]
@@ -83,7 +84,13 @@ class Instance(BoundPlan):
     """Its key among the runtime's instances."""
 
     def __init__(
-        self, operator: Operator, runtime: Runtime, given: Sequence[Given], sum_sms: int = 0, fetch_below: int = 0
+        self,
+        operator: Operator,
+        runtime: Runtime,
+        given: Sequence[Given],
+        sum_sms: int = 0,
+        fetch_below: int = 0,
+        store_sums: bool = False,
     ) -> None:
         self.operator = operator
         plan = _narrowed(operator, plan_for(operator, runtime.world, [g.shape for g in given]), given)
@@ -112,15 +119,26 @@ class Instance(BoundPlan):
         self._schedules: dict[Any, RankSchedule] = {}
         self.words: InlineWords | None = None
         """What the kernel sends and adds up in words, if it does."""
+        self.sums_store: frozenset[OpId] = frozenset()
+        """Operations of all ranks that sums carry out."""
         if not (carriers.words or self.direct):
-            self.fetched = fetched_by(operator, plan, runtime, parts, early=self.early, below=fetch_below)
+            if store_sums:
+                self.sums_store = stored_by(operator, plan, runtime, parts)
+            fetched = fetched_by(operator, plan, runtime, parts, early=self.early, below=fetch_below)
+            self.fetched = fetched - self.sums_store
         steps: tuple[Step, ...]
         if carriers.words:
             steps = word_steps(plan, runtime.rank, produced)
             self.words = InlineWords(plan, self.part, runtime.rank)
         else:
             steps = launch_steps(
-                plan, runtime.rank, produced=produced, stores=self.stored, moves=self.moved, early=self.early
+                plan,
+                runtime.rank,
+                produced=produced,
+                stores=self.stored,
+                moves=self.moved,
+                early=self.early,
+                sums_store=self.sums_store,
             )
             steps = with_library(steps, self.direct, produced)
         if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1" and 0 < len(self.moved) < sum(map(len, plan.ops)):
@@ -369,8 +387,8 @@ def instance_for(
     workspace_of(operator, runtime, tuple(g.dtype for g in given)).check()
     cache = instances(runtime)
     asked = asked_sums(operator)
-    below = settings.get("fetch_below_bytes")
-    key = (id(operator), given, asked, below)
+    below, store_sums = settings.get("fetch_below_bytes"), settings.get("store_sums")
+    key = (id(operator), given, asked, below, store_sums)
     instance: Instance | None = cache.get(key)
     if instance is None:
         orders = tuple(g.order for g in given)
@@ -386,6 +404,7 @@ def instance_for(
             "communicated": operator.on,
             "sum_sms": asked,
             "fetch_below_bytes": below,
+            "store_sums": store_sums,
         }
         told = runtime.agree(first_call(operator), (orders, facts, offered))
         for rank, (_, theirs, _) in enumerate(told):
@@ -400,7 +419,7 @@ def instance_for(
             shown = own.order if comm.produced else next((t[i] for t, *_ in told if t[i] is not None), None)
             settled.append(own._replace(order=shown))
         left = (told[0][2] or 0) if asked is None else asked
-        instance = cache[key] = Instance(operator, runtime, settled, left, below)
+        instance = cache[key] = Instance(operator, runtime, settled, left, below, store_sums)
         instance.known_as = key
     else:
         called_last(instance)

@@ -41,6 +41,7 @@ class Producing:
         stores: bool | Collection[OpId],
         *,
         early: bool = False,
+        sums_store: Collection[OpId] = (),
     ) -> None:
         values = Values(plan)
         stage = stages(produced, values)
@@ -64,6 +65,8 @@ class Producing:
                 )
         copied = {n: [op_id for op_id in ops if op_id not in self.stored] for n, ops in self._stages.items()}
         self._stages = {n: ops for n, ops in copied.items() if ops}
+        self._by_sums = frozenset(sums_store)
+        """Operations that sums carry out."""
         self._pieces = {tensor: pieces(plan, rank, tensor, values) for tensor in produced}
         self._waited: set[OpId] = set()
         """What the main stream's sums have seen landed."""
@@ -79,7 +82,7 @@ class Producing:
     def forks(self) -> list[Step]:
         """Lanes whose first operation sends what the kernel makes; with early sums all of them, and that of the sums."""
         if self.early:
-            used = {self._plan.op(op).channel for ops in self._stages.values() for op in ops}
+            used = {self._plan.op(op).channel for ops in self._stages.values() for op in ops if op not in self._by_sums}
             self.behind = {lane: set() for lane in sorted({*used, self._sum_lane})}
             return [Fork(lane) for lane in self.behind]
         first = {self._plan.op(op).channel for op in self._stages.get(0, ())}
@@ -115,7 +118,8 @@ class Producing:
             for added in (each for each in self._sums if each.round == number):
                 steps += self._sum(added, None if number == last else lane)
                 for op in added.ops:
-                    steps += carry_out(plan, op, self.behind)
+                    if op not in self._by_sums:
+                        steps += carry_out(plan, op, self.behind)
                     done.add(op)
         for tensor, (_, result) in self._pieces.items():
             summed = {piece for added in self._sums for piece in added.pieces}
@@ -135,13 +139,17 @@ class Producing:
             steps += [Whole(lane, chunk) for chunk in own]
             steps.append(Gather(lane, ops))
             self.behind[lane].update(ops)
-        steps.append(Sum(added.tensor, added.pieces, lane))
+        steps.append(Sum(added.tensor, added.pieces, lane, self._stored(added.ops)))
         if lane is None:
             self._waited.update(ops)
-        for channel in sorted({self._plan.op(op).channel for op in added.ops}):
+        for channel in sorted({self._plan.op(op).channel for op in added.ops if op not in self._by_sums}):
             steps.append(Fork(channel) if lane is None else Branch(channel, lane))
             self.behind[channel].update(self._waited if lane is None else self.behind[lane])
         return steps
+
+    def _stored(self, ops: Collection[OpId]) -> tuple[OpId, ...]:
+        """Those of the operations that send a sum which it carries out itself."""
+        return tuple(op for op in ops if op in self._by_sums)
 
     def _sent(self, op: OpId, held: dict[int, set[object]]) -> list[Step]:
         """An operation that sends what tiles made, held until that is whole."""
@@ -167,10 +175,12 @@ class Producing:
                 if group not in added:
                     # One sum a group: what is sent first leaves while the next is added up.
                     if wanted:
-                        steps.append(Sum(tensor, wanted))
+                        steps.append(Sum(tensor, wanted, stores=self._stored(group)))
                         sums += 1
                         self._waited.update(o for piece in wanted for o in piece.summands if o is not None)
                     added[group] = sums if wanted else 0
+                if op in self._by_sums:
+                    continue
                 if lane not in forked or added[group] > forked[lane]:
                     steps.append(Fork(lane))
                     forked[lane] = sums

@@ -107,12 +107,14 @@ class Sum:
     """One reduction kernel on the main stream, or on ``lane`` beside the user's kernel, for pieces of one tensor.
 
     It waits for the flags of their summands, adds them in the order given and writes each piece to symmetric memory
-    (``keep``), to the result (``out``), or to both.
+    (``keep``), to the result (``out``), or to both. ``stores``: operations that it carries out itself, storing what they send
+    into slots of other ranks and raising the flags behind all of it.
     """
 
     tensor: str
     pieces: tuple[Piece, ...]
     lane: int | None = None
+    stores: tuple[OpId, ...] = ()
 
 
 @dataclass(frozen=True)

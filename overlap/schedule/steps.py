@@ -19,6 +19,9 @@
 
     In parts (split), every part of the own shard is a sum of its own, and lane 1 is forked again behind each.
 
+    stored   main    Entry | Fork | Kernel .......... | Sum (own shard, stored at peers) | Sum (the rest) | Credit* | Join
+             lane 0               | Hold Copy Raise | Hold Copy Raise ...                                           /
+
     early    main    Entry | Forks | Kernel ........................... | Join 2 | Sum (last part) | Fork 1 | Sum (rest) | ...
              lane 0                | Hold Copy Raise | Hold Copy Raise ...
              lane 2                | Whole Gather Sum (part 0) | Whole Gather Sum (part 1) ... /
@@ -44,6 +47,8 @@ What each step orders, for launch n on rank r:
   behind that lane: they fill the device and wait for what other ranks' lanes send.
 * ``Sum`` waits on the device for the flags of what it adds. Sums stand behind the kernel, whose partial they read.
   What a lane sends on of a sum it sends behind a ``Fork`` behind that sum; a lane forked already is forked again.
+  What a sum ``stores`` it sends itself, into slots that peers' entries, by credits, have said are read, and raises the flags
+  behind all of it.
 * A ``Kernel`` with ``moves`` carries operations out itself, by programs of its launch that compute nothing (`moves`), and
   credits follow it. Lanes carry out the others. Of one channel that has both, each awaits the one ahead of it that is
   carried out otherwise.
@@ -128,6 +133,7 @@ def launch_steps(
     kernel_first: bool = False,
     early: bool = False,
     given: Collection[OpId] = (),
+    sums_store: Collection[OpId] = (),
 ) -> tuple[Step, ...]:
     """The steps of ``rank`` for one launch of ``plan``, by copy engine where nothing else is said.
 
@@ -140,6 +146,7 @@ def launch_steps(
             ``CUDA_LAUNCH_BLOCKING=1``.
         early: sums are made while the kernel runs, as far as they can (`early.can_be_early`).
         given: operations of the rank that may be copied out of the caller's tensor (`givens.sent_as_given`).
+        sums_store: operations, of any rank, that the sums which they send carry out (`stored_sums.stored_sums`).
 
     Raises:
         UnsupportedError: the plan has an operation that a copy engine cannot do, or one that both feeds the kernel and
@@ -157,7 +164,7 @@ def launch_steps(
     lanes = sorted({own[i].channel for i in feeding})
     sending: list[int] = []
     behind: dict[int, set[OpId]] = {lane: set() for lane in lanes}
-    made = Producing(plan, rank, produced, stores, early=early) if produced else None
+    made = Producing(plan, rank, produced, stores, early=early, sums_store=sums_store) if produced else None
     kernel = Kernel(made.stored if made is not None else (), moves_of(plan, rank, moved=moved) if moved else ())
 
     ahead = ahead_of_staging(plan, rank, feeding, given)

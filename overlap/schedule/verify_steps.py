@@ -173,6 +173,16 @@ def check_copies(steps: Sequence[Step], plan: CommPlan, rank: int, lanes: Mappin
         elif isinstance(step, Sum):
             added = {op_id for piece in step.pieces for op_id in piece.summands if op_id is not None}
             (summed if step.lane is None else behind.setdefault(step.lane, set())).update(added)
+            for op_id in step.stores:
+                op = _find(plan, op_id, rank)
+                if op_id[0] != rank or op_id in copied or not added.issuperset(op.depends):
+                    raise ScheduleError(
+                        f"rank {rank}: a sum of {step.tensor} stores {name_op(plan, op_id)}, which is not its own, is stored "
+                        "twice or waits for more than the sum does",
+                        where=plan.where(op_id),
+                    )
+                copied[op_id] = MAIN
+                raised.add(op_id)
         elif isinstance(step, Fork):
             behind.setdefault(step.lane, set()).update(summed)
         elif isinstance(step, Branch):
@@ -318,7 +328,7 @@ def check_progress(steps: Sequence[Sequence[Step]], plan: CommPlan, produced: Co
     raisers: dict[OpId, Node] = {}
     for rank, own in enumerate(steps):
         for i, step in enumerate(own):
-            raised = (step.op,) if isinstance(step, Raise) else step.stores if isinstance(step, Kernel) else ()
+            raised = (step.op,) if isinstance(step, Raise) else step.stores if isinstance(step, Kernel | Sum) else ()
             raisers.update(dict.fromkeys(raised, (rank, i)))
             if isinstance(step, Kernel):
                 # Moves begin with the kernel and end before it: each is a node of its own.

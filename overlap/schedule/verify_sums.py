@@ -118,6 +118,9 @@ def check_sums(steps: Sequence[Step], rank: int, made: Produced, *, kernel: bool
                         f"rank {rank}: a sum of {step.tensor} adds up {piece.chunk} twice, or otherwise than the plan says"
                     )
                 summed.add(piece)
+            for op in step.stores:
+                if not set(made.kept.get(op, (None,))) <= set(step.pieces):
+                    raise ScheduleError(f"rank {rank}: a sum of {step.tensor} stores {_op(op)}, which sends another")
             if step.lane is None:
                 if here:
                     raise ScheduleError(f"rank {rank}: a sum of {step.tensor} beside those of lane {min(here)}")

@@ -22,6 +22,7 @@ def built(
     summands=3,
     wide=False,
     credits=False,
+    stores=False,
     target="sm_90",
     warps=SUM_WARPS,
 ):
@@ -36,7 +37,8 @@ def built(
         pieces=2,
         programs=264,
         credits=3,
-        CREDITS=credits,
+        CREDITS=credits or stores,
+        STORES=stores,
         DIMS=dims,
         WIDE=wide,
         VEC=vec,
@@ -97,3 +99,16 @@ def test_credits_stand_behind_what_every_program_has_read():
     assert last_load < count < give and text.count("sys.release.exch.b64") == 1
     assert "bar.sync" in text[last_load:count] and "bar.sync" in text[count:give]
     assert "sys.release" not in built().assembly and "acq_rel" not in built().assembly
+
+
+def test_flags_of_what_is_stored_stand_behind_what_every_program_has_stored():
+    """Counted out at system scope, since it lies in peers' memory, then raised as credits are; stores are of whole words."""
+    made = built(stores=True)
+    assert check(made, guarded=["data"], flags="state") == []
+    text = made.assembly
+    count, give = (text.index(f"atom.global.{what}") for what in ("sys.acq_rel.add", "sys.release.exch.b64"))
+    stores = [found.start() for found in re.finditer(r"st\.global\.v4\.b32", text)]
+    # In each of both branches, of what is added and of what is moved: peers, the kept sum, the result.
+    assert len(stores) >= 6 and max(stores) < count < give and text.count("sys.release.exch.b64") == 1
+    assert "bar.sync" in text[max(stores) : count] and "bar.sync" in text[count:give]
+    assert not re.search(r"st\.global\.b(8|16)\b", text)

@@ -98,6 +98,35 @@ def test_in_graphs_of_the_caller_and_of_our_own(case, graphs, monkeypatch):
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("programs", [0, 4])
+@pytest.mark.parametrize("case", CASES[:4], ids=lambda case: f"{case[2][0]}-{case[3]}")
+def test_stored_where_they_go(case, programs, monkeypatch):
+    """Sums that are sent on, beside the kernel and behind it, by calls and in a graph, with a late rank now and then."""
+    inputs = [operands(case[2], seed) for seed in range(3)]
+    copied = [call(case, monkeypatch, 0, each) for each in inputs]
+    monkeypatch.setenv("OVERLAP_STORE_SUMS", "1")
+    y = torch.empty_like(copied[0])
+    for round in range(4):
+        for each, wanted in zip(inputs, copied, strict=True):
+            y.fill_(float("nan"))
+            if dist.get_rank() == round % WORLD:
+                torch.cuda._sleep(3_000_000)
+            call(case, monkeypatch, programs, each, y)
+            assert was_early() == bool(programs) and torch.equal(y, wanted), f"round {round}"
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    dist.barrier()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        call(case, monkeypatch, programs, inputs[0], y)
+    for round in range(20):
+        y.fill_(float("nan"))
+        if dist.get_rank() == round % WORLD:
+            torch.cuda._sleep(300_000)
+        graph.replay()
+        assert torch.equal(y, copied[0]), f"replay {round}"
+
+
+@pytest.mark.ranks(2)
 def test_a_rank_that_comes_too_late_is_named(monkeypatch):
     """The warp that waits for summands gives up, what follows it drains, and the next call says which chunk did not come."""
     monkeypatch.setenv("OVERLAP_DEADLINE_S", "3")

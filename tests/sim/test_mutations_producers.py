@@ -165,7 +165,7 @@ _ENDED: tl.constexpr = tl.constexpr(SUMS_WORD)
 
 
 @triton.jit
-def first_to_end(state, programs):
+def first_to_end(state, programs, SYSTEM: tl.constexpr = False):
     tl.debug_barrier()
     ended = tl.atomic_add(state + _ENDED, 1, sem="acq_rel", scope="gpu")
     tl.atomic_xchg(state + _ENDED, 0, mask=ended == programs - 1, sem="relaxed", scope="gpu")
@@ -173,13 +173,13 @@ def first_to_end(state, programs):
 
 
 @triton.jit
-def not_reset(state, programs):
+def not_reset(state, programs, SYSTEM: tl.constexpr = False):
     tl.debug_barrier()
     return tl.atomic_add(state + _ENDED, 1, sem="acq_rel", scope="gpu") == programs - 1
 
 
 @triton.jit
-def relaxed(state, programs):
+def relaxed(state, programs, SYSTEM: tl.constexpr = False):
     tl.debug_barrier()
     ended = tl.atomic_add(state + _ENDED, 1, sem="relaxed", scope="gpu")
     tl.atomic_xchg(state + _ENDED, 0, mask=ended == programs - 1, sem="relaxed", scope="gpu")
@@ -187,7 +187,7 @@ def relaxed(state, programs):
 
 
 @triton.jit
-def without_barrier(state, programs):
+def without_barrier(state, programs, SYSTEM: tl.constexpr = False):
     ended = tl.atomic_add(state + _ENDED, 1, sem="acq_rel", scope="gpu")
     tl.atomic_xchg(state + _ENDED, 0, mask=ended == programs - 1, sem="relaxed", scope="gpu")
     return ended == programs - 1

@@ -4,7 +4,8 @@
     behind a sum         every program: read, add, store | barrier | count out | the last one: barrier, raise `done` at peers
 
 Programs count out with release and acquire at the device's scope, so what any of them read is behind the last one's release at
-the system's, which peers' entries acquire. Any number of programs will do, whether or not they are resident together.
+the system's, which peers' entries acquire; at the system's scope where they have stored in peers' memory, whose flags are then
+raised with the credits. Any number of programs will do, whether or not they are resident together.
 """
 
 from __future__ import annotations
@@ -35,13 +36,16 @@ def credits_kernel(words, count, state):
 
 
 @triton.jit
-def last_to_end(state, programs):
+def last_to_end(state, programs, SYSTEM: tl.constexpr = False):
     """Whether this program is the last of ``programs`` to come here: all that they have read and written is behind it.
 
-    The next launch counts from zero again, however many programs it has.
+    The next launch counts from zero again, however many programs it has. ``SYSTEM``: they have written to peers' memory.
     """
     tl.debug_barrier()
-    ended = tl.atomic_add(state + _ENDED, 1, sem="acq_rel", scope="gpu")
+    if SYSTEM:
+        ended = tl.atomic_add(state + _ENDED, 1, sem="acq_rel", scope="sys")
+    else:
+        ended = tl.atomic_add(state + _ENDED, 1, sem="acq_rel", scope="gpu")
     last = ended == programs - 1
     tl.atomic_xchg(state + _ENDED, 0, mask=last, sem="relaxed", scope="gpu")
     return last

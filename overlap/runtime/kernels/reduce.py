@@ -1,13 +1,15 @@
 """The sum kernel: adds what ranks have made of a piece, in one fixed order, as each piece's flags are raised.
 
     table   per piece   words, extents[4], summands, first summand, first block | result: offset, strides[4] | kept: the same
-            per summand offset, strides[4], flag
+                        stores, first of them
+            per summand offset, strides[4], flag, and per store the same without a flag
 
-            credits, behind all pieces: the last program to end tells peers that this rank has read all that they sent
+            credits, behind all pieces: the last program to end tells peers that this rank has read all that they sent, and
+            that what it stored in their memory has come
 
-Offsets and strides are in elements: of summands and kept sums in this rank's symmetric memory of the tensor, of the result
-in the result. A word is ``VEC`` neighbouring elements, moved by one access of up to 16 bytes. Flags are int64 words of the
-state, -1 where there is nothing to wait for.
+Offsets and strides are in elements: of the result in the result, of all else from where this rank's symmetric memory of the
+tensor begins, though stores lie in other ranks'. A word is ``VEC`` neighbouring elements, moved by one access of up to 16 bytes.
+Flags are int64 words of the state, -1 where there is nothing to wait for.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from .credits import give_credits, last_to_end
 UNSPECIALISED = ["pieces", "programs", "credits"]
 
 DIMS = 4
-P_WORDS, P_EXTENTS, P_SUMMANDS, P_FIRST, P_BLOCK, P_OUT, P_KEPT = 0, 1, 5, 6, 7, 8, 13
-PIECE_WORDS = 18
+P_WORDS, P_EXTENTS, P_SUMMANDS, P_FIRST, P_BLOCK, P_OUT, P_KEPT, P_STORES, P_STORED = 0, 1, 5, 6, 7, 8, 13, 18, 19
+PIECE_WORDS = 20
 S_OFFSET, S_FLAG = 0, 5
 SUMMAND_WORDS = 6
 
@@ -34,6 +36,8 @@ _FIRST: tl.constexpr = tl.constexpr(P_FIRST)
 _BLOCK: tl.constexpr = tl.constexpr(P_BLOCK)
 _OUT: tl.constexpr = tl.constexpr(P_OUT)
 _KEPT: tl.constexpr = tl.constexpr(P_KEPT)
+_STORES: tl.constexpr = tl.constexpr(P_STORES)
+_STORED: tl.constexpr = tl.constexpr(P_STORED)
 _SUMMAND: tl.constexpr = tl.constexpr(SUMMAND_WORDS)
 _FLAG: tl.constexpr = tl.constexpr(S_FLAG)
 _LANES: tl.constexpr = tl.constexpr(32)
@@ -53,6 +57,15 @@ def _offsets(at, i0, i1, i2, i3, DIMS: tl.constexpr, VEC: tl.constexpr):
     return tl.multiple_of(found, VEC)
 
 
+@triton.jit
+def _store_at_peers(data, value, first, stores, i0, i1, i2, i3, inside, DIMS: tl.constexpr, VEC: tl.constexpr):
+    """Stores words of a piece in all ``stores`` places that stand from ``first`` on."""
+    lanes = tl.arange(0, VEC)
+    for j in range(stores):
+        to = _offsets(first + j * _SUMMAND, i0, i1, i2, i3, DIMS, VEC)[:, None] + lanes[None, :]
+        tl.store(data + to, value, mask=inside)
+
+
 @triton.jit(do_not_specialize=UNSPECIALISED)
 def sum_kernel(
     data,
@@ -70,11 +83,13 @@ def sum_kernel(
     ACCUMULATOR: tl.constexpr,
     BLOCK: tl.constexpr,
     CREDITS: tl.constexpr = False,
+    STORES: tl.constexpr = False,
 ):
     """Adds pieces of one tensor.
 
     ``data``: this rank's symmetric memory of it; ``out``: its result; ``table``: int64 words, see above; ``state``: state words;
-    ``peers``, ``credits``: who is told when all is read, as `give_credits` takes it, with ``CREDITS``;
+    ``peers``, ``credits``: words that are raised when all is read and stored, as `give_credits` takes them, with ``CREDITS``;
+    ``STORES``: some of it is stored in other ranks' memory;
     ``DIMS``: loops that a piece takes at most; ``WIDE``: more words than 32 bits index; ``SUMMANDS``: loaded at a time.
     """
     pid = tl.program_id(0)
@@ -111,6 +126,9 @@ def sum_kernel(
             n3 = tl.load(piece + _EXTENTS + 3).to(words.dtype)
             result = tl.load(piece + _OUT)
             kept = tl.load(piece + _KEPT)
+            stores = 0
+            if STORES:
+                stores = tl.load(piece + _STORES).to(tl.int32)
             for start in range(begin, words, tl.cast(programs, words.dtype) * BLOCK):
                 i = start + tl.arange(0, BLOCK)
                 inside = (i < words)[:, None]
@@ -141,6 +159,9 @@ def sum_kernel(
                         tl.store(out + to, moved.to(out.dtype.element_ty), mask=inside)
                     if kept >= 0:
                         tl.store(data + keep, moved, mask=inside)
+                    if STORES:
+                        stored = table + tl.load(piece + _STORED)
+                        _store_at_peers(data, moved, stored, stores, i0, i1, i2, i3, inside, DIMS, VEC)
                 else:
                     total = moved.to(ACCUMULATOR)
                     for j0 in range(1, count, SUMMANDS):
@@ -152,12 +173,18 @@ def sum_kernel(
                             more = _offsets(row, i0, i1, i2, i3, DIMS, VEC)[:, None] + lanes[None, :]
                             added = tl.load(data + more, mask=inside & there, other=0.0)
                             total = tl.where(there, total + added.to(ACCUMULATOR), total)
+                    # A sum that is sent on is rounded as it travels, so that its owner has what the others get.
+                    if STORES:
+                        if stores > 0:
+                            total = total.to(data.dtype.element_ty).to(ACCUMULATOR)
+                            stored = table + tl.load(piece + _STORED)
+                            sent = total.to(data.dtype.element_ty)
+                            _store_at_peers(data, sent, stored, stores, i0, i1, i2, i3, inside, DIMS, VEC)
                     if kept >= 0:
-                        # A sum that is sent on is rounded as it travels, so that its owner has what the others get.
                         total = total.to(data.dtype.element_ty).to(ACCUMULATOR)
                         tl.store(data + keep, total.to(data.dtype.element_ty), mask=inside)
                     if result >= 0:
                         tl.store(out + to, total.to(out.dtype.element_ty), mask=inside)
     if CREDITS:
-        if last_to_end(state, programs):
+        if last_to_end(state, programs, STORES):
             give_credits(peers, credits, epoch)

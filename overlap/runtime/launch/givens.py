@@ -76,6 +76,7 @@ def _steps(instance: Instance, taken: frozenset[OpId]) -> tuple[Step, ...]:
             moves=instance.moved,
             early=instance.early,
             given=taken,
+            sums_store=instance.sums_store,
         )
     return found
 

@@ -23,7 +23,7 @@ from ..protocol import Runtime
 from ..repeat.places import Place
 from ..tables.sums import addition, check_pieces, sum_table
 from ..tracing.recording import marked
-from .fetch import elsewhere
+from .elsewhere import fetched_from, stored_at
 
 SUM_WARPS = 8
 SUM_PROGRAMS = 2
@@ -89,7 +89,7 @@ def sum_step(instance: BoundPlan, step: st.Sum, out: torch.Tensor, credited: tup
     """A sum made ready, once for results of the layout of ``out``. None: nothing to add.
 
     Args:
-        credited: peers that pointers reach, whose credits its last program gives.
+        credited: peers that pointers reach, whose credits its last program gives, as it raises the flags of what is stored.
 
     Raises:
         UnsupportedError: a reduction or dtype that is not carried out.
@@ -113,13 +113,11 @@ def _sum(instance: BoundPlan, step: st.Sum, out: torch.Tensor, credited: tuple[i
         return None
     accumulator = check_pieces(pieces, part.dtype)
     slots, strides = instance.slots[runtime.rank], out.stride()
-    table = sum_table(
-        [
-            addition(piece, part.layout, slots, runtime.world, part.held, strides, elsewhere(instance, piece, part))
-            for piece in pieces
-        ],
-        part.dtype.itemsize,
-    )
+    additions = []
+    for piece in pieces:
+        away = fetched_from(instance, piece, part), stored_at(instance, piece, step.stores, part)
+        additions.append(addition(piece, part.layout, slots, runtime.world, part.held, strides, *away))
+    table = sum_table(additions, part.dtype.itemsize)
     # What a sum waits for may be carried by kernels, of this rank and of others: half of the multiprocessors is theirs.
     follows = step.lane is None
     warps, each, at_a_time = (
@@ -127,6 +125,8 @@ def _sum(instance: BoundPlan, step: st.Sum, out: torch.Tensor, credited: tuple[i
     )
     most = max(1, runtime.sm_count // 2) if instance.networked else each * runtime.sm_count
     programs = max(1, min(most, table.blocks))
+    told = _done_addresses(instance, credited)
+    told += [_landing_flag(instance, op).data_ptr() for op in step.stores]
     arguments = {
         "data": part.data,
         # A sum that a later operation sends on writes no result, but the kernel takes an address.
@@ -135,15 +135,16 @@ def _sum(instance: BoundPlan, step: st.Sum, out: torch.Tensor, credited: tuple[i
         "state": instance.state,
         "pieces": table.pieces,
         "programs": programs,
-        "peers": _done_words(instance, credited) if credited else instance.state,
-        "credits": len(credited),
+        "peers": instance.workspace.table(told, bits=64) if told else instance.state,
+        "credits": len(told),
         "DIMS": table.dims,
         "WIDE": table.words > 2**30,
         "VEC": table.vec,
         "SUMMANDS": max(1, min(at_a_time, table.widest - 1)),
         "ACCUMULATOR": accumulator,
         "BLOCK": table.block,
-        "CREDITS": bool(credited),
+        "CREDITS": bool(told),
+        "STORES": bool(step.stores),
         "num_warps": warps,
     }
     return SumLaunch((programs, 1, 1), arguments, any(piece.out for piece in step.pieces))
@@ -185,6 +186,13 @@ def flag_word(instance: BoundPlan, op_id: OpId, rank: int) -> torch.Tensor:
     return _word(runtime.peer(instance.state, rank), slot)
 
 
+def _landing_flag(instance: BoundPlan, op_id: OpId) -> torch.Tensor:
+    """The flag that an operation raises where it lands."""
+    op = instance.plan.op(op_id)
+    assert isinstance(op, P2P)
+    return flag_word(instance, op_id, op.dst_rank)
+
+
 def _copy(instance: BoundPlan, op_id: OpId) -> Enqueue | None:
     op = instance.plan.op(op_id)
     assert isinstance(op, P2P)
@@ -211,7 +219,7 @@ def _raise(instance: BoundPlan, op_id: OpId) -> Enqueue | None:
     if instance.by_network(op_id):
         return None
     epoch = _word(instance.runtime.peer(instance.state, op.src_rank), S_EPOCH)
-    return instance.runtime.copier(flag_word(instance, op_id, op.dst_rank), epoch)
+    return instance.runtime.copier(_landing_flag(instance, op_id), epoch)
 
 
 def credits_step(instance: BoundPlan, peers: Sequence[int]) -> list[Enqueue]:
@@ -236,8 +244,12 @@ def reached(instance: BoundPlan, peers: Sequence[int]) -> tuple[int, ...]:
 
 
 def _done_words(instance: BoundPlan, peers: Sequence[int]) -> torch.Tensor:
-    """The addresses of the words by which peers know that this rank is done with what they sent."""
-    return instance.workspace.table([_done(instance, peer).data_ptr() for peer in peers], bits=64)
+    """Where the addresses stand of the words by which peers know that this rank is done with what they sent."""
+    return instance.workspace.table(_done_addresses(instance, peers), bits=64)
+
+
+def _done_addresses(instance: BoundPlan, peers: Sequence[int]) -> list[int]:
+    return [_done(instance, peer).data_ptr() for peer in peers]
 
 
 def _done(instance: BoundPlan, peer: int) -> torch.Tensor:

@@ -41,17 +41,20 @@ NOWHERE: Mapping[OpId, Operand] = {}
 
 @dataclass(frozen=True)
 class Addition:
-    """One piece: its shape, its summands with the state words of their flags (-1: none), and where the sum goes."""
+    """One piece: its shape, its summands with the state words of their flags (-1: none), and where the sum goes; ``stores``: in
+    other ranks' memory, as seen from this rank's."""
 
     shape: tuple[int, ...]
     summands: tuple[tuple[Operand, int], ...]
     out: Operand | None
     kept: Operand | None
+    stores: tuple[Operand, ...] = ()
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """Summands, result, kept sum, in that order, as far as there are any."""
-        return (*(o for o, _ in self.summands), *(o for o in (self.out, self.kept) if o is not None))
+        """Summands, result, kept sum, stores, in that order, as far as there are any."""
+        own = (o for o in (self.out, self.kept) if o is not None)
+        return (*(o for o, _ in self.summands), *own, *self.stores)
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ def addition(
     held: Box,
     out_strides: tuple[int, ...],
     elsewhere: Mapping[OpId, Operand] = NOWHERE,
+    stores: Mapping[OpId, Operand] = NOWHERE,
 ) -> Addition:
     """A piece with its addresses.
 
@@ -89,6 +93,7 @@ def addition(
         held: what of the global tensor the result is.
         out_strides: of the result, in elements.
         elsewhere: summands that are read in other ranks' memory.
+        stores: of the operations that send the piece, those that the sum stores, with where.
     """
     box = piece.chunk.box
     summands = []
@@ -102,8 +107,9 @@ def addition(
     if piece.out:
         offset = sum((b - a) * s for b, a, s in zip(box.lo, held.lo, out_strides, strict=True))
         out = Operand(offset, out_strides)
-    kept = Operand.of(layout.kept[piece.ops], box) if piece.keep else None
-    return Addition(box.shape, tuple(summands), out, kept)
+    copied = any(op not in stores for op in piece.ops)
+    kept = Operand.of(layout.kept[piece.ops], box) if piece.keep and copied else None
+    return Addition(box.shape, tuple(summands), out, kept, tuple(stores[op] for op in piece.ops if op in stores))
 
 
 def sum_table(additions: Sequence[Addition], itemsize: int) -> SumTable:
@@ -134,9 +140,13 @@ def sum_table(additions: Sequence[Addition], itemsize: int) -> SumTable:
         nothing = [-1] + [0] * DIMS
         out = rest.pop(0) if added.out is not None else nothing
         kept = rest.pop(0) if added.kept is not None else nothing
-        values += [words, *extents, count, begin + len(rows), blocks, *out, *kept]
+        first = begin + len(rows)
+        stored = first + count * SUMMAND_WORDS
+        values += [words, *extents, count, first, blocks, *out, *kept, len(rest), stored]
         for row, (_, flag) in zip(placed[:count], added.summands, strict=True):
             rows += [*row, flag]
+        for row in rest:
+            rows += [*row, -1]
         blocks += -(-words // block)
         total = max(total, words)
     assert len(values) == begin and len(rows) % SUMMAND_WORDS == 0

@@ -120,10 +120,11 @@ class Model:
             case st.Branch(lane, behind):
                 put(behind, record)
                 put(lane, wait)
-            case st.Sum(_, pieces, lane):
+            case st.Sum(_, pieces, lane, stores):
                 # On a lane it never waits itself: it could keep out what it waits for.
-                moves = [self.sum(rank, n, piece) for piece in pieces]
+                moves = [self.sum(rank, n, piece, stores) for piece in pieces]
                 put(lane, *(move for several in moves for move in (several if lane is MAIN else several[1:])))
+                put(lane, *(copying(self.word("flag", op), self.word("epoch", rank)) for op in stores))
             case st.Whole(lane, chunk):
                 put(lane, self.counted_up(rank, chunk))
             case st.Gather(lane, ops):
@@ -241,7 +242,7 @@ class Model:
 
         return Move(None, act)
 
-    def sum(self, rank: int, n: int, piece: st.Piece) -> list[Move]:
+    def sum(self, rank: int, n: int, piece: st.Piece, stores: Sequence) -> list[Move]:
         flags = [self.word("flag", op) for op in piece.summands if op is not None]
         moves = [Move(lambda s: all(s[flag] >= n for flag in flags), None, True)]
         for e in elements(piece.chunk):
@@ -251,6 +252,7 @@ class Model:
             ]
             into = [self.word("kept", piece.ops, e)] if piece.keep else []
             into += [self.word("result", rank, piece.chunk.tensor, e)] if piece.out else []
+            into += [self.word("slot", op, e) for op in stores if op in piece.ops]
 
             def act(state: State, summands=tuple(summands), into=tuple(into)) -> None:
                 parts = [check(state[word], n, str(piece.chunk)) for word in summands]
