@@ -34,6 +34,8 @@ MEETING = "nccl"
 BETWEEN = (MEETING, "spin_kernel", "FillFunctor")
 """In the names of kernels that are of no call: meetings, sleep, the flush of the cache (a set, or a kernel)."""
 TERMS = ("launch", "opening", "tiles", "slowed", "waiting", "uneven", "sums", "copies", "idle", "rest")
+CHUNK_BYTES = 4096
+"""Copies of fewer bytes are flags."""
 EARLY = 0.5
 """A profiler's clock may have a kernel begin so much ahead of the end of the one before it."""
 
@@ -182,6 +184,18 @@ def terms_of(ours: float, frames: Sequence[Frame], tiles: Sequence[Tiles], alone
     found = {**middle, **parts}
     found["rest"] = ours - sum(found.values())
     return {name: found[name] for name in TERMS}
+
+
+def copying_of(call: Call) -> dict[str, float]:
+    """The copies of chunks: when the first begins and the last ends, how long any runs, and GB/s meanwhile; of none nothing."""
+    chunks = [each for each in call.activities if each.kind == COPY and each.bytes >= CHUNK_BYTES]
+    if not chunks:
+        return {}
+    begin, end = min(each.begin for each in chunks), max(each.end for each in chunks)
+    busy = covered([(each.begin, each.end) for each in chunks], begin, end)
+    rate = sum(each.bytes for each in chunks) / busy / 1e3
+    found = {"from": begin - call.met, "until": end - call.met, "busy": busy, "gb_s": rate}
+    return {name: round(value, 1) for name, value in found.items()}
 
 
 def timeline_of(call: Call) -> list[list[Any]]:

@@ -264,6 +264,7 @@ def measured(session: Session, watchdog: Watchdog, gpu: Any, row: suite.Row, how
         "terms": {name: round(value, 1) for name, value in apart.terms_of(ours, frames, tiles, still).items()},
         "beside": {name: round(value, 1) for name, value in beside.items()},
         "programs": tiles[0].programs,
+        "copying": apart.copying_of(call),
         "clocks": clocks,
         "ran": it.ran,
         "timeline": apart.timeline_of(call),
@@ -284,6 +285,7 @@ def row_of(row: suite.Row, how: dict[str, Any], session: Session, dtype: str, to
         "limit": round(limit, 5),
         "rank": worst,
         "programs": found["programs"],
+        "copying": found["copying"],
         **{key: found[key] for key in ("terms", "beside")},
         "all_ranks": [each["terms"] for each in told],
         "clocks": [each["clocks"] for each in told],
@@ -298,7 +300,7 @@ def say(session: Session, row: dict[str, Any]) -> None:
         f"  {ms['ours_graph']:.4f} ms, eager {ms['ours']:.4f}, limit {row['limit']:.4f}, "
         f"eta {row['limit'] / ms['ours_graph']:.3f}, rank {row['rank']}, {row['programs']} programs, {row['ran']}"
     )
-    for title, values in (("us", row["terms"]), ("beside", row["beside"])):
+    for title, values in (("us", row["terms"]), ("beside", row["beside"]), ("copies", row["copying"])):
         session.say(f"  {title}: " + ", ".join(f"{name} {value:.1f}" for name, value in values.items()))
     if all(row["clocks"]):
         lowest = {name: min(each[name].get("sm_mhz", 0) for each in row["clocks"]) for name in row["clocks"][0]}

@@ -1,4 +1,8 @@
-"""Rows of bench/gaps.py as one Markdown table, and what profiler and records cost."""
+"""Rows of bench/gaps.py as one Markdown table, and what profiler and records cost.
+
+Of the terms that are no tiles the longest is bold. ``copies run``: from when to when chunks are copied, how much of that time a
+copy runs, and how fast they are then.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,8 @@ CLOCKED = ("ours_graph", "triton_gemm")
 
 def gaps_table_of(rows: Sequence[dict[str, Any]]) -> list[str]:
     """A line a row, in us: time, limit, the terms that add up to the time, and the product in two ways by itself."""
-    headings = ["", "M, N, K", "ours", "limit", "eta", "asked", *TERMS, "launch alone", "kernel alone", "MHz"]
+    headings = ["", "M, N, K", "ours", "limit", "eta", "asked", *TERMS, "copies run", "launch alone", "kernel alone"]
+    headings.append("MHz")
     lines = ["|" + "|".join(f" {name} " if name else " " for name in headings) + "|"]
     lines.append("|---|---" + "|---:" * (len(headings) - 2) + "|")
     good = [row for row in rows if "failed" not in row]
@@ -26,7 +31,10 @@ def gaps_table_of(rows: Sequence[dict[str, Any]]) -> list[str]:
             f"{1e3 * row['limit']:.0f}",
             f"{row['limit'] / ours:.2f}",
         ]
-        cells += ["-" if asked is None else f"{asked:.2f}", *(f"{row['terms'][name]:.0f}" for name in TERMS)]
+        longest = max((name for name in TERMS if name != "tiles"), key=lambda name: row["terms"][name])
+        cells.append("-" if asked is None else f"{asked:.2f}")
+        cells += [f"**{row['terms'][name]:.0f}**" if name == longest else f"{row['terms'][name]:.0f}" for name in TERMS]
+        cells.append(_copies(row["copying"]))
         cells += [f"{row['beside'][name]:.0f}" for name in ("alone", "product")]
         lines.append("| " + " | ".join([*cells, _clocks(row)]) + " |")
     if good:
@@ -58,6 +66,13 @@ def _sizes(row: dict[str, Any]) -> str:
 
 def _target(row: dict[str, Any]) -> float | None:
     return Row(row["op"], row["M"], row["N"], row["K"]).target
+
+
+def _copies(found: dict[str, float]) -> str:
+    if not found:
+        return "-"
+    share = found["busy"] / (found["until"] - found["from"])
+    return f"{found['from']:.0f} to {found['until']:.0f}, {100 * share:.0f} %, {found['gb_s']:.0f} GB/s"
 
 
 def _clocks(row: dict[str, Any]) -> str:

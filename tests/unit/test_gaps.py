@@ -64,6 +64,19 @@ def test_a_call_around_its_product(bench):
     assert apart.frame_of(bare, {"gemm"}) == apart.Frame(12, 0, 100, 0, 0, 0)
 
 
+def test_how_copies_run(bench):
+    """Two chunks, 3 us apart, and a flag."""
+    apart = bench("apart")
+    copies = [event("gpu_memcpy", "Memcpy PtoP", *times, bytes=size) for *times, size in COPIES]
+    (call,) = apart.calls_of(apart.activities_of(trace_of([*call_at(2000.0)[:4], *copies])))
+    assert apart.copying_of(call) == {"from": 20, "until": 93, "busy": 70, "gb_s": 300}
+    (bare,) = apart.calls_of(apart.activities_of(trace_of(call_at(2000.0)[:4])))
+    assert apart.copying_of(bare) == {}
+
+
+COPIES = ((2020.0, 2055.0, 10_500_000), (2058.0, 2093.0, 10_500_000), (2093.0, 2099.0, 8))
+
+
 def call_activities(apart):
     return apart.activities_of(trace_of(call_at(2000.0)))
 
@@ -123,6 +136,9 @@ def test_a_profile_of_three_kinds_of_calls(bench):
         gaps.by_profile(trace_of(*ours, *alone, *plain[1:]), 3)
 
 
+COPYING = {"from": 15.0, "until": 415.0, "busy": 300.0, "gb_s": 333.4}
+
+
 def told(us, tiles):
     names = ("launch", "opening", "tiles", "slowed", "waiting", "uneven", "sums", "copies", "idle", "rest")
     terms = dict(zip(names, (3.0, 17.0, tiles, 20.0, 30.0, 9.0, 8.0, 7.0, 6.0, 1.0), strict=True))
@@ -130,8 +146,8 @@ def told(us, tiles):
     clocks = {"ours_graph": {"sm_mhz": 1700.0, "capped": 0.5}, "triton_gemm": {"sm_mhz": 1755.0, "capped": 0.0}}
     times = {"gemm": 312.0, "triton_gemm": 317.0, "ours": us, "ours_graph": us}
     return {
-        "us": times, "terms": terms, "beside": beside, "programs": 128, "clocks": clocks, "ran": "two shots, 6 chunks",
-        "timeline": [],
+        "us": times, "terms": terms, "beside": beside, "programs": 128, "copying": COPYING, "clocks": clocks,
+        "ran": "two shots, 6 chunks", "timeline": [],
     }  # fmt: skip
 
 
@@ -202,6 +218,7 @@ def test_a_row_from_its_steps(bench, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "0.1400 ms, eager 0.1400, limit 0.1000, eta 0.714, rank 0, 128 programs, two shots, 6 chunks" in said
     assert "us: launch 3.0, opening 9.0, tiles 72.0," in said and "MHz: ours_graph 140, triton_gemm 1900" in said
+    assert "copies: from 12.0, until 60.0, busy 48.0, gb_s 21.8" in said
     monkeypatch.setattr(Steps, "record", lambda self: 1 / 0)
     with pytest.raises(bench("common").Unavailable, match="records: ZeroDivisionError"):
         gaps.measured(One(), watchdog, None, row, {}, options)
@@ -219,11 +236,11 @@ def test_a_table_of_gaps(bench, made, tmp_path):
     assert lines[1:3] == ["<!-- gaps -->", "2 x NVIDIA H200, bf16, us, host ahead:"]
     assert lines[4] == (
         "| | M, N, K | ours | limit | eta | asked | launch | opening | tiles | slowed | waiting | uneven | sums | copies | idle "
-        "| rest | launch alone | kernel alone | MHz |"
+        "| rest | copies run | launch alone | kernel alone | MHz |"
     )
     assert lines[6] == (
-        "| gemm_ar | 8192, 4096, 14336 | 401 | 312 | 0.78 | 0.75 | 3 | 17 | 300 | 20 | 30 | 9 | 8 | 7 | 6 | 1 | 330 | 320 "
-        "| 1700 / 1755 |"
+        "| gemm_ar | 8192, 4096, 14336 | 401 | 312 | 0.78 | 0.75 | 3 | 17 | 300 | 20 | **30** | 9 | 8 | 7 | 6 | 1 "
+        "| 15 to 415, 75 %, 333 GB/s | 330 | 320 | 1700 / 1755 |"
     )
     assert lines[7].startswith("| gemm_ar split=4 | 8192, 4096, 14336 |")
     assert "Left out: gemm_ar 1, 4096, 14336: serial: it is small." in lines
