@@ -60,8 +60,7 @@ def _row(backend: Backend) -> tuple[str, ...]:
         _yes(backend.strided),
         _yes(backend.far),
         sms,
-        f"{_dotted(backend.triton)} and later"
-        + (f", inputs {_dotted(newer)}" if (newer := backend.input_triton) else ""),
+        f"{_dotted(backend.triton)} and later",
         device,
     )
 
@@ -104,11 +103,8 @@ class Need:
             return f"{name} moves whole rows alone, and this is a part of each"
         if self.far and not backend.far:
             return f"{name} reaches peers by pointer, and no pointer reaches this one"
-        needed, what = backend.triton, ""
-        if self.moves == "input" and backend.input_triton is not None:
-            needed, what = backend.input_triton, " for inputs"
-        if self.triton is not None and self.triton < needed:
-            return f"{name} needs Triton {_dotted(needed)}{what}, here is {_dotted(self.triton)}"
+        if self.triton is not None and self.triton < backend.triton:
+            return f"{name} needs Triton {_dotted(backend.triton)}, here is {_dotted(self.triton)}"
         oldest = backend.compute_capability
         if oldest is not None and self.capability is not None and self.capability < oldest:
             return f"{name} needs sm_{oldest[0]}{oldest[1]}, here is sm_{self.capability[0]}{self.capability[1]}"

@@ -6,9 +6,10 @@ As `ldst_inline`, for kernels that store through descriptors. One descriptor rea
 neither a place nor a tile costs one, and the tile loop may stay flattened with all its stages. A store has landed in the peer's
 memory, and not only been read, before its tile is counted; where no tile waits for anything and the loop is not flattened it has
 the next tile's time for it.
-Of an input programs copy their parts as with `ldst_inline`, in small boxes. A function that is not inlined does that, or the tile
-loop would not be pipelined; until 3.8 Triton gives such a function shared memory that the kernel's buffers are in
-(`overlap.build.callees`), so that tiles near a copy came out wrong on two H200s.
+Of an input programs copy their parts as with `ldst_inline`, in small boxes, into shared memory and out of it by bulk copies in
+assembly (`overlap.language.boxes`): Triton sees no descriptors, which it could not pipeline the tile loop around, and its own
+buffers stay where they are. A function that is not inlined would keep the pipeline too, but until 3.8 Triton gives it shared
+memory that the kernel's buffers are in (`overlap.build.callees`): tiles near a copy came out wrong on two H200s.
 """
 
 from __future__ import annotations
@@ -25,5 +26,4 @@ TMA_INLINE = Backend(
     comm_sms=False,
     writer="tma store",
     inline=True,
-    input_triton=(3, 9),
 )

@@ -24,6 +24,7 @@ class Artifact:
     """A compiled kernel.
 
     ``stages`` maps ``ttir``, ``ttgir``, ``llir`` and ``ptx`` or ``amdgcn`` to text; ``binary`` is a cubin or hsaco.
+    ``shared_bytes``: what Triton lays out and a launch asks for, without `static_bytes`.
     """
 
     name: str
@@ -38,6 +39,11 @@ class Artifact:
     @property
     def assembly(self) -> str:
         return self.stages[self.target.assembly]
+
+    @property
+    def static_bytes(self) -> int:
+        """Shared memory that inline assembly declares, ahead of what a launch asks for; Triton declares none of its own."""
+        return sum(map(int, _STATIC.findall(self.assembly)))
 
     def save(self, folder: Path) -> list[Path]:
         """Writes every stage and the binary as ``NAME.TARGET.STAGE``; returns the paths."""
@@ -106,6 +112,7 @@ class Buffer:
 class Facts:
     """What an artifact uses: registers a thread, bytes a program, static instruction counts.
 
+    ``shared_bytes``: of both kinds, what a launch asks for and what assembly declares.
     ``buffers`` are the pipelined operands' buffers, read off TTGIR; a loop that is not pipelined has none.
     ``spill_bytes`` is stack per thread on NVIDIA, spilled registers on AMD; None where no tool could tell.
     """
@@ -129,6 +136,7 @@ class Facts:
         return max((buffer.depth for buffer in self.buffers), default=0)
 
 
+_STATIC = re.compile(r"^[\s{]*\.shared\b[^;]*\[(\d+)\]\s*;", re.MULTILINE)
 _ALLOC = re.compile(r"ttg\.local_alloc\b[^\n]*?: \(\) -> !ttg\.memdesc<([0-9x]+)x([a-z]\w*),")
 _MATRIX = re.compile(r"\b(?:wgmma\.mma_async|mma\.sync|tcgen05\.mma|v_mfma_\w+|v_wmma_\w+)")
 _TMA_LOAD = re.compile(r"cp\.async\.bulk\.tensor\.\w+\.shared::(?:cluster|cta)\.global")
@@ -142,7 +150,7 @@ def facts(artifact: Artifact) -> Facts:
     registers, spills = _registers(artifact)
     return Facts(
         target=artifact.target.name,
-        shared_bytes=artifact.shared_bytes,
+        shared_bytes=artifact.shared_bytes + artifact.static_bytes,
         registers=registers,
         spill_bytes=spills,
         num_warps=artifact.num_warps,

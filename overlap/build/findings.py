@@ -21,6 +21,7 @@ from .compare import compare
 from .dataflow import backward_slice, bases, constant, constant_offset, ops_of, parameter_of
 from .flattened import early_tails
 from .rules import Finding
+from .static_memory import static_memory
 from .words import check_words
 
 LOCAL_WORDS = table.S_READY * table.SLOT_WORDS
@@ -29,6 +30,8 @@ LOCAL_WORDS = table.S_READY * table.SLOT_WORDS
 _ATOMIC = re.compile(r"\b(relaxed|acquire|release|acq_rel), (gpu|cta|sys)\b")
 _STORES = ("tt.store", "tt.atomic_rmw", "tt.descriptor_store", "tt.descriptor_reduce", "tt.descriptor_scatter")
 _LOADS = ("tt.load", "tt.descriptor_load", "tt.descriptor_gather")
+_BULK_LOAD = "cp.async.bulk.shared::cluster.global"
+"""What inline assembly holds that loads by TMA itself."""
 
 
 def check(
@@ -69,6 +72,7 @@ def check(
         program = ptx.parse(artifact.assembly)
         found += _machine_code(kernel, program)
         found += borrowed_memory(artifact.assembly)
+        found += static_memory(artifact)
         for name in sorted(sent):
             stored = {op.line for op in kernel.function.ops(*_STORES) if name in kernel.tensors(op)} - {0}
             found += check_words(name, stored, program)
@@ -97,6 +101,7 @@ class _Kernel:
         self.flags = flags
         self.loads = [op for op in function.ops(*_LOADS) if self.tensors(op) & guarded]
         self.moved = [op for op in function.ops(*_LOADS) if moves and self.is_addressed_by(op, moves)]
+        self.moved += [op for op in function.ops() if moves and _BULK_LOAD in op.text]
         self.atomics = [op for op in function.ops() if op.name.startswith("tt.atomic") and self.is_flag(op)]
         self.polls = [op for op in self.atomics if _reads_only(op)]
         self.stores = [op for op in function.ops(*_STORES) if self.tensors(op) & produced]
@@ -151,8 +156,8 @@ def _reads_only(op: ttir.Op) -> bool:
 
 
 def _reader(load: ttir.Op) -> str:
-    """The row of the memory table that a load belongs to where descriptors become TMA."""
-    return "tma load" if load.name.startswith("tt.descriptor") else "load"
+    """The row of the memory table that a load, or assembly that loads, belongs to where descriptors become TMA."""
+    return "tma load" if load.name.startswith("tt.descriptor") or _BULK_LOAD in load.text else "load"
 
 
 def _waits_feed_loads(kernel: _Kernel, artifact: Artifact) -> Iterable[Finding]:

@@ -24,6 +24,7 @@ RULES = {
     "no-warp-specialised-wait": "no wait stands in a warp-specialised loop",
     "tail-reads-carried": "in a flattened loop, what tiles carry on before their tail is read in their head alone",
     "callee-shared-memory": "a function that is not inlined has shared memory of its own",
+    "static-shared-memory": "shared memory that assembly declares leaves the kernel's buffers aligned, and room for them",
     "same-engines": "matrix instructions and TMA loads of the original are still there",
     "same-stages": "every pipelined operand has as many buffers as in the original",
     "same-shared-memory": "no more shared memory than the original, a few words for the waits aside",

@@ -23,6 +23,7 @@ from triton.language import constexpr, static_range
 
 from overlap.schedule import table as _layout
 
+from .boxes import box_memory
 from .far import move_chunks_far
 from .flags import after, after_async, landed, look, poll, raise_flag, raise_flags
 from .inline_words import WHOLE, send_words, send_words_async, sum_words
@@ -36,6 +37,7 @@ __all__ = [
     "WHOLE",
     "after",
     "after_async",
+    "box_memory",
     "computing_id",
     "computing_position",
     "computing_programs",

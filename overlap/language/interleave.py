@@ -56,31 +56,31 @@ def move_rest_async(moves, state, epoch, step):
 
 
 @triton.jit
-def move_some_boxes(moves, state, epoch, step, table, run):
-    """As `move_some`, by TMA where a piece of a chunk is `BOXES` (sm_90)."""
-    return _move_some(moves, state, epoch, step, table, run, _SMALL_TMA, True)
+def move_some_boxes(moves, state, epoch, step, memory, table, run):
+    """As `move_some`, by TMA through ``memory`` (`box_memory`) where a piece of a chunk is `BOXES` (sm_90)."""
+    return _move_some(moves, state, epoch, step, table, run, _SMALL_TMA, True, memory)
 
 
 @triton.jit
-def move_rest_boxes(moves, state, epoch, step):
-    """As `move_rest`, by TMA where a piece of a chunk is `BOXES` (sm_90)."""
-    _move_rest(moves, state, epoch, step, _SMALL_TMA, True)
+def move_rest_boxes(moves, state, epoch, step, memory):
+    """As `move_rest`, by TMA through ``memory`` where a piece of a chunk is `BOXES` (sm_90)."""
+    _move_rest(moves, state, epoch, step, _SMALL_TMA, True, memory)
 
 
 @triton.jit
-def _move_some(moves, state, epoch, step, table, run, TRANSPORT: tl.constexpr, LANDED: tl.constexpr):
+def _move_some(moves, state, epoch, step, table, run, TRANSPORT: tl.constexpr, LANDED: tl.constexpr, memory=0):
     number = _number()
     ahead = tl.load(table + run + _AHEAD)
     pace = tl.load(moves + _PACE).to(tl.int32)
     reached = tl.maximum(step + 1, _first(moves, number) + (ahead - 1) * pace + 1)
-    _make_parts(moves, state, epoch, number, step, _due(moves, number, reached), TRANSPORT, LANDED)
+    _make_parts(moves, state, epoch, number, step, _due(moves, number, reached), TRANSPORT, LANDED, memory)
     return reached
 
 
 @triton.jit
-def _move_rest(moves, state, epoch, step, TRANSPORT: tl.constexpr, LANDED: tl.constexpr):
+def _move_rest(moves, state, epoch, step, TRANSPORT: tl.constexpr, LANDED: tl.constexpr, memory=0):
     number = _number()
-    _make_parts(moves, state, epoch, number, step, _total(moves, number), TRANSPORT, LANDED)
+    _make_parts(moves, state, epoch, number, step, _total(moves, number), TRANSPORT, LANDED, memory)
 
 
 @triton.jit
@@ -110,11 +110,11 @@ def _due(moves, number, step):
 
 
 @triton.jit
-def _make_parts(moves, state, epoch, number, step, end, TRANSPORT: tl.constexpr, LANDED: tl.constexpr):
+def _make_parts(moves, state, epoch, number, step, end, TRANSPORT: tl.constexpr, LANDED: tl.constexpr, memory):
     """Makes a program's parts of the moves from those made by ``step`` to ``end``."""
     i = _due(moves, number, step)
     programs = tl.load(moves + _PROGRAMS).to(tl.int32)
     begin = moves + tl.load(moves + _HEADER + _FIRST)
     while i < end:
-        _make_part(moves, begin + i * _MOVE_WORDS, number, programs, state, epoch, TRANSPORT, LANDED)
+        _make_part(moves, begin + i * _MOVE_WORDS, number, programs, state, epoch, TRANSPORT, LANDED, memory)
         i += 1

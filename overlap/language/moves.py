@@ -103,12 +103,12 @@ def move_chunks_async(moves, state, epoch):
 
 
 @triton.jit
-def _make_part(moves, move, number, programs, state, epoch, TRANSPORT: tl.constexpr, LANDED: tl.constexpr):
+def _make_part(moves, move, number, programs, state, epoch, TRANSPORT: tl.constexpr, LANDED: tl.constexpr, memory=0):
     """Makes part ``number`` of ``programs`` of a move: awaits, copies, counts; the last one in raises the flag.
 
-    ``LANDED``: the barrier behind the copies is `landed`. Each program acquires the flags for itself, and its loads depend on
-    what it saw. Counting acquires and releases at system scope, so that the flag stands for the stores of all programs of the
-    group, in peers' memory too.
+    ``memory``: what small boxes are copied through. ``LANDED``: the barrier behind the copies is `landed`. Each program acquires
+    the flags for itself, and its loads depend on what it saw. Counting acquires and releases at system scope, so that the flag
+    stands for the stores of all programs of the group, in peers' memory too.
     """
     boxes: tl.constexpr = (TRANSPORT == _TMA) | (TRANSPORT == _SMALL_TMA)
     tl.static_assert(boxes | (TRANSPORT == _LOAD_STORE) | (TRANSPORT == _REGISTERS), "a move goes by load/store or TMA")
@@ -125,7 +125,7 @@ def _make_part(moves, move, number, programs, state, epoch, TRANSPORT: tl.conste
     else:
         turn = after(number, seen)
     while piece < last_piece:
-        _copy(moves + piece, turn, programs, TRANSPORT)
+        _copy(moves + piece, turn, programs, TRANSPORT, memory)
         piece += _PIECE_WORDS
         # Pieces smaller than a block fall to one program after another.
         turn = (turn + 1) % programs
@@ -141,7 +141,7 @@ def _make_part(moves, move, number, programs, state, epoch, TRANSPORT: tl.conste
 
 
 @triton.jit
-def _copy(piece, turn, programs, TRANSPORT: tl.constexpr):
+def _copy(piece, turn, programs, TRANSPORT: tl.constexpr, memory):
     """Every ``programs``-th block or box of a piece, from number ``turn`` on."""
     kind = tl.load(piece + _KIND)
     if TRANSPORT == _TMA:
@@ -151,7 +151,7 @@ def _copy(piece, turn, programs, TRANSPORT: tl.constexpr):
             _copy_words(piece, kind, turn, programs, _PAIRS, _STAGES)
     elif TRANSPORT == _SMALL_TMA:
         if kind == _BOXES:
-            copy_small_boxes(piece, turn, programs)
+            copy_small_boxes(piece, turn, programs, memory)
         else:
             _copy_words(piece, kind, turn, programs, _BETWEEN_PAIRS, 0)
     elif TRANSPORT == _REGISTERS:

@@ -49,7 +49,7 @@ BOX_BYTES = BOX_ROWS * BOX_WORDS * 4
 SMALL_BOX_ROWS = 32
 """Of a box that a program copies between two of its tiles, beside the buffers of their pipeline."""
 BETWEEN_BYTES = SMALL_BOX_ROWS * BOX_WORDS * 4 + 1024
-"""Shared memory that such a box takes at most, and the gap in front of it."""
+"""Shared memory that such a box takes, and barriers for its rows: a multiple of 1024, to which buffers of tiles are aligned."""
 _BLOCKS = STAGES * BLOCK_BYTES
 SHARED_BYTES = {"load/store": _BLOCKS, "nvshmem put": _BLOCKS, "tma store": STAGES * BOX_BYTES}
 """Shared memory that moving takes at most, by who writes, of a block that has it for its tiles or adds it."""

@@ -104,16 +104,23 @@ class KernelMemory:
         return result
 
     def store(
-        self, ptrs: np.ndarray, values: np.ndarray, mask: np.ndarray | None, dtype: np.dtype, *, tma: bool = False
+        self,
+        ptrs: np.ndarray,
+        values: np.ndarray,
+        mask: np.ndarray | None,
+        dtype: np.dtype,
+        *,
+        tma: bool = False,
+        late: bool | None = None,
     ) -> None:
-        """Stores ``values`` at ``ptrs`` where ``mask``."""
+        """Stores ``values`` at ``ptrs`` where ``mask``; by ``tma``, ``late``: they land when waited for (None: as Triton's)."""
         fibre = self._scheduler.current
         flat = np.broadcast_to(values, ptrs.shape).reshape(-1)
         self._progress(fibre)
         for buffer, offsets, chosen in self._addresses.resolve(fibre, ptrs, mask, dtype.itemsize, "writes"):
             if buffer.copies is not None:
                 self._scheduler.pause()
-            late = tma and self._world.late_tma_stores
+            late = tma and (self._world.late_tma_stores if late is None else late)
             agent = self._tma_agent(fibre) if late else fibre.agent
             access = self._shadow.access(agent, "writes by TMA store" if late else "writes", where_in_kernel(fibre))
             self._shadow.write(buffer, buffer.granules(offsets, dtype.itemsize), access)

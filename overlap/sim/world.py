@@ -16,7 +16,7 @@ from overlap import settings
 from overlap.errors import AlignmentError, DeadlockFault, KernelCrashFault, OverlapError
 from overlap.runtime.group.reach import nodes_of
 
-from . import awaits  # noqa: F401 - declares what its assembly does
+from . import awaits, boxes  # noqa: F401 - they declare what their assembly does
 from .access import KernelMemory
 from .clocks import Agent
 from .device import simulated_device

@@ -10,7 +10,7 @@ import overlap.language.moves as words_that_move
 from overlap.build.artifact import compile_kernel, facts
 from overlap.build.findings import check
 from overlap.build.target import parse_target
-from overlap.schedule.moves import BOX_ROWS, BOX_WORDS, SHARED_BYTES, STAGES
+from overlap.schedule.moves import BETWEEN_BYTES, BOX_ROWS, BOX_WORDS, SHARED_BYTES, STAGES
 
 from .support import VERSION
 
@@ -24,16 +24,29 @@ from {words} import move_chunks_async
 def moving_kernel(moves, state):
     move_chunks_async(moves, state, ol.now(state))
 """
+BETWEEN_TILES = """
+import triton
+import triton.language as tl
+import overlap.language as ol
+from {words} import _SMALL_TMA, _make_part
+
+
+@triton.jit
+def moving_kernel(moves, state):
+    boxes = ol.box_memory()
+    _make_part(moves, moves + tl.load(moves), tl.program_id(0), 132, state, ol.now(state), _SMALL_TMA, True, boxes)
+"""
 
 
 @pytest.fixture(scope="module")
 def moving(tmp_path_factory):
-    """``moving(edit)``: a kernel that only moves, for sm_90; ``edit``, an old and a new text, of the words that move."""
+    """``moving(edit, text)``: a kernel that only moves, for sm_90; ``edit``, an old and a new text, of the words that move."""
     folder = tmp_path_factory.mktemp("moving")
     made = {}
 
-    def make(edit=None):
-        if edit not in made:
+    def make(edit=None, kernel_text=KERNEL):
+        key = edit, kernel_text
+        if key not in made:
             with open(words_that_move.__file__, encoding="utf-8") as file:
                 text = file.read().replace("from .", "from overlap.language.")
             if edit is not None:
@@ -41,12 +54,12 @@ def moving(tmp_path_factory):
                 text = text.replace(*edit)
             words, kernel = f"boxes_words_{len(made)}", f"boxes_kernel_{len(made)}"
             (folder / f"{words}.py").write_text(text)
-            (folder / f"{kernel}.py").write_text(KERNEL.format(words=words))
+            (folder / f"{kernel}.py").write_text(kernel_text.format(words=words))
             table = torch.empty(64, dtype=torch.int64, device="meta")
             arguments = {"moves": table, "state": table}
             kernel = importlib.import_module(kernel).moving_kernel
-            made[edit] = compile_kernel(kernel, arguments, parse_target("sm_90"), {"num_warps": 8})
-        return made[edit]
+            made[key] = compile_kernel(kernel, arguments, parse_target("sm_90"), {"num_warps": 8})
+        return made[key]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
@@ -87,6 +100,35 @@ def test_the_count_stands_behind_stores_that_have_landed(moving):
 def test_broken_words_are_found(moving, edit, rule, repaired):
     """Later Triton versions wait for the store themselves."""
     assert (rule in rules(moving(edit))) == (repaired is None or VERSION < repaired)
+
+
+def test_small_boxes_are_counted_behind_stores_that_have_landed(moving):
+    """Nothing but the assembly waits for its stores: their sources are read when it ends, and they land ahead of the count."""
+    made = moving(None, BETWEEN_TILES)
+    assert rules(made) == set() and made.static_bytes == BETWEEN_BYTES and facts(made).spill_bytes == 0
+    order = [
+        r"mbarrier\.try_wait\.parity",
+        r"cp\.async\.bulk\.global\.shared::cta\.bulk_group",
+        r"cp\.async\.bulk\.commit_group",
+        r"cp\.async\.bulk\.wait_group\.read 0;",
+        r"cp\.async\.bulk\.wait_group 0;\s*bar\.sync 0;",
+        r"atom\.global\.sys\.acq_rel\.add\.u64",
+        r"atom\.global\.sys\.release\.exch",
+    ]
+    places = [[found.start() for found in re.finditer(what, made.assembly)] for what in order]
+    assert [len(found) for found in places] == [1] * len(order) and sum(places, []) == sorted(sum(places, []))
+
+
+@pytest.mark.parametrize(
+    ("edit", "rule"),
+    [
+        (("turn = after_async(number, seen)", "turn = after(number, seen)"), "proxy-fence"),
+        (("turn = after_async(number, seen)", "turn = number + 0"), "wait-feeds-load"),
+        (("at = landed(at)", "tl.debug_barrier()"), "store-drained"),
+    ],
+)
+def test_broken_words_between_tiles_are_found(moving, edit, rule):
+    assert rule in rules(moving(edit, BETWEEN_TILES))
 
 
 def test_what_calibration_times_is_what_moving_programs_do(moving):

@@ -41,6 +41,7 @@ BROKEN = [
     ("one-cta", "waits", "correct", (("num_ctas", 2),)),
     ("no-warp-specialised-wait", "persistent", "warp_specialised", ()),
     ("tail-reads-carried", "persistent", "counts_the_tile_before", FLAT),
+    ("static-shared-memory", "persistent", "declares_memory", ()),
     ("same-engines", "waits", "full_precision", ()),
     ("same-stages", "persistent", "waits_in_the_inner_loop", ()),
     ("same-stages", "persistent", "barrier_in_a_fused_loop", FLAT),
@@ -134,6 +135,15 @@ def test_a_barrier_that_the_back_end_dropped_is_found():
     without = made.stages["ptx"].replace("bar.sync", "// bar.sync")
     found = check(replace(made, stages={**made.stages, "ptx": without}), guarded=[])
     assert {f.rule for f in found} == {"barrier-before-release"}
+
+
+def test_memory_that_assembly_declares_must_fit_beside_the_tiles():
+    made = compiled("persistent", "declares_memory")
+    aligned = replace(made, stages={**made.stages, "ptx": made.assembly.replace("ol_extra[48]", "ol_extra[1024]")})
+    assert aligned.static_bytes == 1024 and 0 < aligned.shared_bytes <= 226 * 1024
+    for most, broken in ((226 * 1024, set()), (226 * 1024 + 1, {"static-shared-memory"})):
+        found = check(replace(aligned, shared_bytes=most), guarded=["a_ptr"])
+        assert {f.rule for f in found} == broken, found
 
 
 def test_the_local_words_of_the_state_may_be_used_at_device_scope():

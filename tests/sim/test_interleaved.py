@@ -179,6 +179,18 @@ def test_words_changed(generated, name):
     assert set(faults(generated(words=(edit,), **how))) == wanted
 
 
+BOXES = {"M": 130, "N": 16, "K": 200}
+"""Rows that boxes take."""
+UNLANDED = ("        at = landed(at)\n", "        tl.debug_barrier()\n")
+
+
+def test_boxes_that_nobody_waits_for(generated):
+    """Assembly waits until their source is read, on every Triton; they land when the part is counted."""
+    way = {"kernel": "persistent_gemm", "backend": "tma_inline"}
+    assert faults(generated(**way), shape=BOXES) == ["ok"] * len(SEEDS)
+    assert set(faults(generated(words=(UNLANDED,), **way), shape=BOXES)) == {"race"}
+
+
 SMALL = {"M": 3, "N": 16, "K": 24}
 
 

@@ -70,14 +70,6 @@ ALL = {"triton": (3, 9), "capability": (9, 0)}
 TMA = Backend("tma", "push", ("push",), False, False, False, True, "tma store", triton=(3, 8))
 
 
-def test_inputs_between_tiles_by_tma_need_a_triton_that_tells_functions_their_memory():
-    told = "tma_inline needs Triton 3.9 for inputs, here is 3.8"
-    assert Need("x", moves="input", triton=(3, 8)).lacking(backends["tma_inline"]) == told
-    assert not Need("x", moves="input", triton=(3, 9)).lacking(backends["tma_inline"])
-    assert not Need("x", moves="result", triton=(3, 6)).lacking(backends["tma_inline"])
-    assert not Need("x", moves="input", triton=(3, 6)).lacking(backends["tma_reserved"])
-
-
 @pytest.mark.parametrize(
     ("need", "why"),
     [

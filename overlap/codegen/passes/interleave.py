@@ -24,7 +24,8 @@ After::
         ol.move_rest(ol_moves, ol_state, ol_epoch, ol_step)
 
 The same stands ahead of every wait, those between the parts of an in-tile loop too, and ahead of every ``return``. Kernels whose
-moves others make pass through.
+moves others make pass through. By TMA `move_some_boxes` and `move_rest_boxes` are also given the memory that boxes are copied
+through, taken once, behind the first step: ``ol_boxes = ol.box_memory()``.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ class _Insert(cst.CSTTransformer):
         names = context.names
         self._ol, self._form = names.language, form
         self._step, self._epoch = names.local("step"), names.local("epoch")
-        self._given = ", ".join((names.local("moves"), names.local("state"), self._epoch, self._step))
+        self._boxes = names.local("boxes") if form == "_boxes" else ""
+        given = (names.local("moves"), names.local("state"), self._epoch, self._step, self._boxes)
+        self._given = ", ".join(filter(None, given))
 
     def rest(self) -> cst.SimpleStatementLine:
         (made,) = statements(f"{self._ol}.move_rest{self._form}({self._given})\n")
@@ -88,8 +91,8 @@ class _Insert(cst.CSTTransformer):
         target, value = original_node.body[0].targets[0].target, original_node.body[0].value
         if isinstance(target, cst.Name) and target.value == self._epoch:
             self.begun = True
-            (first,) = statements(f"{self._step} = 0\n")
-            return cst.FlattenSentinel([updated_node, first])
+            memory = f"{self._boxes} = {self._ol}.box_memory()\n" if self._boxes else ""
+            return cst.FlattenSentinel([updated_node, *statements(f"{self._step} = 0\n{memory}")])
         if not m.matches(value, m.Call(func=m.Attribute(value=m.Name(self._ol), attr=m.Name("wait_run")))):
             return updated_node
         assert isinstance(value, cst.Call)

@@ -12,6 +12,7 @@ from overlap.errors import UnsupportedError
 from ..nvshmem.device_code import calls_nvshmem
 from ..nvshmem.modules import introduce
 from .occupancy import Block, Multiprocessor, room_beside
+from .static_memory import answered, declared, make_room
 
 _WAIT = Block(threads=32, registers=64, shared=0)
 """The wait kernel: one warp; its registers are rounded up generously."""
@@ -23,7 +24,8 @@ def compiled(kernel: Any, grid: Any, kwargs: dict[str, Any]) -> Any:
     Triton's hooks belong to whoever set them: they are called as in any launch, and none is set here.
 
     Raises:
-        UnsupportedError: a hook of somebody else has taken the compilation over.
+        UnsupportedError: a hook of somebody else has taken the compilation over, or the kernel declares more shared memory than
+            is left beside its tiles'.
     """
     made = kernel.warmup(grid=grid, **kwargs)
     if made is None:
@@ -34,6 +36,7 @@ def compiled(kernel: Any, grid: Any, kwargs: dict[str, Any]) -> Any:
     if hasattr(made, "result"):
         made = made.result()
     made._init_handles()
+    make_room(made)
     if calls_nvshmem(kwargs):
         introduce(made)
     return made
@@ -45,7 +48,7 @@ def require_room(made: Any, grid: tuple[int, int, int], device: torch.device) ->
     Raises:
         UnsupportedError: says what the grid takes.
     """
-    block = Block(made.metadata.num_warps * 32, made.n_regs, made.metadata.shared)
+    block = Block(made.metadata.num_warps * 32, made.n_regs, made.metadata.shared + declared(made))
     resident = resident_blocks(made)
     blocks = grid[0] * grid[1] * grid[2]
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -64,7 +67,7 @@ def resident_blocks(made: Any) -> int:
     from cuda.bindings import driver
 
     threads, shared = made.metadata.num_warps * 32, made.metadata.shared
-    return int(_answer(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(made.function, threads, shared)))
+    return int(answered(*driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(made.function, threads, shared)))
 
 
 @cache
@@ -72,11 +75,11 @@ def multiprocessor(index: int) -> Multiprocessor:
     """What a multiprocessor of CUDA device ``index`` has."""
     from cuda.bindings import driver
 
-    device = _answer(driver.cuDeviceGet(index))
+    device = answered(*driver.cuDeviceGet(index))
     kinds = driver.CUdevice_attribute
 
     def read(kind: Any) -> int:
-        return int(_answer(driver.cuDeviceGetAttribute(kind, device)))
+        return int(answered(*driver.cuDeviceGetAttribute(kind, device)))
 
     return Multiprocessor(
         threads=read(kinds.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR),
@@ -85,10 +88,3 @@ def multiprocessor(index: int) -> Multiprocessor:
         reserved=read(kinds.CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK),
         blocks=read(kinds.CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR),
     )
-
-
-def _answer(result: tuple[Any, ...]) -> Any:
-    error, *values = result
-    if error.value:
-        raise UnsupportedError(f"the CUDA driver answered {error}")
-    return values[0]

@@ -179,17 +179,17 @@ def test_somebody_must_compute():
     assert caught.value.help == "comm_sms=131 at most"
 
 
-def test_a_device_refuses_what_its_triton_would_get_wrong(monkeypatch):
-    """Before anything of the launch is looked at: wrong numbers are all that there would be to see."""
+def test_a_device_refuses_a_triton_that_is_too_old(monkeypatch):
+    """Before anything of the launch is looked at."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     operator = SimpleNamespace(
         name="matmul", mover=backend("tma_inline"), source=SimpleNamespace(kernel_line=9),
         span=lambda line: SourceSpan("kernel.py", line, 0),
     )  # fmt: skip
     instance = SimpleNamespace(runtime=None, operator=operator, state=SimpleNamespace(device=torch.device("cuda")))
-    monkeypatch.setattr(moves, "triton_here", lambda: (3, 8))
-    with pytest.raises(UnsupportedError, match=r"tma_inline needs Triton 3\.9 for inputs, here is 3\.8"):
+    monkeypatch.setattr(moves, "triton_here", lambda: (3, 5))
+    with pytest.raises(UnsupportedError, match=r"tma_inline needs Triton 3\.6, here is 3\.5"):
         reserved(instance, (), None, (1, 1, 1), {}, 4)
-    monkeypatch.setattr(moves, "triton_here", lambda: (3, 9))
+    monkeypatch.setattr(moves, "triton_here", lambda: (3, 6))
     with pytest.raises(AttributeError, match="resident"):  # it goes on, to what is not there
         reserved(instance, (), None, (1, 1, 1), {}, 4)
