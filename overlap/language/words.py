@@ -181,14 +181,20 @@ WORDS = {
             nvidia=True,
         ),
         Word(
+            "box_memory",
+            (),
+            "address in shared memory of what `move_some_boxes` and `move_rest_boxes` copy through, taken once a kernel",
+            nvidia=True,
+        ),
+        Word(
             "move_some_boxes",
-            ("moves", "state", "epoch", "step", "table", "run"),
+            ("moves", "state", "epoch", "step", "memory", "table", "run"),
             "as `move_some`, by TMA where a piece of a chunk lets it",
             nvidia=True,
         ),
         Word(
             "move_rest_boxes",
-            ("moves", "state", "epoch", "step"),
+            ("moves", "state", "epoch", "step", "memory"),
             "as `move_rest`, by TMA where a piece of a chunk lets it",
             nvidia=True,
         ),
