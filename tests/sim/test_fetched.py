@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from test_sums_early import TWO_SHOT, cache, called
+from test_sums_early import TWO_SHOT, called
 
 from overlap.api.trace import record, recording
 from overlap.errors import RaceFault, RuntimeContractError
@@ -15,8 +15,6 @@ from overlap.runtime.instance import instances
 from overlap.runtime.launch import launch
 from overlap.schedule import steps as st
 from overlap.sim import World
-
-__all__ = ["cache"]
 
 pytestmark = pytest.mark.one_triton
 BELOW = "OVERLAP_FETCH_BELOW_BYTES"

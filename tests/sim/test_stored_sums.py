@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from test_mutations_producers import first_to_end, not_reset, relaxed, without_barrier
-from test_sums_early import TWO_SHOT, cache, called
+from test_sums_early import TWO_SHOT, called
 
 from overlap.errors import RuntimeContractError
 from overlap.ops import gemm_ar, gemm_rs
@@ -17,8 +17,6 @@ from overlap.runtime.launch import launch, prepared
 from overlap.runtime.tables import sums
 from overlap.schedule import steps as st
 from overlap.sim import World
-
-__all__ = ["cache"]
 
 pytestmark = pytest.mark.one_triton
 STORE = "OVERLAP_STORE_SUMS"
