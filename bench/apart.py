@@ -187,14 +187,16 @@ def terms_of(ours: float, frames: Sequence[Frame], tiles: Sequence[Tiles], alone
 
 
 def copying_of(call: Call) -> dict[str, float]:
-    """The copies of chunks: when the first begins and the last ends, how long any runs, and GB/s meanwhile; of none nothing."""
+    """The copies of chunks, nothing of none: when the first begins and the last ends, how long any runs, and GB/s meanwhile;
+    ``beside``: how much longer they would take one behind the other."""
     chunks = [each for each in call.activities if each.kind == COPY and each.bytes >= CHUNK_BYTES]
     if not chunks:
         return {}
     begin, end = min(each.begin for each in chunks), max(each.end for each in chunks)
     busy = covered([(each.begin, each.end) for each in chunks], begin, end)
-    rate = sum(each.bytes for each in chunks) / busy / 1e3
-    found = {"from": begin - call.met, "until": end - call.met, "busy": busy, "gb_s": rate}
+    found = {"from": begin - call.met, "until": end - call.met, "busy": busy}
+    found["gb_s"] = sum(each.bytes for each in chunks) / busy / 1e3
+    found["beside"] = sum(each.end - each.begin for each in chunks) - busy
     return {name: round(value, 1) for name, value in found.items()}
 
 

@@ -65,16 +65,16 @@ def test_a_call_around_its_product(bench):
 
 
 def test_how_copies_run(bench):
-    """Two chunks, 3 us apart, and a flag."""
+    """Two chunks, 5 us apart, one beside the second, and a flag."""
     apart = bench("apart")
     copies = [event("gpu_memcpy", "Memcpy PtoP", *times, bytes=size) for *times, size in COPIES]
     (call,) = apart.calls_of(apart.activities_of(trace_of([*call_at(2000.0)[:4], *copies])))
-    assert apart.copying_of(call) == {"from": 20, "until": 93, "busy": 70, "gb_s": 300}
+    assert apart.copying_of(call) == {"from": 20, "until": 95, "busy": 70, "gb_s": 360, "beside": 14}
     (bare,) = apart.calls_of(apart.activities_of(trace_of(call_at(2000.0)[:4])))
     assert apart.copying_of(bare) == {}
 
 
-COPIES = ((2020.0, 2055.0, 10_500_000), (2058.0, 2093.0, 10_500_000), (2093.0, 2099.0, 8))
+COPIES = ((2020.0, 2055.0, 10_500_000), (2060.0, 2095.0, 10_500_000), (2074.0, 2088.0, 4_200_000), (2093.0, 2099.0, 8))
 
 
 def call_activities(apart):
@@ -218,7 +218,7 @@ def test_a_row_from_its_steps(bench, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "0.1400 ms, eager 0.1400, limit 0.1000, eta 0.714, rank 0, 128 programs, two shots, 6 chunks" in said
     assert "us: launch 3.0, opening 9.0, tiles 72.0," in said and "MHz: ours_graph 140, triton_gemm 1900" in said
-    assert "copies: from 12.0, until 60.0, busy 48.0, gb_s 21.8" in said
+    assert "copies: from 12.0, until 60.0, busy 48.0, gb_s 21.8, beside 0.0" in said
     monkeypatch.setattr(Steps, "record", lambda self: 1 / 0)
     with pytest.raises(bench("common").Unavailable, match="records: ZeroDivisionError"):
         gaps.measured(One(), watchdog, None, row, {}, options)
