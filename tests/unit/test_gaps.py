@@ -293,3 +293,15 @@ def test_clocks_are_sampled_while_something_runs(bench):
     assert said["samples"] == 1980 - gpu.mhz and nvml.said_of([]) == {}
     with pytest.raises(OSError):
         nvml.Nvml("0000")
+
+
+@pytest.mark.parametrize("peers", [1, 3])
+def test_lanes_share_the_copies(bench, peers):
+    """Each case has every copy once, and lanes that are held stand ahead of the one that is not."""
+    queues = bench("copy_queues")
+    for name, case in queues.cases(peers).items():
+        lanes = case.copies()
+        assert sorted(number for lane in lanes for number in lane) == list(range(queues.COPIES)), name
+        assert len(lanes) == (case.held + 1 if case.held else case.lanes)
+        assert not case.held or lanes[-1] == list(range(queues.COPIES // 2))
+    assert ("a lane a peer, 3" in queues.cases(peers)) == (peers == 3)
