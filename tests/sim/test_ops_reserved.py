@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_ops_results import EXCHANGED, Case, assert_near, cache, exchanged, piece
+from test_ops_results import EXCHANGED, Case, assert_near, exchanged, piece
 
 from overlap.errors import UsageError
 from overlap.ops import a2a_gemm, ag_gemm_k, last_plan, reserve
 from overlap.sim import World
-
-__all__ = ["cache"]
 
 pytestmark = pytest.mark.one_triton
 
