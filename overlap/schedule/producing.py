@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from overlap.chunkplan.order import name_op
 from overlap.chunkplan.plan import P2P, CommPlan, OpId
@@ -97,7 +98,12 @@ class Producing:
         return self._early_steps() if self.early else self._late_steps()
 
     def _early_steps(self) -> list[Step]:
-        """By rounds: what tiles made leaves, what has come is added up, sums leave; the last round behind the kernel."""
+        """By rounds: what tiles made leaves, what has come is added up, sums leave; the last round behind the kernel.
+
+        Sums that others store here arrive meanwhile: those of a round are put in their place behind the next one's sum, beside
+        the kernel, and those of the last round but one in the launch of the last sum, ahead of it, since it waits for the last
+        copies of what tiles made.
+        """
         plan, lane = self._plan, self._sum_lane
         rounds = rounds_of(plan)
         adding = {op: added for added in self._sums for op in added.ops}
@@ -107,6 +113,7 @@ class Producing:
         steps: list[Step] = []
         held: dict[int, set[object]] = {}
         done: set[OpId] = set()
+        placed: set[Piece] = set()
         for number in numbers:
             for op in own:
                 if op not in adding and rounds[op] == number and op not in done:
@@ -116,19 +123,39 @@ class Producing:
                 steps.append(Join(lane))
                 self.joined.add(lane)
             for added in (each for each in self._sums if each.round == number):
-                steps += self._sum(added, None if number == last else lane)
+                ahead = self._stored_here(added.tensor, rounds, number, placed) if number == last else ()
+                steps += self._sum(replace(added, pieces=(*ahead, *added.pieces)), None if number == last else lane)
+                placed.update(ahead)
                 for op in added.ops:
                     if op not in self._by_sums:
                         steps += carry_out(plan, op, self.behind)
                     done.add(op)
+            for tensor in self._pieces if number < last else ():
+                here = self._stored_here(tensor, rounds, number, placed)
+                if here:
+                    steps += self._sum(Added(number, tensor, here), lane)
+                placed.update(here)
         for tensor, (_, result) in self._pieces.items():
-            summed = {piece for added in self._sums for piece in added.pieces}
+            summed = {piece for added in self._sums for piece in added.pieces} | placed
             left = [piece for piece in result if piece not in summed]
             if left:
                 # As they arrive: what came first is put in its place while the last is on its way.
-                left.sort(key=lambda piece: max((rounds[op] for op in piece.summands if op is not None), default=-1))
+                left.sort(key=lambda piece: _round(piece, rounds))
                 steps.append(Sum(tensor, tuple(left)))
         return steps
+
+    def _stored_here(
+        self, tensor: str, rounds: dict[OpId, int], below: int, placed: Collection[Piece]
+    ) -> tuple[Piece, ...]:
+        """Parts of the result that other ranks' sums of rounds ``below`` store here, as far as they are not ``placed`` yet."""
+        return tuple(
+            piece
+            for piece in self._pieces[tensor][1]
+            if not piece.keep
+            and self._by_sums.issuperset(piece.summands)
+            and _round(piece, rounds) < below
+            and piece not in placed
+        )
 
     def _sum(self, added: Added, lane: int | None) -> list[Step]:
         """A sum with what it waits for, and forks of the lanes that send it on."""
@@ -199,6 +226,11 @@ class Producing:
             if op in group:
                 return group, tensor, kept
         return (op,), tensor, ()
+
+
+def _round(piece: Piece, rounds: dict[OpId, int]) -> int:
+    """The latest round of what a piece is made of; -1 where nothing of it has come from elsewhere."""
+    return max((rounds[op] for op in piece.summands if op is not None), default=-1)
 
 
 def carry_out(

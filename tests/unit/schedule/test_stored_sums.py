@@ -14,7 +14,7 @@ from overlap.schedule.steps import launch_steps
 from overlap.schedule.stored_sums import stored_sums
 from overlap.schedule.verify_steps import verify_steps
 
-from .plans import both, gather, one_shot, reduce_scatter, ring_scatter, two_shot
+from .plans import both, chunk_of, gather, one_shot, reduce_scatter, ring_scatter, two_shot
 from .protocol_model import outcome, outcomes
 
 C = ("c",)
@@ -27,7 +27,9 @@ def plans() -> dict[str, CommPlan]:
             "two shot": two_shot((5, 1), 0, world),
             "one lane": two_shot((4, 1), 0, world, channels=1),
             "split": two_shot((2 * world, 1), 0, world, split=2),
+            "many parts": two_shot((4 * world + 1, 1), 0, world, split=4),
             "some ranks own nothing": two_shot((2, 1), 0, world, split=2),
+            "some own fewer parts": two_shot((5, 1), 0, world, split=3),
             "ring": ring_scatter((4, 1), 0, world),
             "gather and two shot": both(gather((4, 2), 0, world), two_shot((4, 1), 0, world), channel=1),
         }
@@ -80,6 +82,26 @@ def test_beside_the_kernel_no_lane_follows_the_sum():
         (2, ((0, 2),)), (None, ((0, 3),)), (None, ()),
     ]  # fmt: skip
     assert not any(isinstance(step, Branch) for step in steps) and Fork(1) not in steps
+
+
+def test_what_others_store_is_put_in_its_place_in_the_meantime():
+    """Of 4 rounds the first two beside the kernel, each behind the next sum; the third in the launch of the last sum."""
+    plan = in_rounds(two_shot((16, 1), 0, 2, split=4), C)
+    sums = [step for step in all_steps(plan, early=True)[0] if isinstance(step, Sum)]
+    mine, theirs = (
+        [chunk_of((16, 1), 0, lo, lo + 2, "c") for lo in (0, 2, 4, 6)],
+        [(8 + lo, 10 + lo) for lo in (0, 2, 4, 6)],
+    )
+    placed = [chunk_of((16, 1), 0, *rows, "c") for rows in theirs]
+    assert [(step.lane, [piece.chunk for piece in step.pieces]) for step in sums] == [
+        (2, mine[:1]),
+        (2, mine[1:2]),
+        (2, placed[:1]),
+        (2, mine[2:3]),
+        (2, placed[1:2]),
+        (None, [placed[2], mine[3]]),
+        (None, placed[3:]),
+    ]
 
 
 @named
