@@ -5,7 +5,8 @@
 Programs that do nothing else make descriptors where they use them, once a piece: what is moved is known from a table. A store is
 done when `overlap.language.flags.landed` has returned; Triton waits only until its source was read (3.6 and 3.7).
 
-Between two tiles a program copies small boxes without descriptors, each row by a thread of its first warp and by itself:
+Between two tiles a program copies small boxes without descriptors, each row by a thread of its first warp and by itself, or rows
+that follow each other all by the first thread:
 
     thread t   row t of a box -> its 256 bytes of `box_memory` -> there | row t of the next box ...
 
@@ -52,9 +53,7 @@ def copy_assembly() -> str:
     .reg .b64 steps, from, to;
     mov.b32 $0, 0;
     mov.u32 row, %tid.x;
-    setp.ge.u32 done, row, {_table.SMALL_BOX_ROWS};
-    @done bra END;
-    setp.ge.s32 done, row, $6;
+    setp.ge.u32 done, row, $6;
     @done bra END;
     mad.lo.u32 data, row, {_ROW_BYTES}, $1;
     mad.lo.u32 barrier, row, 8, $1;
@@ -121,18 +120,21 @@ def copy_small_boxes(piece, turn, programs, memory):
     dst, dst_pitch = tl.load(piece + _DST), tl.load(piece + _DST_PITCH) * 4
     across = tl.cdiv(row, _WIDE)
     boxes = tl.cdiv(rows, _SMALL) * across
+    # Rows that follow each other at both ends go as one, by one thread.
+    flat = (src_pitch == _WIDE * 4) & (dst_pitch == _WIDE * 4)
     box = turn
     # A `while`: with a second `for` in it a tile loop would not be flattened.
     while box < boxes:
         first, word = box // across * _SMALL, box % across * _WIDE
         here, there = src + first * src_pitch + word * 4, dst + first * dst_pitch + word * 4
-        _copy_box(memory, here, there, src_pitch, dst_pitch, rows - first, tl.minimum(row - word, _WIDE) * 4)
+        high, size = tl.minimum(rows - first, _SMALL), tl.minimum(row - word, _WIDE) * 4
+        _copy_box(memory, here, there, src_pitch, dst_pitch, tl.where(flat, 1, high), tl.where(flat, high * size, size))
         box += programs
 
 
 @triton.jit
 def _copy_box(memory, here, there, src_pitch, dst_pitch, rows, size):
-    """``rows`` rows, `SMALL_BOX_ROWS` at most, of ``size`` bytes: addresses and pitches in bytes, all of them multiples of 16."""
+    """``rows`` rows of ``size`` bytes, which the memory holds: addresses and pitches in bytes, all of them multiples of 16."""
     tl.inline_asm_elementwise(
         _COPY,
         "=r,r,l,l,l,l,r,r",
