@@ -72,7 +72,7 @@ class NullRuntime:
     def settled(self, enqueue: Callable[[int], None]) -> Callable[[int], None]:
         return enqueue
 
-    def recorded(self, steps: Callable[[Any], None]) -> None:
+    def recorded(self, key: Any, steps: Callable[[Any], None]) -> None:
         """Calls go by their steps."""
 
     def warm(self, kernel: Any, grid: Any, kwargs: dict[str, Any], **options: Any) -> Callable[..., None]:

@@ -139,13 +139,13 @@ class Runtime(Protocol):
         None: it cannot be made at present, while the main stream is captured.
         """
 
-    def recorded(self, steps: Callable[[Any], None]) -> Callable[[Any, Any], bool] | None:
+    def recorded(self, key: Any, steps: Callable[[Any], None]) -> Callable[[Any, Any], bool] | None:
         """A call that is enqueued as one, for calls that differ in what they carry alone, of which one is in flight at a time.
 
         ``steps`` is called once, with an object that has a ``main`` stream, `forks`, `join`, ``launch(enqueue, carried)``
         for launches on the main stream and ``on_lane(enqueue, carried, stream)`` for the rest; what it enqueues there is not
-        carried out. The answer takes the caller's stream, which no graph captures, and what a call carries; it says whether it
-        enqueued the call, which else goes by its steps.
+        carried out. The answer takes the caller's stream and what a call carries, and enqueues the call, `in_order` under
+        ``key``. It says whether it did; else, as of a stream that a graph captures, the call goes by its steps.
         None: this call is not to be enqueued as one.
         """
 

@@ -300,7 +300,7 @@ class SimRuntime:
     def settled(self, enqueue: Callable[..., None]) -> Callable[..., None]:
         return enqueue
 
-    def recorded(self, steps: Callable[[Any], None]) -> None:
+    def recorded(self, key: Any, steps: Callable[[Any], None]) -> None:
         """There are no graphs here: every call goes by its steps."""
 
     def warm(

@@ -3,10 +3,11 @@
     recorded, once   entry | fork  lanes  kernel  join | sum      on streams that nobody else uses; what takes addresses is kept
     each call        addresses that are new -> the nodes that take them | one launch of the graph
 
-What a node is given holds for launches that come later; launches in flight keep what they were given, and two launches of
-one graph run one behind the other (CUDA driver API, ``cuGraphExecKernelNodeSetParams``, ``cuGraphLaunch``). Kernels of the main
-stream, sums beside it and copies out of the caller's tensor take addresses. Of copies only those of one piece may be given
-another (``cuGraphExecMemcpyNodeSetParams``), so calls that copy rows go by calls of the driver.
+The addresses are given, and the graph launched, by native.c. What a node is given holds for launches that come later; launches
+in flight keep what they were given, and two launches of one graph run one behind the other (CUDA driver API,
+``cuGraphExecKernelNodeSetParams``, ``cuGraphLaunch``). Kernels of the main stream, sums beside it and copies out of the caller's
+tensor take addresses. Of copies only those of one piece may be given another (``cuGraphExecMemcpyNodeSetParams``), so calls that
+copy rows go by calls of the driver.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
-from operator import itemgetter
 from typing import Any
 
 from triton.runtime import _allocation
@@ -26,10 +26,11 @@ from overlap.errors import RuntimeContractError
 
 from ..launch.prepared import Enqueue
 from ..repeat.places import Carried
-from .bound_launch import KEPT, Varying
-from .driver import CopyOut, OwnStream, Stream, check, ends_with, libcuda, one_by_one, recorded
+from .bound_launch import Varying
+from .driver import CopyOut, Event, OwnStream, Stream, check, ends_with, libcuda, one_by_one, recorded
 from .lanes import Lanes, own_lane
 from .launchers import watched
+from .native import CAPTURED, IN_COPY, WHAT, native
 from .scratch import scratch
 
 MOST = 128
@@ -85,11 +86,15 @@ class Recorder:
         """By number in a call, size and alignment."""
         self._made: weakref.WeakSet[CallGraph] = weakref.WeakSet()
 
-    def record(self, steps: Callable[[Recording], None], main: Stream) -> CallGraph:
+    def record(self, steps: Callable[[Recording], None], main: Stream, last: Event) -> CallGraph:
         """A graph of what ``steps`` enqueues, whose kernels have the priority of ``main``, and those of lanes theirs.
 
+        Args:
+            last: the end of the last call.
+
         Raises:
-            RuntimeContractError: it holds what no graph can, or what cannot be given to a node; or there are enough graphs.
+            RuntimeContractError: it holds what no graph can, or what cannot be given to a node; there are enough graphs; or what
+                enqueues them cannot be built.
         """
         with self._lock:
             if len(self._made) >= MOST:
@@ -102,7 +107,7 @@ class Recorder:
             recording = Recording(stream, self._lanes)
             with self._scratch_kept():
                 graph, made = recorded(lambda _: steps(recording), stream, "a call", node_priorities=True)
-            found = CallGraph(graph, made, recording)
+            found = CallGraph(graph, made, recording, last)
             self._made.add(found)
             return found
 
@@ -209,34 +214,16 @@ class _Node:
         self._pointers = (ctypes.c_void_p * len(extents))(*(start + at for at, _ in extents))
         self._told.kernelParams = ctypes.cast(self._pointers, ctypes.POINTER(ctypes.c_void_p))
         self._told.extra = None
-        self._brought = itemgetter(*(v.place.number for v in varying))
-        self._has = self._brought(carried.addresses)
-        self._to: list[tuple[Any, int, _Maps, int, int]] = []
+        places = []
         for number, described, place in varying:
             address = place.address(carried)
             at, size = extents[number] if number < len(extents) else (0, 0)
-            word = ctypes.c_uint64.from_address(start + at)
-            if size != (_MAP_BYTES if described else _ADDRESS_BYTES) or not described and word.value != address:
+            found = ctypes.c_uint64.from_address(start + at).value
+            if size != (_MAP_BYTES if described else _ADDRESS_BYTES) or not described and found != address:
                 raise RuntimeContractError(f"parameter {number} of a recorded kernel is another than was thought")
-            self._to.append((None if described else word, number, _Maps(start + at), place.number, place.offset))
-        self._set = cuda.cuGraphExecKernelNodeSetParams_v2
-        self._node, self._by_reference = ctypes.c_void_p(node), ctypes.byref(self._told)
-
-    def give(self, made: Any, addresses: Sequence[int]) -> int:
-        """Gives later launches of the graph ``made`` the addresses of a call, unless it has them; 0, or what went wrong."""
-        fresh = self._brought(addresses)
-        if fresh == self._has:
-            return 0
-        for word, number, maps, which, offset in self._to:
-            address = addresses[which] + offset
-            if word is not None:
-                word.value = address
-            else:
-                self._pointers[number] = (maps.kept.get(address) or maps.over(address))[0]
-        error: int = self._set(made, self._node, self._by_reference)
-        if not error:
-            self._has = fresh
-        return error
+            places.append((place.number, place.offset, address, start + at, described))
+        self.told = node, ctypes.addressof(self._told), 0, places
+        """As native.c takes it; this object keeps the memory."""
 
 
 class _CopyNode:
@@ -252,62 +239,21 @@ class _CopyNode:
         cuda = libcuda()
         if not copy.flat:
             raise RuntimeContractError("a copy of rows out of a tensor of the call")
-        self._told, self._place, self._has = _Copy3D(), copy.place, copy.place.address(carried)
+        self._told, source = _Copy3D(), copy.place.address(carried)
         check(cuda.cuGraphMemcpyNodeGetParams(ctypes.c_void_p(node), ctypes.byref(self._told)), "a copy's node")
-        if self._told.srcDevice != self._has:
+        if self._told.srcDevice != source:
             raise RuntimeContractError("the node of a copy does not show where it reads")
-        self._context = ctypes.c_void_p()
-        check(cuda.cuCtxGetCurrent(ctypes.byref(self._context)), "the current context")
-        self._set = cuda.cuGraphExecMemcpyNodeSetParams
-        self._node, self._by_reference = ctypes.c_void_p(node), ctypes.byref(self._told)
-
-    def give(self, made: Any, addresses: Sequence[int]) -> int:
-        """As `_Node.give`. Raises _CopyRefusedError where the driver does not take it."""
-        fresh = addresses[self._place.number] + self._place.offset
-        if fresh == self._has:
-            return 0
-        self._told.srcDevice = fresh
-        error: int = self._set(made, self._node, self._by_reference, self._context)
-        if error == _NO_CONTEXT:
-            return error
-        if error:
-            raise _CopyRefusedError
-        self._has = fresh
-        return 0
+        where = ctypes.addressof(self._told)
+        slot = where + _Copy3D.srcDevice.offset
+        self.told = node, where, _context().value, [(copy.place.number, copy.place.offset, source, slot, False)]
+        """As of `_Node`."""
 
 
-class _CopyRefusedError(Exception):
-    """A copy's node takes no memory of this kind, as the driver says of memory that was not allocated as the first was."""
-
-
-class _RefusedError(Exception):
-    """What the driver answers."""
-
-
-class _Maps:
-    """A tensor map over the addresses that calls have brought, the last few of them.
-
-    Args:
-        made: where one of them lies; it is over another address.
-
-    ``kept``: by address, where each lies and what keeps it.
-    """
-
-    def __init__(self, made: int) -> None:
-        self._made = made
-        self.kept: dict[int, tuple[int, Any]] = {}
-
-    def over(self, address: int) -> tuple[int, Any]:
-        """One over an address that is not kept. Raises _RefusedError where the driver makes none."""
-        found = _aligned(_MAP_BYTES)
-        ctypes.memmove(found[0], self._made, _MAP_BYTES)
-        error = libcuda().cuTensorMapReplaceAddress(ctypes.c_void_p(found[0]), ctypes.c_void_p(address))
-        if error:
-            raise _RefusedError(error)
-        if len(self.kept) >= KEPT:
-            del self.kept[next(iter(self.kept))]
-        self.kept[address] = found
-        return found
+def _context() -> ctypes.c_void_p:
+    """The current one."""
+    found = ctypes.c_void_p()
+    check(libcuda().cuCtxGetCurrent(ctypes.byref(found)), "the current context")
+    return found
 
 
 def _aligned(size: int) -> tuple[int, Any]:
@@ -330,47 +276,41 @@ class CallGraph:
 
     Args:
         graph: what was recorded, which its nodes belong to; ``made``: that, made ready to be launched. Both are its own.
+        last: the end of the last call, behind which each call stands, and which it moves to its own end.
     """
 
-    def __init__(self, graph: Any, made: Any, recording: Recording) -> None:
+    def __init__(self, graph: Any, made: Any, recording: Recording, last: Event) -> None:
         cuda = libcuda()
-        self._made, self._nodes = made, tuple(recording.nodes)
-        self._launch = cuda.cuGraphLaunch
-        self._context = ctypes.c_void_p()
         ends_with(self, (cuda.cuGraphExecDestroy, made), (cuda.cuGraphDestroy, graph))
-        check(cuda.cuCtxGetCurrent(ctypes.byref(self._context)), "the current context")
-        self._lock = threading.Lock()
+        self._context, self._last, self._event = _context(), last, last.handle
+        nodes = recording.nodes
+        self._launch = native().Recorded(made.value, [node.told for node in nodes], (tuple(nodes), made)).launch
         self._refused = False
 
     def __call__(self, stream: Stream, carried: Carried) -> bool:
         """Enqueues a call; of two on whatever streams the second waits for the first. False: it must go by its steps, nothing
-        was enqueued.
+        was enqueued: somebody captures the stream or watches kernels, or a copy's node does not take an address.
 
         Raises:
             RuntimeContractError: the driver refuses.
         """
-        if watched() or self._refused:
+        if self._refused or watched():
             return False  # of kernels in a graph no hook is told
-        with self._lock:
-            try:
-                error = self._enqueue(stream, carried.addresses)
-                if error == _NO_CONTEXT:  # a thread that has not done anything yet
-                    check(libcuda().cuCtxSetCurrent(self._context), "a context for this thread")
-                    error = self._enqueue(stream, carried.addresses)
-            except _CopyRefusedError:
-                self._refused = True
-                return False
-        if error:
-            check(error, "launching a call's graph")
-        return True
-
-    def _enqueue(self, stream: Stream, addresses: Sequence[int]) -> int:
-        try:
-            for node in self._nodes:
-                error = node.give(self._made, addresses)
-                if error:
-                    return error
-        except _RefusedError as refused:
-            return int(refused.args[0])
-        error = self._launch(self._made, stream.argument)
-        return error
+        handle, last = stream.cuda_stream, self._last
+        # On one stream calls are in order anyway (`lanes.InOrder`).
+        call = handle, self._event, last.recorded_on or handle, carried.addresses
+        stopped = self._launch(*call)
+        if stopped is not None and stopped[1] == _NO_CONTEXT:  # a thread that has not done anything yet
+            check(libcuda().cuCtxSetCurrent(self._context), "a context for this thread")
+            stopped = self._launch(*call)
+        if stopped is None:
+            last.recorded_on = handle
+            return True
+        where, error = stopped
+        if where == IN_COPY:
+            # As the driver says of memory that was not allocated as the first was.
+            self._refused = True
+        if where in (IN_COPY, CAPTURED):
+            return False
+        check(error, WHAT[where])
+        return False

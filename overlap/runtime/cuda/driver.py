@@ -96,6 +96,11 @@ class Event:
         self._record, self._wait = libcuda().cuEventRecord, libcuda().cuStreamWaitEvent
         ends_with(self, (libcuda().cuEventDestroy_v2, made))
 
+    @property
+    def handle(self) -> int:
+        """What the driver calls it."""
+        return int(self._argument.value or 0)
+
     def record(self, stream: Stream) -> None:
         """Stands for what ``stream`` holds so far."""
         self.recorded_on = stream.cuda_stream

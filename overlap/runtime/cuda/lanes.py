@@ -111,6 +111,14 @@ class InOrder:
         event.record(self._main)
 
 
+def last_call(place: Any) -> Event:
+    """The end of the last call outside captures, under the device's number and a key (`InOrder`)."""
+    found = _ORDER.get(place)
+    if found is None:
+        found = _ORDER[place] = Event()
+    return found
+
+
 def forget_calls() -> None:
     """Drops the events of last calls."""
     _ORDER.clear()

@@ -39,7 +39,7 @@ from .bound_launch import bound_launch
 from .call_graph import CallGraph, Recorder, Recording
 from .compiled import compiled, require_room, resident_blocks
 from .driver import Calls, CopyOut, Graph, Stream, brings, chain, copy_call, hold_call, length
-from .lanes import InOrder, Lanes, capture_of, forget_calls, own_lane, pool_stream
+from .lanes import InOrder, Lanes, capture_of, forget_calls, last_call, own_lane, pool_stream
 from .scratch import scratch
 
 GRAPH_FROM = 4
@@ -261,14 +261,14 @@ class CudaRuntime:
         except NO_GRAPH:
             return enqueue
 
-    def recorded(self, steps: Callable[[Recording], None]) -> CallGraph | None:
+    def recorded(self, key: Any, steps: Callable[[Recording], None]) -> CallGraph | None:
         """As one graph, where a driver records what is enqueued."""
         if _blocking():
             return None
         try:
             if self._recorder is None:
                 self._recorder = Recorder()
-            return self._recorder.record(steps, self.main_stream())
+            return self._recorder.record(steps, self.main_stream(), last_call((self._index, key)))
         except NO_GRAPH as error:
             _LOG.info("a call goes by its steps, not as a graph: %s", error)
             return None

@@ -22,6 +22,7 @@ from overlap import settings
 from ..instance import Instance, called_last
 from ..launch.acts import Act, ByLibrary, Ends, InFlight, OnLane, Recorded, carry_out
 from ..launch.prepared import Enqueue
+from ..protocol import IN_FLIGHT
 from .places import Carried, Place, place_of
 
 
@@ -118,7 +119,6 @@ class ReadyLaunch:
         self._graph: Any = None
         never = traced or any(isinstance(act, ByLibrary) for act in acts)
         self._until_graph: int = 0 if never else settings.get("call_graphs")
-        self._often: Sequence[Act] = (self._whole,) if self._until_graph else acts
         # It lives as long as what else is ready for this memory does; whoever uses it holds it weakly.
         instance.prepared[self] = self
 
@@ -141,8 +141,27 @@ class ReadyLaunch:
         called_last(self.instance)
         if not self._settled:
             self._settle()
-        self._carry_out(self._often, carried)
+        if self._until_graph > 0:
+            self._towards_graph(carried)
+        if self._graph is None or not self._as_graph(carried):
+            self._carry_out(carried)
         return True
+
+    def _towards_graph(self, carried: Carried) -> None:
+        """At the repetitions ahead of the one that makes a graph, and at that; those that somebody captures do not count."""
+        runtime = self._runtime
+        if not runtime.capturing():
+            self._until_graph -= 1
+            if not self._until_graph:
+                self._graph = runtime.recorded(IN_FLIGHT, partial(self._record, carried))
+
+    def _as_graph(self, carried: Carried) -> bool:
+        """Whether the call could be enqueued as a graph, and was."""
+        try:
+            return bool(self._graph(self._runtime.main_stream(), carried))
+        except BaseException as error:
+            self._workspace.poison(error)
+            raise
 
     def _settle(self) -> None:
         """At the first repetition that can, and before it enqueues anything: what is made may take the device's memory."""
@@ -151,33 +170,18 @@ class ReadyLaunch:
 
     def enqueue(self, carried: Carried) -> None:
         """The launch of a call that has looked its instance up."""
-        self._carry_out(self._acts, carried)
+        self._carry_out(carried)
 
-    def _carry_out(self, acts: Sequence[Act], carried: Carried) -> None:
+    def _carry_out(self, carried: Carried) -> None:
         runtime = self._runtime
         now = InFlight(runtime, runtime.main_stream(), self._kernel, carried)
         if self._further:
             now.behind = partial(self._launch_further, now)
-        carry_out(self.instance, acts, now)
+        carry_out(self.instance, self._acts, now)
 
     def _launch_further(self, now: InFlight) -> None:
         for enqueue in self._further:
             now.launch(enqueue)
-
-    def _whole(self, now: InFlight) -> None:
-        """All steps, as a graph where the call has become one."""
-        if not now.captured:
-            if self._until_graph > 0:
-                self._until_graph -= 1
-                if not self._until_graph:
-                    self._graph = self.instance.runtime.recorded(partial(self._record, now.carried))
-                    if self._graph is None:
-                        self._often = self._acts
-            if self._graph is not None and self._graph(now.main, now.carried):
-                now.behind = None
-                return
-        for act in self._acts:
-            act(now)
 
     def _record(self, carried: Carried, recording: Any) -> None:
         now = Recorded(recording, recording.main, self._kernel, carried)

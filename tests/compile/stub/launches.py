@@ -28,7 +28,7 @@ from overlap.runtime.cuda import call_graph
 from overlap.runtime.cuda.bound_launch import _ByAddress, _ByTriton, bound_launch
 from overlap.runtime.cuda.call_graph import Recorder
 from overlap.runtime.cuda.compiled import compiled
-from overlap.runtime.cuda.driver import Stream
+from overlap.runtime.cuda.driver import Event, Stream
 from overlap.runtime.repeat.places import Carried, numbered, place_of
 
 STUB = ctypes.CDLL("libcuda.so.1")
@@ -88,7 +88,7 @@ def refuses(ours: _ByAddress, theirs: _ByTriton) -> None:
 
 def _refused(recorder: Recorder, launch: _ByAddress) -> None:
     try:
-        recorder.record(lambda recording: recording.launch(launch, Carried(call(8))), CALLERS)
+        recorder.record(lambda recording: recording.launch(launch, Carried(call(8))), CALLERS, Event())
     except RuntimeContractError:
         return
     raise AssertionError(f"a graph of {launch.varying}")
@@ -117,7 +117,7 @@ def main() -> None:
         assert not isinstance(ours._launch, nvidia.CudaLauncher), (
             "what calls the driver was not found in this Triton's launcher"
         )
-        recorded = Recorder().record(lambda recording: recording.launch(ours, Carried(call(16))), CALLERS)
+        recorded = Recorder().record(lambda recording: recording.launch(ours, Carried(call(16))), CALLERS, Event())
         refuses(ours, theirs)
         ways = (theirs, ours, recorded)
         seen, alive = set(), []  # what is freed could come back as the next call's memory

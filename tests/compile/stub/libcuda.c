@@ -2,7 +2,8 @@
 
    `stub_sizes` says how many bytes each parameter has, for all kernels or (`stub_kernel`) for one. A tensor map is made of what
    it is encoded from. What is enqueued besides is told in words; a copy of 13 bytes is refused. What is enqueued on a stream that
-   is being recorded becomes part of a graph, and is told when that is launched. Kernels are told with `stub_tell_kernels`. */
+   is being recorded becomes part of a graph, and is told when that is launched. Kernels are told with `stub_tell_kernels`; with
+   `stub_captured` every stream says that it is captured. */
 #include <cuda.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -27,7 +28,7 @@ typedef struct {
   entry *entries[256];
 } graph;
 
-int stub_count, stub_sizes[256], stub_launches, stub_encoded, stub_updates, stub_calls, stub_tell_kernels;
+int stub_count, stub_sizes[256], stub_launches, stub_encoded, stub_updates, stub_calls, stub_tell_kernels, stub_captured;
 CUdeviceptr stub_refused;
 unsigned stub_grid[3], stub_block[3], stub_shared;
 void *stub_stream, *stub_function;
@@ -223,6 +224,10 @@ CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priori
   return TELL("stream %p %u %d;", (void *)*stream, flags, priority);
 }
 
+CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status) {
+  return *status = stub_captured, CUDA_SUCCESS;
+}
+
 CUresult cuStreamGetPriority(CUstream stream, int *priority) { return *priority = stream ? -3 : 0, CUDA_SUCCESS; }
 CUresult cuStreamDestroy(CUstream stream) { return TELL("end %p;", (void *)stream); }
 
@@ -341,5 +346,4 @@ NOTHING(cuModuleGetFunction)
 NOTHING(cuModuleLoadData)
 NOTHING(cuModuleUnload)
 NOTHING(cuOccupancyMaxActiveClusters)
-NOTHING(cuStreamIsCapturing)
 NOTHING(cuTensorMapEncodeIm2col)

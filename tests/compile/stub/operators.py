@@ -31,8 +31,10 @@ from overlap.runtime.cuda.driver import Stream
 from overlap.runtime.cuda.lanes import Lanes, own_lane
 from overlap.runtime.cuda.runtime import CudaRuntime
 
-torch.cuda.is_current_stream_capturing = lambda: False
 STUB = ctypes.CDLL("libcuda.so.1")
+CAPTURED = ctypes.c_int.in_dll(STUB, "stub_captured")
+"""Whether calls are part of somebody's graph."""
+torch.cuda.is_current_stream_capturing = lambda: False
 TOLD = (ctypes.c_char * (1 << 20)).in_dll(STUB, "stub_told")
 WAYS = {"calls": ("0", "0"), "lanes in graphs": ("1", "0"), "one graph": ("0", "2")}
 """The settings ``lane_graphs`` and ``call_graphs``."""
@@ -52,8 +54,6 @@ class StubRuntime(CudaRuntime):
         self._lanes, self._recorder, self._lane_recorder = Lanes(own_lane), None, None
         self.main = Stream(0)
 
-    captured = False
-    """Whether calls are part of somebody's graph."""
     pes: Any = ()
     linked: Any = {}
 
@@ -70,12 +70,12 @@ class StubRuntime(CudaRuntime):
         return self.main
 
     def capturing(self) -> bool:
-        return self.captured
+        return bool(CAPTURED.value)
 
     @contextlib.contextmanager
     def in_order(self, key: Any, main: Stream) -> Any:
         with super().in_order(key, main):
-            yield self.captured
+            yield self.capturing()
 
     def resident(self, kernel: Any, grid: Any, kwargs: dict[str, Any]) -> int:
         return self.sm_count
@@ -177,14 +177,14 @@ def counted(op: str, world: int, options: dict[str, str]) -> dict[str, int]:
         assert wanted == got, f"{op}, call {number}: {len(wanted)} and {len(got)}, {differing[:1]}"
         found["nodes"] = sum(not line.startswith(("record ", "behind ")) for line in got)
     assert not updates.value, "a node was given what it has"
-    group.overlap_runtime.captured = True
+    CAPTURED.value = 1
     runs(*sets[-1][:2], out=sets[-1][2], group=group, backend="copy_engine", **options)
     text = told()
     assert "launched;" not in text, f"{op}: a call that is captured itself goes by its steps"
     assert work(text) == work(told_by["calls"][-1]), text
+    CAPTURED.value = 0
     if options:
         # Memory that a copy's node does not take: the call goes by its steps, and so do all later ones.
-        group.overlap_runtime.captured = False
         os.environ["OVERLAP_LANE_GRAPHS"], os.environ["OVERLAP_CALL_GRAPHS"] = WAYS["one graph"]
         elsewhere = torch.zeros_like(sets[-1][0])
         ctypes.c_uint64.in_dll(STUB, "stub_refused").value = elsewhere.data_ptr()

@@ -1,0 +1,41 @@
+"""The few lines of C that enqueue a recorded call (native.c). What Triton builds its own launchers with builds them, at their
+first use on a machine, into Triton's cache.
+
+Triton launches nothing without a C compiler, so whoever has come here has one.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from overlap.errors import RuntimeContractError
+
+NAME = "overlap_native"
+CAPTURED, IN_KERNEL, IN_MAP, IN_COPY, IN_WAIT, IN_LAUNCH, IN_RECORD = range(1, 8)
+"""Where a call stopped, as native.c counts: ahead of everything, since its stream is captured, or in a function of the driver."""
+WHAT = {
+    IN_KERNEL: "a kernel's address in a call's graph",
+    IN_MAP: "a tensor map over another address",
+    IN_COPY: "a copy's address in a call's graph",
+    IN_WAIT: "waiting for the last call",
+    IN_LAUNCH: "launching a call's graph",
+    IN_RECORD: "recording an event",
+}
+
+
+@cache
+def native() -> Any:
+    """The module.
+
+    Raises:
+        RuntimeContractError: it cannot be built or loaded here, as where the driver is older than CUDA 12.
+    """
+    from triton.runtime.build import compile_module_from_src
+
+    source = Path(__file__).with_suffix(".c").read_text()
+    try:
+        return compile_module_from_src(source, NAME)
+    except Exception as error:  # of whatever builds modules here
+        raise RuntimeContractError(f"native.c: {error}") from None
