@@ -141,7 +141,7 @@ def _make_part(moves, move, number, programs, state, epoch, TRANSPORT: tl.conste
 
 
 @triton.jit
-def _copy(piece, turn, programs, TRANSPORT: tl.constexpr, memory):
+def _copy(piece, turn, programs, TRANSPORT: tl.constexpr, memory=0):
     """Every ``programs``-th block or box of a piece, from number ``turn`` on."""
     kind = tl.load(piece + _KIND)
     if TRANSPORT == _TMA:
