@@ -186,9 +186,16 @@ UNLANDED = ("        at = landed(at)\n", "        tl.debug_barrier()\n")
 
 def test_boxes_that_nobody_waits_for(generated):
     """Assembly waits until their source is read, on every Triton; they land when the part is counted."""
-    way = {"kernel": "persistent_gemm", "backend": "tma_inline"}
+    way = {"kernel": "persistent_gemm", "plan": "all_gather_ring", "backend": "tma_inline"}
     assert faults(generated(**way), shape=BOXES) == ["ok"] * len(SEEDS)
     assert set(faults(generated(words=(UNLANDED,), **way), shape=BOXES)) == {"race"}
+
+
+def test_boxes_of_what_no_fence_stands_behind(generated):
+    """A ring passes on what has come, which the async proxy does not see behind an acquire alone."""
+    way = {"kernel": "persistent_gemm", "plan": "all_gather_ring", "backend": "tma_inline"}
+    unfenced = ("turn = after_async(number, seen)", "turn = after(number, seen)")
+    assert set(faults(generated(words=(unfenced,), **way), shape=BOXES)) == {"race"}
 
 
 SMALL = {"M": 3, "N": 16, "K": 24}
