@@ -11,7 +11,8 @@ A row is measured in one process a GPU as the suite does it, bf16, our call with
     profiled   the same graph, our fused launch by itself and the operator's kernel by itself, under torch.profiler: when each
                kernel and copy began and ended
     recorded   the same call with tiles that record (docs/tracing.md) in a graph, and its fused launch by itself
-    clocks     calls one behind the other, ours and the product alone: the multiprocessors' clock and power as NVML has them
+    clocks     of a multiprocessor from the begin to the end of our call and of the product alone (`sm_clock`); and what calls
+               take one behind the other for a quarter of a second, with clock and power as NVML has them meanwhile
 
 The fused launch by itself is a call of which all steps are left out but the kernel: all flags are still up, nothing is
 copied. `apart` says what the terms are; they are those of the rank whose call takes longest. A recorded call makes all tiles in
@@ -41,6 +42,7 @@ import driver
 import nvml
 import record
 import scores
+import sm_clock
 import suite
 import torch
 import torch.distributed as dist
@@ -49,8 +51,9 @@ from run_suite import attempt
 from timing import QUEUE_CALLS, Queue, sample
 from ways import shown, way
 
-PROFILED, RECORDED = 5, 5
-"""Calls of each kind that are profiled, and that record."""
+PROFILED, RECORDED, STAMPED = 5, 5, 5
+"""Calls of each kind that are profiled, that record, and whose clock is taken."""
+CLOCKED = ("ours_graph", "triton_gemm", "gemm")
 CYCLES = 20_000_000
 """For which the device sleeps ahead of profiled calls, 10 ms: their host is slow."""
 CLOCK_S = 0.25
@@ -216,14 +219,14 @@ class Measured:
                     alone.append(recorded_tiles())
         return tiles, alone, times
 
-    def clocks(self, gpu: Any, us: dict[str, float]) -> dict[str, Any]:
-        """Of our calls and of the product alone, one behind the other; nothing where the driver does not tell."""
-        if not self.session.everywhere(gpu is not None):
-            return {}
-        found = {}
-        for name in ("ours_graph", "triton_gemm"):
-            (ms,) = self.session.largest([us[name] / 1e3])
-            found[name] = back_to_back(self.session, gpu, self.right[name].call, ms)
+    def clocks(self, gpu: Any, us: dict[str, float]) -> dict[str, dict[str, float]]:
+        """Of our calls and of the product alone: in single ones, and one behind the other where the driver tells of clocks."""
+        device, visit = self.session.device, Queue(self.session, calls=1)
+        found = {name: sm_clock.clock_of(self.right[name], visit, device, STAMPED) for name in CLOCKED}
+        if self.session.everywhere(gpu is not None):
+            for name in CLOCKED:
+                (ms,) = self.session.largest([us[name] / 1e3])
+                found[name] |= back_to_back(self.session, gpu, self.right[name].call, ms)
         return found
 
 
@@ -302,9 +305,8 @@ def say(session: Session, row: dict[str, Any]) -> None:
     )
     for title, values in (("us", row["terms"]), ("beside", row["beside"]), ("copies", row["copying"])):
         session.say(f"  {title}: " + ", ".join(f"{name} {value:.1f}" for name, value in values.items()))
-    if all(row["clocks"]):
-        lowest = {name: min(each[name].get("sm_mhz", 0) for each in row["clocks"]) for name in row["clocks"][0]}
-        session.say("  MHz: " + ", ".join(f"{name} {mhz:.0f}" for name, mhz in lowest.items()))
+    for name in CLOCKED:
+        session.say(f"  clocks of {name}: {row['clocks'][row['rank']][name]}")
 
 
 def gpu_of(session: Session) -> Any:

@@ -1,7 +1,13 @@
-"""Rows of bench/gaps.py as one Markdown table, and what profiler and records cost.
+"""Rows of bench/gaps.py as two Markdown tables, and what profiler and records cost.
 
-Of the terms that are no tiles the longest is bold. ``copies run``: from when to when chunks are copied, how much of that time a
-copy runs, and how fast they are then.
+The first has a row's time, its limit and the terms that add up to the time, the longest that is no tiles in bold. The second what
+stands beside them:
+
+    copies run     from when to when chunks are copied, how much of that time a copy runs, and how fast they are then
+    launch alone   the product in our call's own launch, by itself
+    kernel alone   by the operator's kernel as it stands
+    MHz            from the begin to the end of our call, and of that kernel by itself
+    sustained      what our calls take one behind the other, the clock then, and eta with the product as long in that way
 """
 
 from __future__ import annotations
@@ -10,42 +16,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from apart import TERMS
+from scores import BYTES_PER_MS, PRODUCTS, received_bytes
 from suite import Row
 
-CLOCKED = ("ours_graph", "triton_gemm")
+BESIDE = ("copies run", "launch alone", "kernel alone", "MHz", "sustained")
 
 
-def gaps_table_of(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """A line a row, in us: time, limit, the terms that add up to the time, and the product in two ways by itself."""
-    headings = ["", "M, N, K", "ours", "limit", "eta", "asked", *TERMS, "copies run", "launch alone", "kernel alone"]
-    headings.append("MHz")
-    lines = ["|" + "|".join(f" {name} " if name else " " for name in headings) + "|"]
-    lines.append("|---|---" + "|---:" * (len(headings) - 2) + "|")
+def gaps_tables_of(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Both tables in us, a line a row each."""
     good = [row for row in rows if "failed" not in row]
-    for row in good:
-        ours, asked = row["ms"]["ours_graph"], _target(row)
-        cells = [
-            _name(row),
-            _sizes(row),
-            f"{1e3 * ours:.0f}",
-            f"{1e3 * row['limit']:.0f}",
-            f"{row['limit'] / ours:.2f}",
-        ]
-        longest = max((name for name in TERMS if name != "tiles"), key=lambda name: row["terms"][name])
-        cells.append("-" if asked is None else f"{asked:.2f}")
-        cells += [f"**{row['terms'][name]:.0f}**" if name == longest else f"{row['terms'][name]:.0f}" for name in TERMS]
-        cells.append(_copies(row["copying"]))
-        cells += [f"{row['beside'][name]:.0f}" for name in ("alone", "product")]
-        lines.append("| " + " | ".join([*cells, _clocks(row)]) + " |")
+    lines = [*_table(("ours", "limit", "eta", "asked", *TERMS), [(row, _terms(row)) for row in good]), ""]
+    lines += _table(BESIDE, [(row, _beside(row)) for row in good])
     if good:
         (least, most), (low, high) = (
             (min(values), max(values))
             for values in ([row["beside"][name] for row in good] for name in ("profiled", "recorded"))
         )
-        lines += [
-            "",
-            f"Calls took under the profiler {least:.1f} to {most:.1f} us more, those that record {low:.1f} to {high:.1f}.",
-        ]
+        said = f"Calls took {least:.1f} to {most:.1f} us more under the profiler, {low:.1f} to {high:.1f} where tiles record."
+        lines += ["", said]
     left = [f"{_name(row)} {_sizes(row)}: {row['failed']}" for row in rows if "failed" in row]
     return [*lines, *(["", "Left out: " + "; ".join(left) + "."] if left else [])]
 
@@ -54,6 +42,24 @@ def gaps_head_of(rows: Sequence[dict[str, Any]]) -> str:
     """What the rows were measured on."""
     first = rows[0]
     return f"{first['world']} x {first['device']}, {first['dtype']}, us, host ahead:"
+
+
+def _table(headings: Sequence[str], rows: Sequence[tuple[dict[str, Any], list[str]]]) -> list[str]:
+    lines = ["| | " + " | ".join(["M, N, K", *headings]) + " |", "|---|---" + "|---:" * len(headings) + "|"]
+    return lines + ["| " + " | ".join([_name(row), _sizes(row), *cells]) + " |" for row, cells in rows]
+
+
+def _terms(row: dict[str, Any]) -> list[str]:
+    ours, asked, terms = row["ms"]["ours_graph"], _target(row), row["terms"]
+    longest = max((name for name in TERMS if name != "tiles"), key=lambda name: terms[name])
+    cells = [f"{1e3 * ours:.0f}", f"{1e3 * row['limit']:.0f}", f"{row['limit'] / ours:.2f}"]
+    cells.append("-" if asked is None else f"{asked:.2f}")
+    return cells + [f"**{terms[name]:.0f}**" if name == longest else f"{terms[name]:.0f}" for name in TERMS]
+
+
+def _beside(row: dict[str, Any]) -> list[str]:
+    alone = [f"{row['beside'][name]:.0f}" for name in ("alone", "product")]
+    return [_copies(row["copying"]), *alone, _clocks(row), _sustained(row)]
 
 
 def _name(row: dict[str, Any]) -> str:
@@ -65,7 +71,8 @@ def _sizes(row: dict[str, Any]) -> str:
 
 
 def _target(row: dict[str, Any]) -> float | None:
-    return Row(row["op"], row["M"], row["N"], row["K"]).target
+    """What is asked, which is of four ranks."""
+    return Row(row["op"], row["M"], row["N"], row["K"]).target if row["world"] == 4 else None
 
 
 def _copies(found: dict[str, float]) -> str:
@@ -76,6 +83,18 @@ def _copies(found: dict[str, float]) -> str:
 
 
 def _clocks(row: dict[str, Any]) -> str:
-    """Of our calls and of the product alone, on the rank where each is lowest."""
-    found = [[each.get(name, {}).get("sm_mhz") for each in row["clocks"]] for name in CLOCKED]
-    return " / ".join("-" if None in mhz or not mhz else f"{min(mhz):.0f}" for mhz in found)
+    """On the rank that the terms are of."""
+    found = row["clocks"][row["rank"]]
+    return " / ".join(
+        f"{found[name]['mhz']:.0f}" if "mhz" in found[name] else "-" for name in ("ours_graph", "triton_gemm")
+    )
+
+
+def _sustained(row: dict[str, Any]) -> str:
+    """On the rank where each is longest, and the lowest clock of all."""
+    if any("us" not in each["ours_graph"] for each in row["clocks"]):
+        return "-"
+    us = {name: max(each[name]["us"] for each in row["clocks"]) for name in ("ours_graph", *PRODUCTS)}
+    limit = max(min(us[name] for name in PRODUCTS), 1e3 * received_bytes(row) / BYTES_PER_MS)
+    mhz = min(each["ours_graph"]["sm_mhz"] for each in row["clocks"])
+    return f"{us['ours_graph']:.0f}, {mhz:.0f} MHz, eta {limit / us['ours_graph']:.2f}"

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import record
-from gaps_table import gaps_head_of, gaps_table_of
+from gaps_table import gaps_head_of, gaps_tables_of
 from scores import Score, geometric_mean, kind_of, limit_of, score, shapes_of, timed, times_of
 from suite import TALL_FROM, Row
 
@@ -187,9 +187,9 @@ def section_of(result: dict[str, Any], table: Callable[[Sequence[dict[str, Any]]
 
 
 def gaps_section_of(result: dict[str, Any]) -> list[str]:
-    """The same of a file of bench/gaps.py, which is one table."""
+    """The same of a file of bench/gaps.py, whose operators stand together."""
     rows = result["rows"]
-    return [gaps_head_of(rows), "", *gaps_table_of(rows), "", _made_by(result), ""]
+    return [gaps_head_of(rows), "", *gaps_tables_of(rows), "", _made_by(result), ""]
 
 
 def _made_by(result: dict[str, Any]) -> str:

@@ -143,7 +143,11 @@ def told(us, tiles):
     names = ("launch", "opening", "tiles", "slowed", "waiting", "uneven", "sums", "copies", "idle", "rest")
     terms = dict(zip(names, (3.0, 17.0, tiles, 20.0, 30.0, 9.0, 8.0, 7.0, 6.0, 1.0), strict=True))
     beside = {"alone": 330.0, "product": 320.0, "profiled": 2.5, "recorded": 1.25, "again": 0.5, "uneven_alone": 7.0}
-    clocks = {"ours_graph": {"sm_mhz": 1700.0, "capped": 0.5}, "triton_gemm": {"sm_mhz": 1755.0, "capped": 0.0}}
+    clocks = {
+        "ours_graph": {"mhz": 1800, "of": 5, "sm_mhz": 1700.0, "us": us + 19},
+        "triton_gemm": {"mhz": 1850, "of": 5, "sm_mhz": 1500.0, "us": 365.0},
+        "gemm": {"sm_mhz": 1500.0, "us": 360.0},
+    }
     times = {"gemm": 312.0, "triton_gemm": 317.0, "ours": us, "ours_graph": us}
     return {
         "us": times, "terms": terms, "beside": beside, "programs": 128, "copying": COPYING, "clocks": clocks,
@@ -153,18 +157,18 @@ def told(us, tiles):
 
 @pytest.fixture
 def made(bench):
-    """Rows of two ranks, of which the second is the slower."""
+    """A row of four ranks, of which the second is the slowest."""
     gaps, suite = bench("gaps"), bench("suite")
 
-    class Two:
-        world, name = 2, "NVIDIA H200"
+    class Four:
+        world, name = 4, "NVIDIA H200"
 
     row = suite.Row("gemm_ar", 8192, 4096, 14336)
-    return gaps.row_of(row, {}, Two(), "bf16", [told(400.0, 299.0), told(401.0, 300.0)])
+    return gaps.row_of(row, {}, Four(), "bf16", [told(us, us - 101) for us in (400.0, 401.0, 399.0, 400.0)])
 
 
 def test_a_row_is_of_the_slowest_rank_and_knows_its_limit(made):
-    assert made["rank"] == 1 and made["terms"]["tiles"] == 300 and len(made["all_ranks"]) == 2
+    assert made["rank"] == 1 and made["terms"]["tiles"] == 300 and len(made["all_ranks"]) == 4
     assert made["limit"] == 0.312 and made["ms"]["ours_graph"] == 0.401
     assert sum(made["terms"].values()) == pytest.approx(401)
 
@@ -179,10 +183,7 @@ def test_a_row_from_its_steps(bench, monkeypatch, capsys):
         ran = "two shots, 6 chunks"
 
         def __init__(self, *_):
-            self.clocks = lambda gpu, us: {
-                "ours_graph": {"sm_mhz": us["ours_graph"]},
-                "triton_gemm": {"sm_mhz": 1900.0},
-            }
+            self.clocks = lambda gpu, us: {name: {"mhz": 10 * us[name]} for name in gaps.CLOCKED}
 
         def queued(self, names, rounds):
             return {name: {"gemm": 100.0, "triton_gemm": 104.0}.get(name, 140.0) + (rounds == 2) for name in names}
@@ -217,11 +218,18 @@ def test_a_row_from_its_steps(bench, monkeypatch, capsys):
     gaps.say(One(), gaps.row_of(row, {}, One(), "bf16", [mine]))
     said = capsys.readouterr().out
     assert "0.1400 ms, eager 0.1400, limit 0.1000, eta 0.714, rank 0, 128 programs, two shots, 6 chunks" in said
-    assert "us: launch 3.0, opening 9.0, tiles 72.0," in said and "MHz: ours_graph 140, triton_gemm 1900" in said
+    assert "us: launch 3.0, opening 9.0, tiles 72.0," in said and "clocks of triton_gemm: {'mhz': 1040.0}" in said
     assert "copies: from 12.0, until 60.0, busy 48.0, gb_s 21.8, beside 0.0" in said
     monkeypatch.setattr(Steps, "record", lambda self: 1 / 0)
     with pytest.raises(bench("common").Unavailable, match="records: ZeroDivisionError"):
         gaps.measured(One(), watchdog, None, row, {}, options)
+
+
+def test_a_clock_between_two_stamps(bench):
+    """1,800 cycles a us; other multiprocessors count otherwise."""
+    clock = bench("sm_clock")
+    assert clock.megahertz([1000, 70_000, 3, 0, 101_000, 250_000, 3, 0]) == 1800
+    assert clock.megahertz([1000, 70_000, 3, 0, 101_000, 250_000, 4, 0]) is None
 
 
 def test_a_table_of_gaps(bench, made, tmp_path):
@@ -233,18 +241,21 @@ def test_a_table_of_gaps(bench, made, tmp_path):
     document.write_text("before\n<!-- gaps -->\n<!-- /gaps -->\n")
     table.main(["--gaps", str(path), "--into", str(document)])
     lines = document.read_text().splitlines()
-    assert lines[1:3] == ["<!-- gaps -->", "2 x NVIDIA H200, bf16, us, host ahead:"]
+    assert lines[1:3] == ["<!-- gaps -->", "4 x NVIDIA H200, bf16, us, host ahead:"]
     assert lines[4] == (
         "| | M, N, K | ours | limit | eta | asked | launch | opening | tiles | slowed | waiting | uneven | sums | copies | idle "
-        "| rest | copies run | launch alone | kernel alone | MHz |"
+        "| rest |"
     )
     assert lines[6] == (
-        "| gemm_ar | 8192, 4096, 14336 | 401 | 312 | 0.78 | 0.75 | 3 | 17 | 300 | 20 | **30** | 9 | 8 | 7 | 6 | 1 "
-        "| 15 to 415, 75 %, 333 GB/s | 330 | 320 | 1700 / 1755 |"
+        "| gemm_ar | 8192, 4096, 14336 | 401 | 312 | 0.78 | 0.75 | 3 | 17 | 300 | 20 | **30** | 9 | 8 | 7 | 6 | 1 |"
     )
     assert lines[7].startswith("| gemm_ar split=4 | 8192, 4096, 14336 |")
+    assert lines[9] == "| | M, N, K | copies run | launch alone | kernel alone | MHz | sustained |"
+    assert lines[11] == (
+        "| gemm_ar | 8192, 4096, 14336 | 15 to 415, 75 %, 333 GB/s | 330 | 320 | 1800 / 1850 | 420, 1700 MHz, eta 0.86 |"
+    )
     assert "Left out: gemm_ar 1, 4096, 14336: serial: it is small." in lines
-    assert any("profiler 2.5 to 2.5 us more, those that record 1.2 to 1.2" in line for line in lines)
+    assert "Calls took 2.5 to 2.5 us more under the profiler, 1.2 to 1.2 where tiles record." in lines
     assert lines[-1] == "<!-- /gaps -->" and "commit c0ffee" in lines[-2]
 
 
