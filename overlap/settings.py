@@ -194,13 +194,13 @@ SETTINGS: dict[str, Setting] = {
             int,
             0,
             "Sums made behind a kernel that are smaller are fetched by the ranks that need them, in the launch that puts them in "
-            "place; larger ones are copied to them.",
+            "place; larger ones are copied to them. Without `store_sums`.",
             minimum=0,
         ),
         Setting(
             "store_sums",
             bool,
-            False,
+            True,
             "Sums that are sent on are stored in peers' memory by the launch that makes them; otherwise copy engines send them "
             "behind it.",
         ),

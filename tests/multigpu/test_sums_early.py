@@ -103,6 +103,7 @@ def test_in_graphs_of_the_caller_and_of_our_own(case, graphs, monkeypatch):
 def test_stored_where_they_go(case, programs, monkeypatch):
     """Sums that are sent on, beside the kernel and behind it, by calls and in a graph, with a late rank now and then."""
     inputs = [operands(case[2], seed) for seed in range(3)]
+    monkeypatch.setenv("OVERLAP_STORE_SUMS", "0")
     copied = [call(case, monkeypatch, 0, each) for each in inputs]
     monkeypatch.setenv("OVERLAP_STORE_SUMS", "1")
     y = torch.empty_like(copied[0])

@@ -20,6 +20,11 @@ pytestmark = pytest.mark.one_triton
 BELOW = "OVERLAP_FETCH_BELOW_BYTES"
 
 
+@pytest.fixture(autouse=True)
+def not_stored(monkeypatch):
+    monkeypatch.setenv("OVERLAP_STORE_SUMS", "0")
+
+
 @pytest.fixture
 def fetching(monkeypatch):
     monkeypatch.setenv(BELOW, str(1 << 40))

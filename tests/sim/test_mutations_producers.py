@@ -336,8 +336,9 @@ def test_a_push_into_another_ranks_slot(made, monkeypatch):
     assert set(found) <= {"race", "unwritten"}, found
 
 
-def test_a_lane_forked_before_the_sum_it_sends(made):
+def test_a_lane_forked_before_the_sum_it_sends(made, monkeypatch):
     """Two-shot: the second step's copies leave before the own shard is whole."""
+    monkeypatch.setenv("OVERLAP_STORE_SUMS", "0")
 
     def mutate(rank, steps):
         forks = [i for i, s in enumerate(steps) if isinstance(s, st.Fork)]

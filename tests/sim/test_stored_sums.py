@@ -41,6 +41,7 @@ def storing(monkeypatch):
 )
 def test_the_same_bits_as_copied(world, programs, options, monkeypatch):
     options = {"plan": TWO_SHOT, **options}
+    monkeypatch.setenv(STORE, "0")
     copied, _ = called(monkeypatch, gemm_ar, world, programs, **options)
     monkeypatch.setenv(STORE, "1")
     found, early = called(monkeypatch, gemm_ar, world, programs, seed=1, **options)

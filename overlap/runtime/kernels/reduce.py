@@ -58,12 +58,14 @@ def _offsets(at, i0, i1, i2, i3, DIMS: tl.constexpr, VEC: tl.constexpr):
 
 
 @triton.jit
-def _store_at_peers(data, value, first, stores, i0, i1, i2, i3, inside, DIMS: tl.constexpr, VEC: tl.constexpr):
+def _store_at_peers(
+    data, value, first, stores, i0, i1, i2, i3, inside, DIMS: tl.constexpr, VEC: tl.constexpr, EVICT: tl.constexpr
+):
     """Stores words of a piece in all ``stores`` places that stand from ``first`` on."""
     lanes = tl.arange(0, VEC)
     for j in range(stores):
         to = _offsets(first + j * _SUMMAND, i0, i1, i2, i3, DIMS, VEC)[:, None] + lanes[None, :]
-        tl.store(data + to, value, mask=inside)
+        tl.store(data + to, value, mask=inside, eviction_policy=EVICT)
 
 
 @triton.jit(do_not_specialize=UNSPECIALISED)
@@ -84,14 +86,17 @@ def sum_kernel(
     BLOCK: tl.constexpr,
     CREDITS: tl.constexpr = False,
     STORES: tl.constexpr = False,
+    BESIDE: tl.constexpr = False,
 ):
     """Adds pieces of one tensor.
 
     ``data``: this rank's symmetric memory of it; ``out``: its result; ``table``: int64 words, see above; ``state``: state words;
     ``peers``, ``credits``: words that are raised when all is read and stored, as `give_credits` takes them, with ``CREDITS``;
-    ``STORES``: some of it is stored in other ranks' memory;
+    ``STORES``: some of it is stored in other ranks' memory; ``BESIDE``: a kernel runs meanwhile, whose operands shall stay in the
+    cache before what passes through here once;
     ``DIMS``: loops that a piece takes at most; ``WIDE``: more words than 32 bits index; ``SUMMANDS``: loaded at a time.
     """
+    EVICT: tl.constexpr = "evict_first" if BESIDE else ""
     pid = tl.program_id(0)
     epoch = ol.now(state)
     lanes = tl.arange(0, VEC)
@@ -152,16 +157,16 @@ def sum_kernel(
                 to = _offsets(piece + _OUT, i0, i1, i2, i3, DIMS, VEC)[:, None] + lanes[None, :]
                 keep = _offsets(piece + _KEPT, i0, i1, i2, i3, DIMS, VEC)[:, None] + lanes[None, :]
                 at = _offsets(first, i0, i1, i2, i3, DIMS, VEC)[:, None] + lanes[None, :]
-                moved = tl.load(data + at, mask=inside)
+                moved = tl.load(data + at, mask=inside, eviction_policy=EVICT)
                 if count == 1:
                     # Moved, not computed with: every bit arrives.
                     if result >= 0:
-                        tl.store(out + to, moved.to(out.dtype.element_ty), mask=inside)
+                        tl.store(out + to, moved.to(out.dtype.element_ty), mask=inside, eviction_policy=EVICT)
                     if kept >= 0:
-                        tl.store(data + keep, moved, mask=inside)
+                        tl.store(data + keep, moved, mask=inside, eviction_policy=EVICT)
                     if STORES:
                         stored = table + tl.load(piece + _STORED)
-                        _store_at_peers(data, moved, stored, stores, i0, i1, i2, i3, inside, DIMS, VEC)
+                        _store_at_peers(data, moved, stored, stores, i0, i1, i2, i3, inside, DIMS, VEC, EVICT)
                 else:
                     total = moved.to(ACCUMULATOR)
                     for j0 in range(1, count, SUMMANDS):
@@ -171,7 +176,7 @@ def sum_kernel(
                             there = j < count
                             row = first + tl.minimum(j, count - 1) * _SUMMAND
                             more = _offsets(row, i0, i1, i2, i3, DIMS, VEC)[:, None] + lanes[None, :]
-                            added = tl.load(data + more, mask=inside & there, other=0.0)
+                            added = tl.load(data + more, mask=inside & there, other=0.0, eviction_policy=EVICT)
                             total = tl.where(there, total + added.to(ACCUMULATOR), total)
                     # A sum that is sent on is rounded as it travels, so that its owner has what the others get.
                     if STORES:
@@ -179,12 +184,12 @@ def sum_kernel(
                             total = total.to(data.dtype.element_ty).to(ACCUMULATOR)
                             stored = table + tl.load(piece + _STORED)
                             sent = total.to(data.dtype.element_ty)
-                            _store_at_peers(data, sent, stored, stores, i0, i1, i2, i3, inside, DIMS, VEC)
+                            _store_at_peers(data, sent, stored, stores, i0, i1, i2, i3, inside, DIMS, VEC, EVICT)
                     if kept >= 0:
                         total = total.to(data.dtype.element_ty).to(ACCUMULATOR)
-                        tl.store(data + keep, total.to(data.dtype.element_ty), mask=inside)
+                        tl.store(data + keep, total.to(data.dtype.element_ty), mask=inside, eviction_policy=EVICT)
                     if result >= 0:
-                        tl.store(out + to, total.to(out.dtype.element_ty), mask=inside)
+                        tl.store(out + to, total.to(out.dtype.element_ty), mask=inside, eviction_policy=EVICT)
     if CREDITS:
         if last_to_end(state, programs, STORES):
             give_credits(peers, credits, epoch)
