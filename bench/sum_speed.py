@@ -20,35 +20,34 @@ import triton.language as tl
 
 from overlap.runtime.kernels.reduce import sum_kernel
 from overlap.runtime.launch import prepared
-from overlap.runtime.tables.sums import BLOCK_ELEMENTS, Addition, Operand, sum_table
+from overlap.runtime.tables.sums import WARP_ELEMENTS, Addition, Operand, sum_table
 
 FLUSH_BYTES = 256 << 20
 AHEAD_CYCLES = 400_000
 
 
 class Shape(NamedTuple):
-    """A launch: warps, programs a multiprocessor, summands at a time, and elements of a block."""
+    """A launch: warps, programs a multiprocessor, and elements of a block for each warp."""
 
     warps: int
     programs: int
-    at_a_time: int = 8
-    block: int = BLOCK_ELEMENTS
+    elements: int = WARP_ELEMENTS
 
 
 SHAPES = {
-    "behind": Shape(prepared.SUM_WARPS, prepared.SUM_PROGRAMS, prepared.AT_A_TIME),
-    "beside": Shape(prepared.BESIDE_WARPS, prepared.BESIDE_PROGRAMS, prepared.BESIDE_AT_A_TIME),
+    "behind": Shape(prepared.SUM_WARPS, prepared.SUM_PROGRAMS),
+    "beside": Shape(prepared.BESIDE_WARPS, prepared.BESIDE_PROGRAMS),
     "8 warps, 3 programs": Shape(8, 3),
     "8 warps, 4 programs": Shape(8, 4),
     "8 warps, 8 programs": Shape(8, 8),
-    "8 warps, 2 programs, 8192": Shape(8, 2, block=8192),
-    "4 warps, 4 programs, 2048": Shape(4, 4, block=2048),
-    "4 warps, 6 programs, 2048": Shape(4, 6, block=2048),
-    "4 warps, 8 programs, 2048": Shape(4, 8, block=2048),
-    "4 warps, 3 programs": Shape(4, 3),
+    "8 warps, 2 programs, twice the block": Shape(8, 2, 2 * WARP_ELEMENTS),
+    "4 warps, 3 programs, twice the block": Shape(4, 3, 2 * WARP_ELEMENTS),
     "4 warps, 4 programs": Shape(4, 4),
-    "4 warps, 32 programs, 2048": Shape(4, 32, block=2048),
-    "16 warps, 2 programs, 8192": Shape(16, 2, block=8192),
+    "4 warps, 6 programs": Shape(4, 6),
+    "4 warps, 8 programs": Shape(4, 8),
+    "4 warps, 32 programs": Shape(4, 32),
+    "16 warps, 1 program": Shape(16, 1),
+    "16 warps, 2 programs": Shape(16, 2),
 }
 
 
@@ -56,8 +55,8 @@ def launch(elements: int, summands: int, shape: Shape, units: int) -> tuple[tupl
     """Grid and arguments of a sum of pieces of so many bf16 elements, in tensors of their own."""
     where = [Operand(number * elements, (1,)) for number in range(summands)]
     addition = Addition((elements,), tuple((operand, -1) for operand in where), Operand(0, (1,)), None)
-    table = sum_table([addition], 2)
-    block = shape.block // table.vec
+    table = sum_table([addition], 2, shape.warps)
+    block = shape.elements * shape.warps // table.vec
     programs = min(shape.programs * units, -(-table.words // block))
     data = torch.randn(summands * elements, device="cuda", dtype=torch.bfloat16)
     state = torch.zeros(4096, device="cuda", dtype=torch.int64)
@@ -66,7 +65,7 @@ def launch(elements: int, summands: int, shape: Shape, units: int) -> tuple[tupl
         "table": torch.tensor(table.values, device="cuda", dtype=torch.int64), "state": state,
         "pieces": table.pieces, "programs": programs, "peers": state, "credits": 0,
         "DIMS": table.dims, "WIDE": False, "VEC": table.vec,
-        "SUMMANDS": max(1, min(shape.at_a_time, summands - 1)), "ACCUMULATOR": tl.float32, "BLOCK": block,
+        "SUMMANDS": 2 if summands <= 2 else 4, "ACCUMULATOR": tl.float32, "BLOCK": block,
         "num_warps": shape.warps,
     }  # fmt: skip
     return (programs, 1, 1), arguments
@@ -115,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             gb_s = (summands + 1) * (mib << 20) / us / 1e3
             said.append(f"{us:7.1f} {gb_s:5.0f}")
             rows.append({"kind": "sum speed", "shape": name, "mib": mib, "summands": summands, "us": round(us, 1)})
-        print(f"  {name:30}" + " |".join(said), flush=True)
+        print(f"  {name:38}" + " |".join(said), flush=True)
     record.write_asked(options.json, rows, [record.clocks("start")], options.commit, 1)
 
 

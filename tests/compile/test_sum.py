@@ -9,6 +9,7 @@ import triton.language as tl
 from overlap.build import check, compile_kernel, parse_target
 from overlap.runtime.kernels.reduce import sum_kernel
 from overlap.runtime.launch.prepared import SUM_WARPS
+from overlap.runtime.tables.sums import WARP_ELEMENTS
 
 from .support import meta, state
 
@@ -19,7 +20,7 @@ def built(
     vec=8,
     dtype=torch.bfloat16,
     out=torch.bfloat16,
-    summands=3,
+    summands=4,
     wide=False,
     credits=False,
     stores=False,
@@ -45,7 +46,7 @@ def built(
         WIDE=wide,
         VEC=vec,
         SUMMANDS=summands,
-        BLOCK=4096 // vec,
+        BLOCK=WARP_ELEMENTS * warps // vec,
     )
     return compile_kernel(
         sum_kernel, tensors | sizes | dict(ACCUMULATOR=tl.float32), parse_target(target), {"num_warps": warps}
@@ -69,6 +70,17 @@ def test_words_are_loaded_by_one_access(dtype, out, vec, dims):
     assert not re.search(r"ld\.global\.(v\d\.)?b(8|16)\b", ptx)
 
 
+@pytest.mark.parametrize("summands", [2, 4])
+def test_summands_are_on_their_way_together(summands):
+    """Loads of all words of a block, two a thread, stand ahead of a barrier, what is computed from them behind it."""
+    text = built(dims=1, summands=summands).assembly
+    first_sum = text.index("add.f32")
+    barrier = text.rindex("bar.red", 0, first_sum)
+    loads = [found.start() for found in re.finditer(r"ld\.global\.v4\.b32", text) if found.start() < first_sum]
+    moved = 2
+    assert len(loads) == moved + 2 * summands and loads[-1] < barrier
+
+
 def test_what_is_not_aligned_is_read_element_by_element():
     ptx = built(vec=1).assembly
     assert re.search(r"ld\.global\.b16", ptx) and not re.search(r"ld\.global\.v", ptx)
@@ -79,7 +91,7 @@ def test_what_is_not_aligned_is_read_element_by_element():
 )
 def test_what_is_only_moved_goes_as_integers(dtype, vec):
     """As transfers move tensors of any dtype: one summand a piece, and no arithmetic on the way."""
-    made = built(dtype=dtype, out=dtype, vec=vec, summands=1)
+    made = built(dtype=dtype, out=dtype, vec=vec, summands=2)
     assert check(made, guarded=["data"], flags="state") == []
     assert re.search(r"ld\.global\.(v4\.b32|v2\.b64)" if vec > 1 else r"ld\.global\.b64", made.assembly)
 

@@ -151,14 +151,14 @@ def test_credits_by_a_kernel_and_by_the_last_program_of_a_sum(world):
     parts = torch.randn(3, WORDS, device=DEVICE)
     flag = flag_base(world) * SLOT_WORDS
     summands = tuple((Operand(i * WORDS, (1,)), flag if i else -1) for i in range(3))
-    table = sum_table([Addition((WORDS,), summands, Operand(0, (1,)), None)], 4)
+    table = sum_table([Addition((WORDS,), summands, Operand(0, (1,)), None)], 4, 8)
     words = torch.tensor(table.values, device=DEVICE)
 
     def add(programs):
         out = torch.full((WORDS,), float("nan"), device=DEVICE)
         sum_kernel[programs, 1, 1](
             parts, out, words, states.own, pieces=table.pieces, programs=programs, peers=to, credits=len(states.others),
-            DIMS=table.dims, WIDE=False, VEC=table.vec, SUMMANDS=2, ACCUMULATOR=ACCUMULATORS["fp32"], BLOCK=table.block,
+            DIMS=table.dims, WIDE=False, VEC=table.vec, SUMMANDS=4, ACCUMULATOR=ACCUMULATORS["fp32"], BLOCK=table.block,
             CREDITS=True, num_warps=8,
         )  # fmt: skip
         return out

@@ -80,7 +80,7 @@ def test_sums_are_on_no_lane(storing, programs, monkeypatch):
 def several_programs(storing, monkeypatch):
     """Sums take more programs than one."""
     counts = []
-    monkeypatch.setattr(sums, "BLOCK_ELEMENTS", 32)
+    monkeypatch.setattr(sums, "WARP_ELEMENTS", 4)
     whole = prepared.SumLaunch
 
     def watched(grid, arguments, results):

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 import overlap.language as ol
+from overlap.language.awaits import behind_barrier
 
 from .credits import give_credits, last_to_end
 
@@ -58,6 +59,14 @@ def _offsets(at, i0, i1, i2, i3, DIMS: tl.constexpr, VEC: tl.constexpr):
 
 
 @triton.jit
+def _summand(data, first, j, count, i0, i1, i2, i3, inside, DIMS: tl.constexpr, VEC: tl.constexpr, EVICT: tl.constexpr):
+    """Words of a summand of ``count``; zeros behind the last one."""
+    at = _offsets(first + tl.minimum(j, count - 1) * _SUMMAND, i0, i1, i2, i3, DIMS, VEC)
+    there = inside & (j < count)
+    return tl.load(data + at[:, None] + tl.arange(0, VEC)[None, :], mask=there, other=0.0, eviction_policy=EVICT)
+
+
+@triton.jit
 def _store_at_peers(
     data, value, first, stores, i0, i1, i2, i3, inside, DIMS: tl.constexpr, VEC: tl.constexpr, EVICT: tl.constexpr
 ):
@@ -94,7 +103,7 @@ def sum_kernel(
     ``peers``, ``credits``: words that are raised when all is read and stored, as `give_credits` takes them, with ``CREDITS``;
     ``STORES``: some of it is stored in other ranks' memory; ``BESIDE``: a kernel runs meanwhile, whose operands shall stay in the
     cache before what passes through here once;
-    ``DIMS``: loops that a piece takes at most; ``WIDE``: more words than 32 bits index; ``SUMMANDS``: loaded at a time.
+    ``DIMS``: loops that a piece takes at most; ``WIDE``: more words than 32 bits index; ``SUMMANDS``: loaded together, 2 or 4.
     """
     EVICT: tl.constexpr = "evict_first" if BESIDE else ""
     pid = tl.program_id(0)
@@ -156,10 +165,9 @@ def sum_kernel(
                 i3 = i3.to(tl.int64)
                 to = _offsets(piece + _OUT, i0, i1, i2, i3, DIMS, VEC)[:, None] + lanes[None, :]
                 keep = _offsets(piece + _KEPT, i0, i1, i2, i3, DIMS, VEC)[:, None] + lanes[None, :]
-                at = _offsets(first, i0, i1, i2, i3, DIMS, VEC)[:, None] + lanes[None, :]
-                moved = tl.load(data + at, mask=inside, eviction_policy=EVICT)
                 if count == 1:
                     # Moved, not computed with: every bit arrives.
+                    moved = _summand(data, first, 0, count, i0, i1, i2, i3, inside, DIMS, VEC, EVICT)
                     if result >= 0:
                         tl.store(out + to, moved.to(out.dtype.element_ty), mask=inside, eviction_policy=EVICT)
                     if kept >= 0:
@@ -168,16 +176,20 @@ def sum_kernel(
                         stored = table + tl.load(piece + _STORED)
                         _store_at_peers(data, moved, stored, stores, i0, i1, i2, i3, inside, DIMS, VEC, EVICT)
                 else:
-                    total = moved.to(ACCUMULATOR)
-                    for j0 in range(1, count, SUMMANDS):
-                        # Several loads in flight, added in their order.
-                        for k in tl.static_range(SUMMANDS):
-                            j = j0 + k
-                            there = j < count
-                            row = first + tl.minimum(j, count - 1) * _SUMMAND
-                            more = _offsets(row, i0, i1, i2, i3, DIMS, VEC)[:, None] + lanes[None, :]
-                            added = tl.load(data + more, mask=inside & there, other=0.0, eviction_policy=EVICT)
-                            total = tl.where(there, total + added.to(ACCUMULATOR), total)
+                    total = tl.zeros([BLOCK, VEC], ACCUMULATOR)
+                    for j in range(0, count, SUMMANDS):
+                        # On their way together, and added in their order.
+                        got0 = _summand(data, first, j, count, i0, i1, i2, i3, inside, DIMS, VEC, EVICT)
+                        got1 = _summand(data, first, j + 1, count, i0, i1, i2, i3, inside, DIMS, VEC, EVICT)
+                        if SUMMANDS > 2:
+                            got2 = _summand(data, first, j + 2, count, i0, i1, i2, i3, inside, DIMS, VEC, EVICT)
+                            got3 = _summand(data, first, j + 3, count, i0, i1, i2, i3, inside, DIMS, VEC, EVICT)
+                        begun = got0.to(ACCUMULATOR)
+                        total = tl.where(behind_barrier(j) == 0, begun, total + begun)
+                        total = tl.where(j + 1 < count, total + got1.to(ACCUMULATOR), total)
+                        if SUMMANDS > 2:
+                            total = tl.where(j + 2 < count, total + got2.to(ACCUMULATOR), total)
+                            total = tl.where(j + 3 < count, total + got3.to(ACCUMULATOR), total)
                     # A sum that is sent on is rounded as it travels, so that its owner has what the others get.
                     if STORES:
                         if stores > 0:

@@ -28,9 +28,7 @@ from .elsewhere import fetched_from, stored_at
 SUM_WARPS = 8
 SUM_PROGRAMS = 2
 """Programs of the sum kernel a multiprocessor, at most: enough to read at full speed, and room for others beside it."""
-AT_A_TIME = 8
-"""Summands that are loaded at a time, at most."""
-BESIDE_WARPS, BESIDE_PROGRAMS, BESIDE_AT_A_TIME = 4, 1, 3
+BESIDE_WARPS, BESIDE_PROGRAMS = 4, 1
 """The same of sums beside a kernel: what the largest tiles of our products leave of a multiprocessor's registers holds one such
 program (tests/compile/test_sum.py), so that a sum spreads over all of them, and not only over those that are left free. On four
 H200s the sum of half of 16 MiB took 175 us on 4 free ones (docs/performance.md, "Sums while the kernel runs")."""
@@ -117,12 +115,10 @@ def _sum(instance: BoundPlan, step: st.Sum, out: torch.Tensor, credited: tuple[i
     for piece in pieces:
         away = fetched_from(instance, piece, part), stored_at(instance, piece, step.stores, part)
         additions.append(addition(piece, part.layout, slots, runtime.world, part.held, strides, *away))
-    table = sum_table(additions, part.dtype.itemsize)
     # What a sum waits for may be carried by kernels, of this rank and of others: half of the multiprocessors is theirs.
     follows = step.lane is None
-    warps, each, at_a_time = (
-        (SUM_WARPS, SUM_PROGRAMS, AT_A_TIME) if follows else (BESIDE_WARPS, BESIDE_PROGRAMS, BESIDE_AT_A_TIME)
-    )
+    warps, each = (SUM_WARPS, SUM_PROGRAMS) if follows else (BESIDE_WARPS, BESIDE_PROGRAMS)
+    table = sum_table(additions, part.dtype.itemsize, warps)
     most = max(1, runtime.sm_count // 2) if instance.networked else each * runtime.sm_count
     programs = max(1, min(most, table.blocks))
     told = _done_addresses(instance, credited)
@@ -140,7 +136,7 @@ def _sum(instance: BoundPlan, step: st.Sum, out: torch.Tensor, credited: tuple[i
         "DIMS": table.dims,
         "WIDE": table.words > 2**30,
         "VEC": table.vec,
-        "SUMMANDS": max(1, min(at_a_time, table.widest - 1)),
+        "SUMMANDS": 2 if table.widest <= 2 else 4,
         "ACCUMULATOR": accumulator,
         "BLOCK": table.block,
         "CREDITS": bool(told),

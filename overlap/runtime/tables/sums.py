@@ -21,7 +21,8 @@ from ..memory.layout import RankLayout, Region
 
 WORD_BYTES = 16
 ACCUMULATORS = {"fp32": tl.float32, "fp64": tl.float64}
-BLOCK_ELEMENTS = 4096
+WARP_ELEMENTS = 512
+"""Of a block for each warp: two words a thread of 16-bit elements, of four summands on their way together 32 registers."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +113,8 @@ def addition(
     return Addition(box.shape, tuple(summands), out, kept, tuple(stores[op] for op in piece.ops if op in stores))
 
 
-def sum_table(additions: Sequence[Addition], itemsize: int) -> SumTable:
-    """The kernel's table for pieces of one tensor of ``itemsize`` bytes an element, none of them empty.
+def sum_table(additions: Sequence[Addition], itemsize: int, warps: int) -> SumTable:
+    """The kernel's table for pieces of one tensor of ``itemsize`` bytes an element, none of them empty; ``warps`` a program.
 
     Raises:
         UnsupportedError: a piece takes more than four loops.
@@ -122,7 +123,7 @@ def sum_table(additions: Sequence[Addition], itemsize: int) -> SumTable:
     vec = max(1, WORD_BYTES // itemsize)
     for added, (sizes, columns) in zip(additions, merged, strict=True):
         vec = _word(vec, sizes, columns, [operand.offset for operand in added.operands])
-    block = BLOCK_ELEMENTS // vec
+    block = WARP_ELEMENTS * warps // vec
     values: list[int] = []
     rows: list[int] = []
     begin = len(additions) * PIECE_WORDS

@@ -70,7 +70,7 @@ def test_a_table_adds_what_its_pieces_say(order, columns, out_order):
     flags = {op: number for number, op in enumerate(sorted(slots))}
     strides = dense_strides(held.shape, out_order)
     additions = [addition(p, layout, flags, WORLD, held, strides) for p in made]
-    table = sum_table(additions, itemsize=2)
+    table = sum_table(additions, itemsize=2, warps=8)
     data = [random.Random(0).randrange(1000) for _ in range(size)]
     before = list(data)
     data, out = carried_out(table, data, [None] * held.size)
@@ -107,22 +107,22 @@ def test_a_table_adds_what_its_pieces_say(order, columns, out_order):
 def test_words_are_as_wide_and_loops_as_few_as_all_operands_allow(shape, strides, offset, itemsize, vec, dims):
     operand = Operand(offset, strides)
     added = Addition(shape, ((operand, -1), (operand, -1)), operand, None)
-    table = sum_table([added], itemsize)
+    table = sum_table([added], itemsize, 8)
     assert (table.vec, table.dims) == (vec, dims)
     wide = Addition((4, 64), ((Operand(0, (64, 1)), -1),), Operand(0, (64, 1)), None)
-    assert sum_table([wide, added], itemsize).vec == vec, "one piece decides for all"
+    assert sum_table([wide, added], itemsize, 8).vec == vec, "one piece decides for all"
 
 
 def test_five_loops_are_refused():
     operand = Operand(0, (10000, 1000, 100, 12, 2))
     with pytest.raises(UnsupportedError, match="takes 5 loops"):
-        sum_table([Addition((2, 2, 2, 2, 2), ((operand, -1),), operand, None)], 2)
+        sum_table([Addition((2, 2, 2, 2, 2), ((operand, -1),), operand, None)], 2, 8)
 
 
 def test_pieces_are_dealt_out_one_behind_the_other():
     operand = Operand(0, (4096, 1))
     added = Addition((5, 4096), ((operand, -1),), operand, None)
-    table = sum_table([added, added], 2)
+    table = sum_table([added, added], 2, 8)
     assert [table.values[7], table.values[PIECE_WORDS + 7]] == [0, 5]
     assert table.blocks == 10
 
