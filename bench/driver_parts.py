@@ -1,7 +1,8 @@
 """Where the host time of calls goes: to each function of the driver, to launches through Triton's launcher, and to the rest.
 
 Functions of libcuda are timed where Python finds them, so what they are called with is converted by ctypes inside their time. Two
-looks at the clock are in each, some 0.2 us. What native.c calls it times itself.
+looks at the clock are in each, some 0.2 us. What is called from C (`overlap.runtime.native`) is
+timed there.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from overlap.runtime.cuda import bound_launch, driver
-from overlap.runtime.cuda.native import native
+from overlap.runtime.native.build import native
 
 FUNCTIONS = (
     "cuEventRecord",
@@ -64,7 +65,7 @@ class DriverParts:
             rest = whole[-1]
             for name, nanoseconds in self._native.times().items():
                 if nanoseconds:
-                    self._spent[f"{name}, by native.c"].append(1e-9 * nanoseconds)
+                    self._spent[f"{name}, from C"].append(1e-9 * nanoseconds)
             for name, times in self._spent.items():
                 count[name] = len(times)
                 parts[name].append(sum(times))

@@ -8,6 +8,7 @@ protocol.py     what a runtime must do, on GPUs (cuda/) and simulated (`overlap.
 folders.py      where files are kept that all processes of a user share
 
 calls/      from what a user calls to one launch with everything bound
+native/     what a repeated call does, in C
 repeat/     calls that are like an earlier one but for where their tensors lie
 launch/     the steps of a launch, made ready and enqueued
 transfer/   a plan without a kernel

@@ -429,14 +429,19 @@ def instance_for(
 
 def called_last(instance: Instance) -> None:
     """Puts an instance at the end of the runtime's, where the one called last stands."""
-    cache: dict[Any, Any] = instance.runtime.overlap_instances  # type: ignore[attr-defined]
+    runtime: Any = instance.runtime
+    cache: dict[Any, Any] = runtime.overlap_instances
     if next(reversed(cache.values())) is not instance:
         cache[instance.known_as] = cache.pop(instance.known_as)
+    runtime.overlap_last = instance
 
 
 def instances(runtime: Runtime) -> dict[Any, Any]:
     """The runtime's instances and other bound plans, the one called last at the end."""
-    cache = getattr(runtime, "overlap_instances", None)
+    found: Any = runtime
+    # Whoever asks may put another one at the end.
+    found.overlap_last = None
+    cache: dict[Any, Any] | None = getattr(found, "overlap_instances", None)
     if cache is None:
-        cache = runtime.overlap_instances = {}  # type: ignore[attr-defined]
+        cache = found.overlap_instances = {}
     return cache

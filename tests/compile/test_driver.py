@@ -89,3 +89,9 @@ def test_a_graph_of_copies_out_of_the_callers_tensor_is_given_its_address(on_stu
         "ag_gemm, 3 ranks: calls 14, lanes in graphs 14, one graph 7, nodes 8\n"
         "by default repetition 16 of a call is a graph\n"
     )
+
+
+@pytest.mark.one_triton
+def test_calls_that_are_alike_are_made_again_in_c_and_no_others(on_stub):
+    """Layouts, alignment, settings, gradients, hooks, captures, streams, threads, faults, memory that grows, references."""
+    assert on_stub("again.py") == "calls that are alike are made again in C, and no others\n"

@@ -4,7 +4,6 @@ runtime.py        `CudaRuntime`: the protocol, with side streams and peer copies
 driver.py         calls of the CUDA driver with arguments that are converted once
 lanes.py          side streams of a launch, and the events between them
 call_graph.py     a repeated call as one CUDA graph whose kernels are given the addresses of each call
-native.py         builds native.c, which enqueues such a graph
 bound_launch.py   a compiled kernel's launch with its arguments bound
 launchers.py      Triton's launchers, below the work that every launch repeats
 scratch.py        memory for kernels that make tensor descriptors on the device

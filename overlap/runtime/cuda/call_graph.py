@@ -3,8 +3,8 @@
     recorded, once   entry | fork  lanes  kernel  join | sum      on streams that nobody else uses; what takes addresses is kept
     each call        addresses that are new -> the nodes that take them | one launch of the graph
 
-The addresses are given, and the graph launched, by native.c. What a node is given holds for launches that come later; launches
-in flight keep what they were given, and two launches of one graph run one behind the other (CUDA driver API,
+Addresses are given, and the graph is launched, in C (`overlap.runtime.native`). What a node is given holds for launches that come
+later; launches in flight keep what they were given, and two launches of one graph run one behind the other (CUDA driver API,
 ``cuGraphExecKernelNodeSetParams``, ``cuGraphLaunch``). Kernels of the main stream, sums beside it and copies out of the caller's
 tensor take addresses. Of copies only those of one piece may be given another (``cuGraphExecMemcpyNodeSetParams``), so calls that
 copy rows go by calls of the driver.
@@ -25,12 +25,12 @@ from triton.runtime import _allocation
 from overlap.errors import RuntimeContractError
 
 from ..launch.prepared import Enqueue
+from ..native.build import CAPTURED, IN_COPY, WHAT, native
 from ..repeat.places import Carried
 from .bound_launch import Varying
 from .driver import CopyOut, Event, OwnStream, Stream, check, ends_with, libcuda, one_by_one, recorded
 from .lanes import Lanes, own_lane
 from .launchers import watched
-from .native import CAPTURED, IN_COPY, WHAT, native
 from .scratch import scratch
 
 MOST = 128
@@ -223,7 +223,7 @@ class _Node:
                 raise RuntimeContractError(f"parameter {number} of a recorded kernel is another than was thought")
             places.append((place.number, place.offset, address, start + at, described))
         self.told = node, ctypes.addressof(self._told), 0, places
-        """As native.c takes it; this object keeps the memory."""
+        """As graph.c takes it; this object keeps the memory."""
 
 
 class _CopyNode:
@@ -282,10 +282,10 @@ class CallGraph:
     def __init__(self, graph: Any, made: Any, recording: Recording, last: Event) -> None:
         cuda = libcuda()
         ends_with(self, (cuda.cuGraphExecDestroy, made), (cuda.cuGraphDestroy, graph))
-        self._context, self._last, self._event = _context(), last, last.handle
+        self._context, self.last, self._event = _context(), last, last.handle
         nodes = recording.nodes
-        self._launch = native().Recorded(made.value, [node.told for node in nodes], (tuple(nodes), made)).launch
-        self._refused = False
+        self.recorded = native().Recorded(made.value, [node.told for node in nodes], (tuple(nodes), made))
+        self._launch = self.recorded.launch
 
     def __call__(self, stream: Stream, carried: Carried) -> bool:
         """Enqueues a call; of two on whatever streams the second waits for the first. False: it must go by its steps, nothing
@@ -294,9 +294,9 @@ class CallGraph:
         Raises:
             RuntimeContractError: the driver refuses.
         """
-        if self._refused or watched():
+        if watched():
             return False  # of kernels in a graph no hook is told
-        handle, last = stream.cuda_stream, self._last
+        handle, last = stream.cuda_stream, self.last
         # On one stream calls are in order anyway (`lanes.InOrder`).
         call = handle, self._event, last.recorded_on or handle, carried.addresses
         stopped = self._launch(*call)
@@ -307,9 +307,6 @@ class CallGraph:
             last.recorded_on = handle
             return True
         where, error = stopped
-        if where == IN_COPY:
-            # As the driver says of memory that was not allocated as the first was.
-            self._refused = True
         if where in (IN_COPY, CAPTURED):
             return False
         check(error, WHAT[where])

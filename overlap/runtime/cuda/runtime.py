@@ -47,6 +47,7 @@ GRAPH_FROM = 4
 NO_GRAPH = (RuntimeContractError, RuntimeError, AttributeError)
 """What a driver raises that records no such work, or has not got the functions."""
 _LOG = logging.getLogger("overlap")
+_RAW_STREAM: Any = getattr(torch._C, "_cuda_getCurrentRawStream", int)
 
 
 class CudaRuntime:
@@ -185,6 +186,9 @@ class CudaRuntime:
         )
 
     # streams
+
+    raw_stream = staticmethod(_RAW_STREAM)
+    """The handle of the current stream of a device, by its number."""
 
     def main_stream(self) -> Stream:
         handle: int = torch._C._cuda_getCurrentRawStream(self._index)

@@ -61,7 +61,9 @@ class Watch:
 
     def __init__(self, state: torch.Tensor, spins: int) -> None:
         self._record = torch.zeros(RECORD_WORDS, dtype=torch.int64, pin_memory=True)
-        self._written = ctypes.c_int64.from_address(self._record.data_ptr())
+        self.address = self._record.data_ptr()
+        """Of the word that is not 0 once a wait has given up."""
+        self._written = ctypes.c_int64.from_address(self.address)
         words = torch.tensor([spins, self._record.data_ptr()], dtype=torch.int64)
         state[LIMIT_WORD] = words[0]
         state[RECORD_WORD] = words[1]

@@ -19,6 +19,7 @@ from overlap.errors import OverlapError, SourceSpan
 from ..cuda.runtime import known_runtime
 from ..instance import Instance
 from ..launch import launch as launch_layer
+from .front import Calls
 from .places import Carried
 from .repeat import KernelLaunch, ReadyLaunch, Repeat
 
@@ -50,7 +51,7 @@ class Known:
         line: the caller's line, for errors.
     """
 
-    __slots__ = ("_extents", "_forced", "_kept", "_launch", "_layouts", "_line", "_reach", "_said", "_told")
+    __slots__ = ("_extents", "_forced", "_kept", "_launch", "_layouts", "_line", "_offered", "_reach", "_said", "_told")
 
     def __init__(
         self,
@@ -72,6 +73,7 @@ class Known:
         self._forced = forced
         self._told = told
         self._line = line
+        self._offered = False
 
     def again(
         self, operands: list[torch.Tensor], outs: Sequence[torch.Tensor], addresses: list[int]
@@ -103,6 +105,17 @@ class Known:
             raise error.at(where) if where else error from None
         self._told(self._said, self._forced)
         return results
+
+    def offer(
+        self, calls: Calls, head: Any, tensors: Sequence[torch.Tensor | None], outs: Sequence[torch.Tensor], grads: bool
+    ) -> None:
+        """Once it is a graph, lets calls like it be made without a line of Python, where that can be done (`front`)."""
+        launch = None if self._offered else self._launch()
+        if isinstance(launch, ReadyLaunch) and launch.graph is not None:
+            self._offered = True
+            reaches = (*self._reach, *self._extents[: len(outs)])
+            told = self._told, self._said, self._forced
+            calls.take(launch, head, tensors, outs, grads, reaches, self._layouts[len(outs) :], told)
 
     def drop(self) -> None:
         """Lets go of what was made ready, since no call will find it again."""
@@ -218,6 +231,12 @@ def repeated_call(
     Raises:
         OverlapError: what an earlier launch left behind.
     """
+    runtime = known_runtime(group) or getattr(group, "overlap_runtime", None)
+    calls: Calls | None = getattr(runtime, "overlap_calls", None)
+    if calls is not None and calls.front is not None:
+        again: list[torch.Tensor] | None = calls.front.again(head, tensors, given, grads)
+        if again is not None:
+            return again
     key: list[Any] = [head, settings.texts(), len(given)]
     present: list[torch.Tensor] = []
     addresses: list[int] = []
@@ -235,8 +254,7 @@ def repeated_call(
             present.append(tensor)
             addresses.append(address)
         known_as = tuple(key)
-        runtime = known_runtime(group) or getattr(group, "overlap_runtime", None)
-        known = getattr(runtime, "overlap_calls", _NONE).get(known_as)
+        known: Known | None = None if calls is None else calls.get(known_as)
     except (TypeError, RuntimeError):  # an argument without a hash; a tensor without memory
         return None
     if given:
@@ -244,6 +262,8 @@ def repeated_call(
     if known is not None:
         found = known.again(present, given, addresses)
         if found is not None:
+            assert calls is not None
+            known.offer(calls, head, tensors, given, grads)
             return found
     return Asked(group, known_as, present, given, told, line)
 
@@ -266,12 +286,9 @@ def _runtime(group: Any) -> Any:
     return known_runtime(group) if carried is None else carried
 
 
-_NONE: dict[Any, Known] = {}
-
-
-def _calls(runtime: Any) -> dict[Any, Known]:
+def _calls(runtime: Any) -> Calls:
     try:
         return runtime.overlap_calls
     except AttributeError:
-        runtime.overlap_calls = {}
+        runtime.overlap_calls = Calls()
         return runtime.overlap_calls

@@ -107,16 +107,17 @@ class ReadyLaunch:
         self, instance: Instance, acts: Sequence[Act], kernel: Enqueue | None, further: Sequence[Enqueue]
     ) -> None:
         self.instance = instance
-        self._runtime = instance.runtime
-        self._workspace = instance.workspace
+        self.runtime = instance.runtime
+        self.workspace = instance.workspace
         self._further = further
-        self._memory = instance.memory
+        self.memory = instance.memory
         self._acts = acts
         # Of what a traced kernel's launches enqueue, copies are timed one by one (`recording`).
         traced = bool(instance.operator.parameter("log"))
-        self._settled = traced
+        self.settled = traced
         self._kernel = kernel
-        self._graph: Any = None
+        self.graph: Any = None
+        """What enqueues all of it as one, once it is repeated often enough and can be."""
         never = traced or any(isinstance(act, ByLibrary) for act in acts)
         self._until_graph: int = 0 if never else settings.get("call_graphs")
         # It lives as long as what else is ready for this memory does; whoever uses it holds it weakly.
@@ -124,7 +125,7 @@ class ReadyLaunch:
 
     def drop(self) -> None:
         """Takes it out of what is ready for its instance's memory, unless graphs of callers may read what it holds."""
-        if not self._memory.captured:
+        if not self.memory.captured:
             self.instance.prepared.pop(self, None)
 
     def __call__(self, carried: Carried) -> bool:
@@ -133,47 +134,47 @@ class ReadyLaunch:
         Raises:
             DeadlineError, RuntimeContractError: what an earlier launch left behind (`Workspace.check`).
         """
-        workspace, memory = self._workspace, self._memory
+        workspace, memory = self.workspace, self.memory
         if workspace.memory is not memory:
             return False
         if workspace.error is not None or workspace.kept or memory.fault() is not None:
             workspace.check()
         called_last(self.instance)
-        if not self._settled:
+        if not self.settled:
             self._settle()
         if self._until_graph > 0:
             self._towards_graph(carried)
-        if self._graph is None or not self._as_graph(carried):
+        if self.graph is None or not self._as_graph(carried):
             self._carry_out(carried)
         return True
 
     def _towards_graph(self, carried: Carried) -> None:
         """At the repetitions ahead of the one that makes a graph, and at that; those that somebody captures do not count."""
-        runtime = self._runtime
+        runtime = self.runtime
         if not runtime.capturing():
             self._until_graph -= 1
             if not self._until_graph:
-                self._graph = runtime.recorded(IN_FLIGHT, partial(self._record, carried))
+                self.graph = runtime.recorded(IN_FLIGHT, partial(self._record, carried))
 
     def _as_graph(self, carried: Carried) -> bool:
         """Whether the call could be enqueued as a graph, and was."""
         try:
-            return bool(self._graph(self._runtime.main_stream(), carried))
+            return bool(self.graph(self.runtime.main_stream(), carried))
         except BaseException as error:
-            self._workspace.poison(error)
+            self.workspace.poison(error)
             raise
 
     def _settle(self) -> None:
         """At the first repetition that can, and before it enqueues anything: what is made may take the device's memory."""
         runtime = self.instance.runtime
-        self._settled = all([act.settle(runtime) for act in self._acts if isinstance(act, OnLane)])
+        self.settled = all([act.settle(runtime) for act in self._acts if isinstance(act, OnLane)])
 
     def enqueue(self, carried: Carried) -> None:
         """The launch of a call that has looked its instance up."""
         self._carry_out(carried)
 
     def _carry_out(self, carried: Carried) -> None:
-        runtime = self._runtime
+        runtime = self.runtime
         now = InFlight(runtime, runtime.main_stream(), self._kernel, carried)
         if self._further:
             now.behind = partial(self._launch_further, now)

@@ -30,6 +30,7 @@ from overlap.build import device, parse_target
 from overlap.runtime.cuda.driver import Stream
 from overlap.runtime.cuda.lanes import Lanes, own_lane
 from overlap.runtime.cuda.runtime import CudaRuntime
+from overlap.runtime.faults.faults import FaultRecord
 
 STUB = ctypes.CDLL("libcuda.so.1")
 CAPTURED = ctypes.c_int.in_dll(STUB, "stub_captured")
@@ -44,6 +45,17 @@ SIZES = {"ag_gemm": (0, 1), "gemm_rs": (1, 0), "gemm_ar": (1, 0), "a2a_gemm": (1
 """How x is sharded: by rows or by columns; and w: by rows, by columns or not at all."""
 
 
+class StubWatch:
+    """No wait has given up, until somebody writes to ``word``."""
+
+    def __init__(self) -> None:
+        self.word = ctypes.c_int64()
+        self.address = ctypes.addressof(self.word)
+
+    def __call__(self) -> Any:
+        return FaultRecord(0, 1, 0, 0) if self.word.value else None
+
+
 class StubRuntime(CudaRuntime):
     """The runtime of GPUs over the stub: tensors are the CPU's, and a peer's memory is this rank's."""
 
@@ -53,6 +65,7 @@ class StubRuntime(CudaRuntime):
         self._nodes = (0,) * world
         self._lanes, self._recorder, self._lane_recorder = Lanes(own_lane), None, None
         self.main = Stream(0)
+        self.raw_stream = lambda _: 0 + self.main.cuda_stream  # a number of its own, as torch gives
 
     pes: Any = ()
     linked: Any = {}
@@ -81,7 +94,7 @@ class StubRuntime(CudaRuntime):
         return self.sm_count
 
     def watch(self, state: torch.Tensor, *, packets: bool = False) -> Any:
-        return lambda: None
+        return StubWatch()
 
     def synchronize(self) -> None:
         """Nothing runs."""

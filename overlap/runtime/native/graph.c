@@ -1,4 +1,4 @@
-/* A recorded call enqueued by one call from Python (`native.py` builds this, `call_graph.py` uses it).
+/* A recorded call enqueued by one call from Python (`overlap.runtime.cuda.call_graph`).
 
    addresses of the call -> parameters of the nodes that take them -> the driver is told of nodes whose addresses are new
                             behind the last call's event | the graph | the event of this one
@@ -15,6 +15,7 @@
 #include <time.h>
 
 #define MOST_ADDRESSES 64
+#define NO_CONTEXT 201 /* of a thread that has not done anything yet */
 enum { ENQUEUED, CAPTURED, IN_KERNEL, IN_MAP, IN_COPY, IN_WAIT, IN_LAUNCH, IN_RECORD };
 enum { T_GIVE, T_WAIT, T_LAUNCH, T_RECORD, TIMES };
 
@@ -62,7 +63,7 @@ typedef struct {
 typedef struct {
   PyObject_HEAD
   void *made;
-  int count;
+  int count, refused; /* nodes; whether a copy's took no address once, as of memory that was not allocated as the first was */
   node *nodes;
   taken *places;
   PyThread_type_lock lock;
@@ -103,6 +104,7 @@ static int give(recorded *self, const uint64_t *addresses, int *error_at) {
       CALL(T_GIVE, cuda.give_copy(self->made, each->node, each->parameters, each->context));
     else
       CALL(T_GIVE, cuda.give_kernel(self->made, each->node, each->parameters));
+    self->refused = error && each->context && error != NO_CONTEXT;
     if (error) return *error_at = each->context ? IN_COPY : IN_KERNEL, error;
     for (taken *place = begin; place < end; place += 1) place->has = addresses[place->which] + place->offset;
   }
@@ -110,8 +112,11 @@ static int give(recorded *self, const uint64_t *addresses, int *error_at) {
 }
 
 static int enqueue(recorded *self, const uint64_t *addresses, void *stream, void *event, int behind, int *error_at) {
-  int status = 0, error = cuda.capturing(stream, &status);
-  if (error || status) return *error_at = CAPTURED, 0;
+  int status = 0, error = 0;
+  if (self->refused) return *error_at = IN_COPY, 0;
+  error = cuda.capturing(stream, &status);
+  /* Any other error the way by steps meets as well, and says so. */
+  if (error || status) return *error_at = CAPTURED, error == NO_CONTEXT ? error : 0;
   error = give(self, addresses, error_at);
   if (error) return error;
   if (behind) CALL(T_WAIT, cuda.wait(stream, event, 0));
@@ -218,33 +223,3 @@ static PyType_Slot recorded_slots[] = {
     {0, NULL},
 };
 static PyType_Spec recorded_spec = {"overlap_native.Recorded", sizeof(recorded), 0, Py_TPFLAGS_DEFAULT, recorded_slots};
-
-PyDoc_STRVAR(times_doc, "times(): nanoseconds in the driver since the last time, by kind of call; it keeps them from now on.");
-static PyObject *times(PyObject *module, PyObject *none) {
-  unsigned long long was[TIMES];
-  memcpy(was, spent, sizeof was);
-  memset(spent, 0, sizeof spent);
-  timing = 1;
-  return Py_BuildValue("{sKsKsKsK}", "addresses given to nodes", was[T_GIVE], "cuStreamWaitEvent", was[T_WAIT], "cuGraphLaunch",
-                       was[T_LAUNCH], "cuEventRecord", was[T_RECORD]);
-}
-
-static PyMethodDef functions[] = {{"times", times, METH_NOARGS, times_doc}, {NULL}};
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "overlap_native", NULL, -1, functions};
-
-PyMODINIT_FUNC PyInit_overlap_native(void) {
-  void *library = dlopen("libcuda.so.1", RTLD_LAZY);
-  if (!library) return PyErr_Format(PyExc_ImportError, "no CUDA driver: %s", dlerror()), NULL;
-  for (size_t i = 0; i < sizeof FUNCTIONS / sizeof *FUNCTIONS; i += 1) {
-    void *found = dlsym(library, FUNCTIONS[i].name);
-    if (!found) return PyErr_Format(PyExc_ImportError, "the CUDA driver has no %s", FUNCTIONS[i].name), NULL;
-    memcpy((char *)&cuda + FUNCTIONS[i].at, &found, sizeof found);
-  }
-  PyObject *module = PyModule_Create(&definition), *type = PyType_FromSpec(&recorded_spec);
-  if (!module || !type || PyModule_AddObject(module, "Recorded", type)) {
-    Py_XDECREF(type);
-    Py_XDECREF(module);
-    return NULL;
-  }
-  return module;
-}

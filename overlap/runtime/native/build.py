@@ -1,5 +1,4 @@
-"""The few lines of C that enqueue a recorded call (native.c). What Triton builds its own launchers with builds them, at their
-first use on a machine, into Triton's cache.
+"""Builds the module. What Triton builds its own launchers with does it, at the first use on a machine, into Triton's cache.
 
 Triton launches nothing without a C compiler, so whoever has come here has one.
 """
@@ -13,8 +12,9 @@ from typing import Any
 from overlap.errors import RuntimeContractError
 
 NAME = "overlap_native"
+FILES = ("graph.c", "calls.c", "module.c")
 CAPTURED, IN_KERNEL, IN_MAP, IN_COPY, IN_WAIT, IN_LAUNCH, IN_RECORD = range(1, 8)
-"""Where a call stopped, as native.c counts: ahead of everything, since its stream is captured, or in a function of the driver."""
+"""Where a call stopped, as graph.c counts: ahead of everything, since its stream is captured, or in a function of the driver."""
 WHAT = {
     IN_KERNEL: "a kernel's address in a call's graph",
     IN_MAP: "a tensor map over another address",
@@ -34,8 +34,8 @@ def native() -> Any:
     """
     from triton.runtime.build import compile_module_from_src
 
-    source = Path(__file__).with_suffix(".c").read_text()
+    source = "\n".join(Path(__file__).with_name(name).read_text() for name in FILES)
     try:
         return compile_module_from_src(source, NAME)
     except Exception as error:  # of whatever builds modules here
-        raise RuntimeContractError(f"native.c: {error}") from None
+        raise RuntimeContractError(f"what enqueues calls cannot be built: {error}") from None
