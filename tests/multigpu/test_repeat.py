@@ -18,6 +18,8 @@ from overlap.ops import a2a_gemm, ag_gemm, ag_gemm_k, gemm_a2a, gemm_ar, gemm_rs
 from overlap.runtime.cuda.bound_launch import _ByAddress, _ByTriton
 from overlap.runtime.cuda.call_graph import CallGraph
 from overlap.runtime.cuda.driver import Graph
+from overlap.runtime.cuda.runtime import known_runtime
+from overlap.runtime.repeat import front
 from overlap.runtime.workspace import check, release
 from tests.support.ranks import WAYS, Product, delay, template
 
@@ -38,8 +40,8 @@ def graphs(request, monkeypatch):
 @pytest.fixture
 def paths(monkeypatch):
     """By what calls went: how many were repeated, how many kernels were launched by address and by Triton's launcher, how
-    many lanes by graph, and how many calls were one graph."""
-    counts = {"repeated": 0, "by address": 0, "by Triton": 0, "by graph": 0, "whole": 0}
+    many lanes by graph, and how many calls were one graph, by Python or in C."""
+    counts = {"repeated": 0, "by address": 0, "by Triton": 0, "by graph": 0, "whole": 0, "in C": 0}
     again, address, triton, graph = Known.again, _ByAddress.__call__, _ByTriton.__call__, Graph.__call__
     whole = CallGraph.__call__
 
@@ -65,6 +67,25 @@ def paths(monkeypatch):
         counts["whole"] += done
         return done
 
+    class Front:
+        """Counts the calls that are made again in C."""
+
+        def __init__(self, front):
+            self.front = front
+            self.add = front.add
+
+        def again(self, *call):
+            found = self.front.again(*call)
+            counts["repeated"] += found is not None
+            counts["whole"] += found is not None
+            counts["in C"] += found is not None
+            return found
+
+    made = front._front
+    monkeypatch.setattr(front, "_front", lambda runtime: Front(made(runtime)))
+    known = getattr(known_runtime(dist.group.WORLD), "overlap_calls", None)
+    if known is not None and known.front is not None:
+        monkeypatch.setattr(known, "front", Front(known.front))
     monkeypatch.setattr(Known, "again", counted)
     monkeypatch.setattr(CallGraph, "__call__", by_one)
     monkeypatch.setattr(Graph, "__call__", by_graph)
@@ -135,6 +156,7 @@ def test_repeated_calls_find_their_own_operands(operator, given, paths, graphs):
     assert paths["repeated"] >= 5, f"the short way was not taken: {paths}"
     assert paths["by address"] + 2 * paths["whole"] >= 10, paths
     assert (paths["whole"] >= 4) == (graphs == "whole calls"), paths
+    assert (paths["in C"] >= 3) == (graphs == "whole calls"), paths
     if operator is gemm_rs and WORLD > 1:
         assert (paths["by graph"] >= 5) == (graphs == "lanes in graphs"), paths
 
