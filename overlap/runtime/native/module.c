@@ -20,6 +20,9 @@ static int add_type(PyObject *module, const char *name, PyType_Spec *spec) {
 }
 
 PyMODINIT_FUNC PyInit_overlap_native(void) {
+#ifdef Py_GIL_DISABLED
+  return PyErr_SetString(PyExc_ImportError, "entries are guarded by Python's lock, which this Python has not got"), NULL;
+#endif
   void *library = dlopen("libcuda.so.1", RTLD_LAZY);
   if (!library) return PyErr_Format(PyExc_ImportError, "no CUDA driver: %s", dlerror()), NULL;
   for (size_t i = 0; i < sizeof FUNCTIONS / sizeof *FUNCTIONS; i += 1) {
