@@ -1,6 +1,6 @@
 """One call's time taken apart, of what was measured of it: no GPU, no torch.
 
-    met | launch | opening ...... | product ............................... | sums | copies | idle | end
+    met | launch | opening ...... | product ............................... | copies | sums | idle | end
                                   | tiles | slowed | waiting | uneven       |
 
     launch     from when all ranks have met to the first kernel or copy of the call
@@ -10,8 +10,8 @@
     waiting    for chunks
     uneven     the rest of the product: programs that have ended while others run, the launch behind it that makes the rest
                of a last wave, and the begin and end of its kernels
-    sums       behind the product, as long as any kernel runs
-    copies     behind it, as long as copies run and no kernel
+    copies     behind the product, as long as copies run, for which sums wait
+    sums       behind it, where none does, as long as any kernel runs
     idle       behind it, where neither does: flags on their way, kernels about to begin
     rest       of the time without profiler and records, which no term has; it may be negative
 
@@ -33,7 +33,7 @@ MEETING = "nccl"
 """In the names of kernels by which ranks meet ahead of a call (`common.Session.queue`)."""
 BETWEEN = (MEETING, "spin_kernel", "FillFunctor")
 """In the names of kernels that are of no call: meetings, sleep, the flush of the cache (a set, or a kernel)."""
-TERMS = ("launch", "opening", "tiles", "slowed", "waiting", "uneven", "sums", "copies", "idle", "rest")
+TERMS = ("launch", "opening", "tiles", "slowed", "waiting", "uneven", "copies", "sums", "idle", "rest")
 CHUNK_BYTES = 4096
 """Copies of fewer bytes are flags."""
 EARLY = 0.5
@@ -109,13 +109,13 @@ class Frame:
     launch: float
     opening: float
     product: float
-    sums: float
     copies: float
+    sums: float
     idle: float
 
     @property
     def total(self) -> float:
-        return self.launch + self.opening + self.product + self.sums + self.copies + self.idle
+        return self.launch + self.opening + self.product + self.copies + self.sums + self.idle
 
 
 def frame_of(call: Call, product: Collection[str]) -> Frame:
@@ -132,9 +132,10 @@ def frame_of(call: Call, product: Collection[str]) -> Frame:
         raise ValueError(f"none of {', '.join(sorted(product)) or 'no kernels'} ran in the call")
     begin, end = own[0].begin, max(each.end for each in own)
     first = min(begin, *(each.begin for each in call.activities))
-    kernels = covered([(e.begin, e.end) for e in call.activities if e.kind == KERNEL], end, call.end)
+    copies = covered([(e.begin, e.end) for e in call.activities if e.kind == COPY], end, call.end)
     anything = covered([(e.begin, e.end) for e in call.activities], end, call.end)
-    return Frame(first - call.met, begin - first, end - begin, kernels, anything - kernels, call.end - end - anything)
+    idle = call.end - end - anything
+    return Frame(first - call.met, begin - first, end - begin, copies, anything - copies, idle)
 
 
 def covered(intervals: Iterable[tuple[float, float]], low: float, high: float) -> float:

@@ -84,17 +84,17 @@ def _copies(found: dict[str, float]) -> str:
 
 def _clocks(row: dict[str, Any]) -> str:
     """On the rank that the terms are of."""
-    found = row["clocks"][row["rank"]]
-    return " / ".join(
-        f"{found[name]['mhz']:.0f}" if "mhz" in found[name] else "-" for name in ("ours_graph", "triton_gemm")
-    )
+    found = [row["clocks"][row["rank"]].get(name, {}).get("mhz") for name in ("ours_graph", "triton_gemm")]
+    return "-" if None in found else " / ".join(f"{mhz:.0f}" for mhz in found)
 
 
 def _sustained(row: dict[str, Any]) -> str:
     """On the rank where each is longest, and the lowest clock of all."""
-    if any("us" not in each["ours_graph"] for each in row["clocks"]):
+    us = {name: [each.get(name, {}).get("us") for each in row["clocks"]] for name in ("ours_graph", *PRODUCTS)}
+    worst = {name: max(values) for name, values in us.items() if None not in values}
+    alone = [worst[name] for name in PRODUCTS if name in worst]
+    if "ours_graph" not in worst or not alone:
         return "-"
-    us = {name: max(each[name]["us"] for each in row["clocks"]) for name in ("ours_graph", *PRODUCTS)}
-    limit = max(min(us[name] for name in PRODUCTS), 1e3 * received_bytes(row) / BYTES_PER_MS)
+    limit = max(min(alone), 1e3 * received_bytes(row) / BYTES_PER_MS)
     mhz = min(each["ours_graph"]["sm_mhz"] for each in row["clocks"])
-    return f"{us['ours_graph']:.0f}, {mhz:.0f} MHz, eta {limit / us['ours_graph']:.2f}"
+    return f"{worst['ours_graph']:.0f}, {mhz:.0f} MHz, eta {limit / worst['ours_graph']:.2f}"
