@@ -9,13 +9,15 @@ to the most. What stands in two files was not measured in one process; ``--toget
 measured several times by the mean. Times are those with the host ahead where a shape has them. CPU only.
 
 A log names its machine; ways are predicted on that of the setting ``machine``, or ``--machine``. Units that a way leaves to sums
-without saying so are those of the operator's rule, or of the one at the commit of the file (`RULES`).
+without saying so are those of the operator's rule, or of the one at the commit of the file (`RULES`); sums that nobody says
+to store are stored in files made since that is so (`STORED_SINCE`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -42,7 +44,9 @@ from overlap.schedule.work import itemsize_of
 MACHINES = Path(__file__).parent / "results" / "machines"
 RULES: Mapping[str, float | None] = {"43f0047": None, "e2d995b": None, "c633f0c": None, "d9030b7": None, "a23b81a": 0.6}
 """What `sums.LEAST_EARLY` was at commits of files measured before 9be3d31, which made it what it is; None: there was no rule."""
-SAID = "OVERLAP_SUM_SMS"
+SAID, STORED = "OVERLAP_SUM_SMS", "OVERLAP_STORE_SUMS"
+STORED_SINCE = "2026-11-29T00:41"
+"""Files of this date and later were made with sums stored at peers where nothing else is said."""
 
 Case = tuple[str, int, int, int, int, str]
 """Operator, M, N, K, ranks and dtype."""
@@ -58,8 +62,8 @@ def config_of(way: str, case: Case, commit: str = "", units: int = 132) -> Confi
         OverlapError: a malformed split.
     """
     op, m, n, k, world, dtype = case
-    said = dict(pair.split("=", 1) for pair in way.split(",") if "=" in pair)
-    if set(said) - {"plan", "backend", "split", "comm_sms", SAID}:
+    said = said_by(way)
+    if set(said) - {"plan", "backend", "split", "comm_sms", SAID, STORED}:
         return None
     operator, itemsize = operator_of(op, {"M": m, "N": n, "K": k}), itemsize_of(dtype)
     backend = said.get("backend", "copy_engine")
@@ -80,6 +84,11 @@ def config_of(way: str, case: Case, commit: str = "", units: int = 132) -> Confi
     return Config(Realization(backend, split, comm_sms=int(said.get("comm_sms", 0)), sum_sms=free), plan)
 
 
+def said_by(way: str) -> dict[str, str]:
+    """The keys of a way with what it says of each."""
+    return dict(pair.split("=", 1) for pair in way.split(",") if "=" in pair)
+
+
 def of_ways(result: Mapping[str, Any], machine: Machine | None = None) -> Cases:
     """Predicted and measured ms of a result file, by config, by case; without ways that the model has no say of.
 
@@ -91,9 +100,12 @@ def of_ways(result: Mapping[str, Any], machine: Machine | None = None) -> Cases:
         case: Case = (row["op"], row["M"], row["N"], row["K"], row["world"], row["dtype"])
         for way in (each["how"] for each in rows if "how" in each and each["how"] in times):
             config = config_of(way, case, result["commit"])
-            ms = None if config is None else predicted(case, config, machine or machine_for(row["world"]))
+            stored = said_by(way).get(STORED, str(int(result.get("date", "") >= STORED_SINCE)))
+            with mock.patch.dict(os.environ, {STORED: stored}):
+                ms = None if config is None else predicted(case, config, machine or machine_for(row["world"]))
             if ms is not None:
-                several.setdefault(case, {}).setdefault(str(config), []).append((ms, times[way]))
+                name = f"{config}, sums stored" if stored == "1" and case[0] == "gemm_ar" else str(config)
+                several.setdefault(case, {}).setdefault(name, []).append((ms, times[way]))
     return averaged(several)
 
 

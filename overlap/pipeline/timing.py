@@ -9,7 +9,7 @@ from dataclasses import replace
 from overlap.annotate.model import ProgramModel
 from overlap.chunkplan.links import Links
 from overlap.chunkplan.plan import CommPlan
-from overlap.schedule.carried import Carried, WayOf, carried
+from overlap.schedule.carried import Carried, WayOf, by_sums, carried
 from overlap.schedule.events import simulate
 from overlap.schedule.machine import Machine
 from overlap.schedule.model import AxisTiles, RankSchedule
@@ -77,7 +77,10 @@ def timeline_in_tiles(
     if free:
         machine = machine.with_free(free)
     itemsize = itemsize_of(dtype)
-    found = Carried(machine) if ways is None else carried(plan, machine, ways, itemsize=itemsize)
+    if ways is None:
+        found = Carried(machine, by_sums(plan, machine))
+    else:
+        found = carried(plan, machine, ways, itemsize=itemsize)
     machine = found.machine
     work = work_of_schedules(plan, schedules, tile, free)
     if parts:

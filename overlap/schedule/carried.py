@@ -5,6 +5,7 @@
     shared     the programs that compute move them   the rate of all units, which compute nothing meanwhile
     stores     tiles are stored where they go        nothing is copied; tiles take longer by their bytes over the link
     copies     whoever makes them, staged first      as the machine's links say: where it does not know how fast programs are
+    sums       what adds them stores them (`by_sums`)  the rate of all units, one flag for all; of ways by lanes
 
 What tiles store they have made: operations that wait for others go by lanes whoever stores. Operations of one plan may each go
 another way, over the same wires.
@@ -21,11 +22,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from overlap import settings
 from overlap.chunkplan.links import Link
 from overlap.chunkplan.plan import P2P, CommOp, CommPlan, OpId
 from overlap.errors import PlanError
 
 from .machine import Machine
+from .stored_sums import stored_sums
 from .work import Work
 
 Form = Literal["lanes", "moves", "shared", "stores", "copies", "serial"]
@@ -71,12 +74,13 @@ class Carry:
     """How an operation goes that is no copy by copy engine.
 
     ``bytes_per_s``: at most the link's; infinite: it takes no time of its own. ``contention``: seconds that the tiles of the rank
-    that it lands on lose for each of its own.
+    that it lands on lose for each of its own. ``by_sum``: what adds it stores it, meanwhile, and raises its flag.
     """
 
     bytes_per_s: float
     latency_s: float = 0.0
     contention: float = 0.0
+    by_sum: bool = False
 
     @property
     def at_once(self) -> bool:
@@ -172,6 +176,8 @@ def carried(plan: CommPlan, machine: Machine, ways: WayOf, *, itemsize: float | 
         width = itemsize.get(op.src.tensor, 0.0) if isinstance(itemsize, Mapping) else itemsize
         rate = rate_of_programs(machine, "push", machine.units, tma=way.tma)
         storing[op.src_rank] += op.src.box.size * width / rate
+    lanes = {op_id for op_id, (_, way) in found.items() if way.form == "lanes"}
+    carries.update((op_id, carry) for op_id, carry in by_sums(plan, machine).items() if op_id in lanes)
     links = Carry(sys.float_info.max, math.inf, machine.contention)
     carries.update({op_id: links for op_id, (_, way) in found.items() if way.form == "copies"})
     left = machine.units
@@ -190,6 +196,16 @@ def carried(plan: CommPlan, machine: Machine, ways: WayOf, *, itemsize: float | 
         left = max(1, left)
         machine = replace(machine.scaled(compute=left / machine.units), units=left)
     return Carried(machine, carries, tuple(storing))
+
+
+def by_sums(plan: CommPlan, machine: Machine) -> dict[OpId, Carry]:
+    """The operations of a plan by lanes that sums carry out, where ranks reach each other's memory and `store_sums` says so."""
+    made = {op.dst.tensor for _, op in plan.items() if isinstance(op, P2P) and op.reduce}
+    if not made or plan.world > machine.node or not settings.get("store_sums"):
+        return {}
+    measured = bool(_rates(machine, "push", False))
+    rate = rate_of_programs(machine, "push", machine.units) if measured else machine.inside.bytes_per_s
+    return dict.fromkeys(stored_sums(plan, made), Carry(rate, contention=machine.contention, by_sum=True))
 
 
 def _directions(ops: Collection[P2P]) -> list[str]:

@@ -5,6 +5,8 @@
              and its bytes at the link's rate
     flag     behind each copy: from then on waiters know, and the channel goes on
     tiles    runs wait for what they read (`work.Work`); tiles go to the first free unit, and runs share waves
+    stored   what a sum stores at peers itself (`carried.by_sums`) goes behind it, at the rate of programs, without flags; the sum
+             is shorter by what that takes
     sum      behind the rank's tiles and all that it adds, one after another: the protocol's order (`steps`); what it reads and
              writes, at the rate of memory. Of what a run of tiles `keeps` behind that run, by the units that are free as long as
              tiles run
@@ -105,10 +107,11 @@ SUM_DRAW = 3.0
 
 
 class _Ports:
-    """When the ports of one class of links are free, and the record that holds each until then."""
+    """When the ports of one class of links are free, and the record that holds each until then; ``sent``: when those out of ranks
+    are but for flags that an engine writes, which hold up no program."""
 
     def __init__(self, world: int) -> None:
-        self.out, self.into = [0.0] * world, [0.0] * world
+        self.out, self.into, self.sent = [0.0] * world, [0.0] * world, [0.0] * world
         self.out_by, self.into_by = [-1] * world, [-1] * world
 
 
@@ -128,7 +131,7 @@ class _Run(HandOut):
             machine.check_world(plan.world)
         elif links.world != plan.world:
             raise PlanError(f"links of {links.world} ranks for a plan of {plan.world}")
-        super().__init__(plan, work, machine)
+        super().__init__(plan, work, machine, frozenset(op_id for op_id, carry in carries.items() if carry.by_sum))
         self.links = links
         self.carries = (
             {node: carries[op_id] for node, op_id in enumerate(self.ids) if op_id in carries} if carries else {}
@@ -274,12 +277,14 @@ class _Run(HandOut):
                 ports = self.ports.get(link.name)
                 if ports is None:
                     ports = self.ports[link.name] = _Ports(self.plan.world)
-                if ports.out[source] > start:
-                    start, by = ports.out[source], ports.out_by[source]
+                left = ports.out[source] if carry is None else ports.sent[source]
+                if left > start:
+                    start, by = left, ports.out_by[source]
                 if ports.into[target] > start:
                     start, by = ports.into[target], ports.into_by[target]
                 end = start + seconds
-                ports.out[source] = ports.into[target] = end
+                ports.out[source] = max(ports.out[source], end)  # an engine may still write a flag
+                ports.sent[source] = ports.into[target] = end
                 ports.out_by[source] = ports.into_by[target] = index
                 if self.machine.one_engine and carry is None:
                     # It writes the flag too, which is recorded behind the copy, and copies nothing meanwhile.
@@ -294,7 +299,8 @@ class _Run(HandOut):
 
     def _landed(self, node: int, start: float, end: float, by: int) -> None:
         """Records the copy and its flag; whoever waits for it goes on at the end of the flag."""
-        rank, told = self.ids[node][0], end + self.flag
+        carry = self.carries.get(node)
+        rank, told = self.ids[node][0], end + (0.0 if carry is not None and carry.by_sum else self.flag)
         copied = len(self.records)
         self.records.append((rank, COPY, node, start, end, by))
         self.records.append((rank, FLAG, node, end, told, copied))
@@ -338,6 +344,7 @@ class _Run(HandOut):
             share = min(1.0, SUM_DRAW * free / (units + free))
             beside = max(0.0, self.entry + self.machine.kernel + self._alone(self.work[rank]) - start)
             seconds = min(seconds / share, beside + max(0.0, seconds - beside * share))
+        seconds = max(0.0, seconds - self._stored_seconds(node))
         end = start + ticks(self.machine.kernel + seconds)
         if node in self.placing:
             # Behind the tiles and all sums; what came before the last part is in its place by then, if there was time.
@@ -348,6 +355,15 @@ class _Run(HandOut):
         record = self._record(rank, SUM, node, start, end, by)
         self.sum_free[rank], self.sum_by[rank] = end, record
         heappush(self.heap, (end, node, record))
+
+    def _stored_seconds(self, node: int) -> float:
+        """What a sum takes to store what it adds, while it adds."""
+        return sum(
+            self.width[op.dst.tensor] * op.dst.box.size / self.carries[follower].bytes_per_s
+            for follower in (self.followers.get(node, ()) if self.stored else ())
+            if follower < self.run_base and self.ids[follower] in self.stored
+            for op in (self.ops[follower],)
+        )
 
     def _stuck(self) -> None:
         happens_before(self.plan)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from heapq import heappush
 
-from overlap.chunkplan.plan import CommPlan
+from overlap.chunkplan.plan import CommPlan, OpId
 
 from .machine import Machine
 from .records import TILES, WAIT, Records
@@ -29,8 +29,8 @@ class HandOut(Records, ABC):
     entry: float
     """From when on kernels are launched."""
 
-    def __init__(self, plan: CommPlan, work: Sequence[Work], machine: Machine) -> None:
-        super().__init__(plan, work, machine)
+    def __init__(self, plan: CommPlan, work: Sequence[Work], machine: Machine, stored: Collection[OpId] = ()) -> None:
+        super().__init__(plan, work, machine, stored)
         self.heap: list[tuple[float, int, int]] = []
         self.undone = [len(w.runs) for w in work]
         self.tiles_end = [0.0] * len(work)

@@ -20,7 +20,7 @@ from overlap.chunkplan.mesh import Mesh
 from overlap.chunkplan.plan import P2P, CommPlan, OpId, TensorSpec
 from overlap.errors import PlanError
 
-from .carried import LANES, Carried, Way, WayOf, carried
+from .carried import LANES, Carried, Way, WayOf, by_sums, carried
 from .collective import library_seconds
 from .cost import Volumes, volumes
 from .early import can_be_early, in_rounds
@@ -165,7 +165,8 @@ class _Case:
         if free and op.produced:
             rounds = in_rounds(plan, (TENSOR,))
             if can_be_early(rounds, (TENSOR,)):
-                plan, self.fused, self.free = rounds, Carried(machine.with_free(free)), free
+                plan, self.free = rounds, free
+                self.fused = Carried(machine.with_free(free), by_sums(rounds, machine))
         self.op, self.machine, self.dtype, self.plan, self.links = op, machine, dtype, plan, links
         self.world = plan.world
         self.itemsize = itemsize_of(dtype)

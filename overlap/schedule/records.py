@@ -5,7 +5,7 @@ record    (rank, kind, node, start, end, the record that let it start): a copy, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -33,8 +33,8 @@ class Ends:
 class Records(Wiring):
     """The graph of a launch on a machine, and the records of one run through it."""
 
-    def __init__(self, plan: CommPlan, work: Sequence[Work], machine: Machine) -> None:
-        super().__init__(plan, work)
+    def __init__(self, plan: CommPlan, work: Sequence[Work], machine: Machine, stored: Collection[OpId] = ()) -> None:
+        super().__init__(plan, work, stored)
         self.machine = machine
         self.records: list[tuple[int, int, int, float, float, int]] = []
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from overlap.chunkplan.plan import CommPlan
 from overlap.errors import PlanError
 
-from .carried import Way, WayOf, carried
+from .carried import Way, WayOf, by_sums, carried
 from .collective import library_seconds
 from .early import can_be_early, in_rounds
 from .events import ItemSize, simulate_ends
@@ -81,9 +81,9 @@ def way_seconds(
     if ways is None and way.form == "lanes" and way.free:
         rounds = in_rounds(plan, task.produced)
         if can_be_early(rounds, task.produced):
-            machine = machine.with_free(way.free)
+            carries, machine = by_sums(rounds, machine), machine.with_free(way.free)
             work = work_per_chunk(rounds, task.tiles, task.tile_seconds(machine), produced=task.produced, free=way.free)
-            return simulate_ends(rounds, machine, work, itemsize=itemsize).total
+            return simulate_ends(rounds, machine, work, itemsize=itemsize, carries=carries).total
     found = carried(plan, machine, ways or (lambda op: way), itemsize=itemsize)
     work = found.slowed(_work(task, plan, found.machine))
     return simulate_ends(plan, found.machine, work, itemsize=itemsize, carries=found.carries).total

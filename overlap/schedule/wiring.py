@@ -11,7 +11,7 @@ One step for each operation, dependency and run. A dependency list that repeats 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from overlap.chunkplan.order import collective_groups, name_op
 from overlap.chunkplan.plan import Chunk, Collective, CommPlan, OpId
@@ -24,15 +24,18 @@ from .work import Work
 class Wiring:
     """The graph of one launch.
 
+    Args:
+        stored: operations that sums carry out.
+
     Raises:
         PlanError: an operation depends on one that there is not.
         ScheduleError: work for another number of ranks.
     """
 
-    def __init__(self, plan: CommPlan, work: Sequence[Work]) -> None:
+    def __init__(self, plan: CommPlan, work: Sequence[Work], stored: Collection[OpId] = ()) -> None:
         if work and len(work) != plan.world:
             raise ScheduleError(f"work of {len(work)} ranks for a plan of {plan.world}")
-        self.plan, self.work = plan, work
+        self.plan, self.work, self.stored = plan, work, stored
         self._number_ops()
         self.made = {plan.op(op_id).src.tensor for each in work for run in each.runs for op_id in run.feeds}
         """Tensors that tiles make."""
@@ -160,8 +163,8 @@ class Wiring:
 
     def _number_placed(self) -> None:
         """Of what tiles make, what is brought and not added is copied from where it lands to the result, and the rank's own part
-        of an exchange too: by one launch behind all sums and tiles, or of an exchange in rounds by one beside the tiles for each
-        round but the last."""
+        of an exchange too: by one launch behind all sums and tiles, or, in rounds, of an exchange and of what sums store, by one
+        beside the tiles for each round but the last."""
         made = self.made
         if not made:
             return
@@ -177,10 +180,12 @@ class Wiring:
             ahead = [self.sum_base + number for number, (owner, *_) in enumerate(self.sums) if owner == rank]
             several: dict[int, list[int]] = defaultdict(list)
             for node in parts:
-                several[rounds[self.ids[node]] if self.work[rank].free and not ahead else 0].append(node)
+                apart = self.work[rank].free and (not ahead or self.ids[node] in self.stored)
+                several[rounds[self.ids[node]] if apart else 0].append(node)
             own = 0 if ahead else self._own_part(rank, ends[rank])
             for number, group in sorted(several.items()):
-                self._place(rank, group, own, ahead, beside=number < max(several))
+                beside = number < max(several)
+                self._place(rank, group, own, () if beside else ahead, beside=beside)
 
     def _own_part(self, rank: int, ends: Iterable[Chunk]) -> int:
         """Elements of what the rank made that are in its result."""

@@ -17,7 +17,7 @@ from overlap.chunkplan.plan import P2P, Chunk, Collective, CommPlan, TensorSpec
 from overlap.chunkplan.region import Box
 from overlap.errors import PlanError, ScheduleError
 from overlap.schedule import events
-from overlap.schedule.carried import Carry
+from overlap.schedule.carried import Carry, by_sums
 from overlap.schedule.events import simulate, simulate_ends
 from overlap.schedule.machine import load_machine, parse_machine
 from overlap.schedule.runs import schedule_all
@@ -243,7 +243,7 @@ SHAPES = st.integers(0, 40)
 
 @st.composite
 def launches(draw):
-    """A plan, a machine and work on it."""
+    """A plan, a machine, work on it, and what sums store."""
     world, split = draw(st.integers(1, 7)), draw(st.integers(1, 3))
     rows = draw(SHAPES)
     make = draw(st.sampled_from([gather, ring, reduce_scatter, two_shot, ring_scatter]))
@@ -255,14 +255,15 @@ def launches(draw):
     produced = ("c",) if make in (reduce_scatter, two_shot, ring_scatter) else ()
     tiles = [draw(st.integers(0, 30)) for _ in range(world)]
     work = work_per_chunk(plan, tiles, 2 * US, produced=produced)
-    return plan, machine, work if draw(st.booleans()) else ()
+    carries = by_sums(plan, machine) if draw(st.booleans()) else {}
+    return plan, machine, work if draw(st.booleans()) else (), carries
 
 
 @settings(max_examples=examples(150), deadline=None)
 @given(launches())
 def test_what_holds_of_every_timeline(launch):
-    plan, machine, work = launch
-    timeline = simulate(plan, machine, work)
+    plan, machine, work, carries = launch
+    timeline = simulate(plan, machine, work, carries=carries)
     assert {e.kind for e in timeline.events} <= set(KINDS)
     assert timeline.events == tuple(sorted(timeline.events, key=lambda e: e.start))
     # Every operation once, behind what it depends on and what makes it.
@@ -295,7 +296,7 @@ def test_what_holds_of_every_timeline(launch):
     # Nothing is faster than the tiles alone.
     assert all(timeline.end_of(rank) >= timeline.compute[rank] - slack for rank in range(plan.world))
     assert str(timeline).count("\n") == len(timeline.events)
-    ends = simulate_ends(plan, machine, work)
+    ends = simulate_ends(plan, machine, work, carries=carries)
     assert (ends.total, ends.compute) == (timeline.total, timeline.compute)
 
 
