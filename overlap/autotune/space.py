@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from overlap import settings
 from overlap.backends import backends
-from overlap.backends.base import Backend, Realization
+from overlap.backends.base import Realization
 from overlap.backends.capabilities import Need
 from overlap.backends.ways import LIBRARY_WAYS, able_ways, naming, unpredicted, way_named
 from overlap.chunkplan.cuts import Split
@@ -33,7 +33,7 @@ PLANS: Mapping[str, tuple[str, ...]] = {
     "all_gather": GATHERS,
     "reduce_scatter": ("reduce_scatter_1d", "reduce_scatter_ring"),
     "all_reduce": ("all_reduce_two_shot", "all_reduce_one_shot", "all_reduce_ring"),
-    "all_to_all": ("all_to_all_1d",),
+    "all_to_all": ("all_to_all_1d", "all_to_all_1d_push"),
 }
 """Templates that do the same, by what they do."""
 MIXED: Mapping[str, tuple[str, ...]] = {
@@ -107,7 +107,7 @@ def communication(
         if backend.words:
             found += words(product, way.name)
             continue
-        for plan in _of_backend(plans, backend):
+        for plan in _of_backend(plans, "push" if operator.produced else backend.default_direction, backend.directions):
             direction = "push" if operator.produced or plan.endswith("_push") else backend.default_direction
             programs: Iterable[int] = (0,)
             if way.form == "moves":
@@ -143,14 +143,14 @@ def splits_of(kind: str) -> tuple[Split, ...]:
     return (*SPLITS, *SHAPES.get(kind, ()))
 
 
-def _of_backend(plans: Sequence[str], backend: Backend) -> tuple[str, ...]:
-    """Without the plan that a backend's own direction makes of a neutral one, and without directions it has not."""
+def _of_backend(plans: Sequence[str], own: str, directions: Collection[str]) -> tuple[str, ...]:
+    """Without the plan that the ``own`` direction makes of a neutral one, and without directions that there are not."""
     neutral = {plan.rpartition("_")[0] for plan in plans if plan.endswith(("_pull", "_push"))}
     found = []
     for plan in plans:
         stem, _, direction = plan.rpartition("_")
         if stem in neutral and direction in ("pull", "push"):
-            if direction == backend.default_direction or direction not in backend.directions:
+            if direction == own or direction not in directions:
                 continue
         found.append(plan)
     return tuple(found)

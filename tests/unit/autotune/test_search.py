@@ -161,6 +161,16 @@ def test_the_space_of_an_operator_is_what_the_capability_table_leaves():
     assert all(name in list_templates() for names in PLANS.values() for name in names)
 
 
+@pytest.mark.parametrize(("op", "moves", "pushed"), [("a2a_gemm", "input", True), ("gemm_a2a", "result", False)])
+def test_an_exchange_is_pushed_where_it_would_be_pulled(op, moves, pushed):
+    """Out of the caller's tensor; results are pushed in any case."""
+    product = Product(op, {"M": 1024, "N": 512, "K": 512}, "bf16", 2)
+    configs, _ = communication(product, load_machine("h100-nvlink"), Need(op, moves=moves), lacking=lambda name: "")
+    plans = {c.plan for c in configs if c.realization.backend == "copy_engine"}
+    assert plans == {"all_to_all_1d"} | ({"all_to_all_1d_push"} if pushed else set())
+    assert not any(c.plan == "all_to_all_1d_push" for c in configs if c.realization.backend == "words_inline")
+
+
 def test_words_are_tried_of_small_results_alone():
     """Whole, by plans of one step; the model has no say of them, so they are measured in any case."""
     machine, need = load_machine("h100-nvlink"), Need("x", moves="result", triton=(3, 6))
