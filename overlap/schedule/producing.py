@@ -100,9 +100,9 @@ class Producing:
     def _early_steps(self) -> list[Step]:
         """By rounds: what tiles made leaves, what has come is added up, sums leave; the last round behind the kernel.
 
-        Sums that others store here arrive meanwhile: those of a round are put in their place behind the next one's sum, beside
-        the kernel, and those of the last round but one in the launch of the last sum, ahead of it, since it waits for the last
-        copies of what tiles made.
+        Sums that others store here arrive meanwhile: those of a round are put in their place behind the rank's own of that round,
+        beside the kernel, while nothing of the next has come; those of the last round but one, whose sums end as the kernel does,
+        in the launch of the last sum, ahead of it, since it waits for the last copies of what tiles made.
         """
         plan, lane = self._plan, self._sum_lane
         rounds = rounds_of(plan)
@@ -130,8 +130,8 @@ class Producing:
                     if op not in self._by_sums:
                         steps += carry_out(plan, op, self.behind)
                     done.add(op)
-            for tensor in self._pieces if number < last else ():
-                here = self._stored_here(tensor, rounds, number, placed)
+            for tensor in self._pieces if number + 1 < last else ():
+                here = self._stored_here(tensor, rounds, number + 1, placed)
                 if here:
                     steps += self._sum(Added(number, tensor, here), lane)
                 placed.update(here)

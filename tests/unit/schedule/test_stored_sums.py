@@ -85,7 +85,7 @@ def test_beside_the_kernel_no_lane_follows_the_sum():
 
 
 def test_what_others_store_is_put_in_its_place_in_the_meantime():
-    """Of 4 rounds the first two beside the kernel, each behind the next sum; the third in the launch of the last sum."""
+    """Of 4 rounds the first two beside the kernel, each behind its sum; the third in the launch of the last sum."""
     plan = in_rounds(two_shot((16, 1), 0, 2, split=4), C)
     sums = [step for step in all_steps(plan, early=True)[0] if isinstance(step, Sum)]
     mine, theirs = (
@@ -95,10 +95,10 @@ def test_what_others_store_is_put_in_its_place_in_the_meantime():
     placed = [chunk_of((16, 1), 0, *rows, "c") for rows in theirs]
     assert [(step.lane, [piece.chunk for piece in step.pieces]) for step in sums] == [
         (2, mine[:1]),
-        (2, mine[1:2]),
         (2, placed[:1]),
-        (2, mine[2:3]),
+        (2, mine[1:2]),
         (2, placed[1:2]),
+        (2, mine[2:3]),
         (None, [placed[2], mine[3]]),
         (None, placed[3:]),
     ]
