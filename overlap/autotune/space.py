@@ -52,7 +52,8 @@ SHAPES: Mapping[str, tuple[Split, ...]] = {
     "all_gather": (((1,), (1,), (3, 1)), ((1,), (1, 1), (2, 1, 1)), (3, 1)),
     # What is made first is small, so that links do not stand idle for long; what arrives last is summed behind the kernel.
     "reduce_scatter": ((1, 3), (1, 2, 1), (3, 4, 1)),
-    "all_reduce": ((1, 3), (1, 2, 1)),
+    # A small last part, whose sum leaves behind the product, of many: the others' are stored at peers beside it.
+    "all_reduce": ((1, 3), (1, 2, 1), (2, 2, 2, 1, 1)),
     # Tiles need a part of every rank's: a small one first, so that they begin; later ones come while there is much to do.
     "all_to_all": ((1, 3), (1, 3, 4), (1, 2, 5), (1, 2, 4, 1)),
 }
