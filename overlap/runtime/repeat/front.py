@@ -24,10 +24,8 @@ from overlap.errors import RuntimeContractError
 from ..instance import called_last
 from ..launch import launch as launch_layer
 from ..native.build import native
+from .making import Making
 from .repeat import ReadyLaunch
-
-_CPU, _CUDA = 1, 2
-"""Types of devices as DLPack numbers them."""
 
 
 class Calls(dict[Any, Any]):
@@ -50,7 +48,7 @@ class Calls(dict[Any, Any]):
         outs: Sequence[torch.Tensor],
         grads: bool,
         reach: tuple[int, ...],
-        layouts: Sequence[tuple[tuple[int, ...], torch.dtype, torch.device]],
+        makings: Sequence[Making],
         told: tuple[Any, Any, bool],
     ) -> None:
         """Adds a call that is a graph by now.
@@ -59,7 +57,7 @@ class Calls(dict[Any, Any]):
             launch: what it enqueues.
             head, operands, outs, grads: as `repeated_call` has them.
             reach: bytes of each operand and of each result that the caller gave.
-            layouts: of the results that a call makes.
+            makings: of the results that a call makes.
             told: who is told of a call, and what.
         """
         runtime: Any = launch.runtime
@@ -71,7 +69,7 @@ class Calls(dict[Any, Any]):
             if self.front is None:
                 self._none = True
                 return
-        makings = tuple(map(_making, layouts))
+        made = tuple((each.make, each.arguments, each.named, each.kind, each.index) for each in makings)
         kept = launch.workspace, launch.memory, launch.instance, runtime, launch.graph.last
         reference, graph = weakref.ref(launch), launch.graph.recorded
         self.front.add(
@@ -80,7 +78,7 @@ class Calls(dict[Any, Any]):
             tuple(outs),
             grads,
             reach,
-            makings,
+            made,
             reference,
             graph,
             kept,
@@ -102,16 +100,3 @@ def _front(runtime: Any) -> Any:
         return native().Front(exchange, *types, torch.is_grad_enabled, *stream, *asks)
     except (RuntimeContractError, TypeError, ValueError):
         return None
-
-
-def _making(layout: tuple[tuple[int, ...], torch.dtype, torch.device]) -> tuple[Any, tuple[Any, ...], Any, int, int]:
-    """What makes a result of a layout: a function, its arguments, its named ones, and its device's type and number."""
-    shape, dtype, device = layout
-    if device.type == "cuda":
-        # What code that Inductor has made allocates with: torch.empty below the dispatcher.
-        direct = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
-        if direct is not None:
-            strides = torch.empty(shape, device="meta").stride()
-            return direct, (shape, strides, dtype), None, _CUDA, device.index
-    kind = _CUDA if device.type == "cuda" else _CPU
-    return torch.empty, (shape,), {"dtype": dtype, "device": device}, kind, device.index or 0

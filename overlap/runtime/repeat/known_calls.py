@@ -20,6 +20,7 @@ from ..cuda.runtime import known_runtime
 from ..instance import Instance
 from ..launch import launch as launch_layer
 from .front import Calls
+from .making import Making
 from .places import Carried
 from .repeat import KernelLaunch, ReadyLaunch, Repeat
 
@@ -51,7 +52,7 @@ class Known:
         line: the caller's line, for errors.
     """
 
-    __slots__ = ("_extents", "_forced", "_kept", "_launch", "_layouts", "_line", "_offered", "_reach", "_said", "_told")
+    __slots__ = ("_extents", "_forced", "_kept", "_launch", "_line", "_makings", "_offered", "_reach", "_said", "_told")
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class Known:
     ) -> None:
         self._launch = launch
         self._kept = kept
-        self._layouts = [(tuple(y.shape), y.dtype, y.device) for y in results]
+        self._makings = tuple(map(Making, results))
         self._extents = [reach(y) for y in results]
         self._reach = [reach(tensor) for tensor in operands]
         self._said = said
@@ -93,8 +94,8 @@ class Known:
         results = list(outs)
         if results and self._reach and self._shares(addresses[len(operands) :], addresses):
             return None
-        for shape, dtype, device in self._layouts[len(results) :]:
-            made = torch.empty(shape, dtype=dtype, device=device)
+        for making in self._makings[len(results) :]:
+            made = making()
             results.append(made)
             addresses.append(made.data_ptr())
         try:
@@ -115,7 +116,7 @@ class Known:
             self._offered = True
             reaches = (*self._reach, *self._extents[: len(outs)])
             told = self._told, self._said, self._forced
-            calls.take(launch, head, tensors, outs, grads, reaches, self._layouts[len(outs) :], told)
+            calls.take(launch, head, tensors, outs, grads, reaches, self._makings[len(outs) :], told)
 
     def drop(self) -> None:
         """Lets go of what was made ready, since no call will find it again."""
