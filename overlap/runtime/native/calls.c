@@ -71,10 +71,10 @@ static int on_change(PyDict_WatchEvent event, PyObject *dict, PyObject *key, PyO
 }
 static uint64_t version_of(PyObject *dict) {
   if (watcher < 0) watcher = PyDict_AddWatcher(on_change);
-  if (watcher < 0 || PyDict_Watch(watcher, dict)) PyErr_Clear(), changes += 1;
-  return changes;
+  if (watcher >= 0 && !PyDict_Watch(watcher, dict)) return changes;
+  return PyErr_Clear(), 0; /* which it never is */
 }
-static int same_version(PyObject *dict, uint64_t version) { return watcher >= 0 && version == changes; }
+static int same_version(PyObject *dict, uint64_t version) { return version == changes; }
 #else
 static uint64_t version_of(PyObject *dict) { return ((PyDictObject *)dict)->ma_version_tag; }
 static int same_version(PyObject *dict, uint64_t version) { return ((PyDictObject *)dict)->ma_version_tag == version; }
@@ -159,6 +159,7 @@ static int add_tensor(front *self, seen *call, PyObject *object, int grads) {
 }
 
 static int add_tensors(front *self, seen *call, PyObject *operands, PyObject *outs, int grads, int *given) {
+  call->count = call->words = 0, call->hash = 0;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(operands); i += 1)
     if (add_tensor(self, call, PyTuple_GET_ITEM(operands, i), grads)) return -1;
   *given = call->count;
@@ -301,11 +302,12 @@ end:
 
 /* As `front_again`; NULL as of `make_again`. */
 static PyObject *look_up(front *self, PyObject *head, PyObject *operands, PyObject *outs, int grads, int *done) {
-  seen call = {0};
+  seen call;
   int given;
   if (add_tensors(self, &call, operands, outs, grads, &given)) return NULL;
-  PyObject *texts = texts_now(self), *results = NULL;
+  PyObject *texts = Py_XNewRef(texts_now(self)), *results = NULL;
   entry *each = texts ? find(self, &call, head, texts) : NULL;
+  Py_XDECREF(texts);
   if (!each) return NULL;
   /* While the launch is held, what is borrowed lives. */
   PyObject *launch = PyObject_CallNoArgs(each->launch);
@@ -328,6 +330,7 @@ static PyObject *front_again(front *self, PyObject *const *given, Py_ssize_t cou
   Py_XDECREF(operands);
   Py_XDECREF(outs);
   if (results || done) return results;
+  if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) return NULL; /* somebody interrupts */
   PyErr_Clear(); /* the other way says what is wrong */
   Py_RETURN_NONE;
 }
@@ -353,7 +356,7 @@ static PyObject *front_add(front *self, PyObject *arguments) {
   PyObject *workspace, *memory, *instance, *runtime, *event;
   unsigned long long handle, fault;
   int grads, given;
-  seen call = {0};
+  seen call;
   if (!PyArg_ParseTuple(arguments, "OO!O!pO!O!OO(OOOOO)KKOOO", &head, &PyTuple_Type, &operands, &PyTuple_Type, &outs, &grads,
                         &PyTuple_Type, &reach, &PyTuple_Type, &makings, &launch, &graph, &workspace, &memory, &instance, &runtime,
                         &event, &handle, &fault, &told, &said, &forced))
@@ -374,7 +377,7 @@ static PyObject *front_add(front *self, PyObject *arguments) {
   if (!each) return PyErr_NoMemory();
   each->references = 1;
   each->hash = call.hash, each->words = call.words;
-  memcpy(each->layout, call.layout, sizeof each->layout);
+  memcpy(each->layout, call.layout, call.words * sizeof *call.layout);
   each->head = Py_NewRef(head), each->texts = Py_NewRef(texts), each->launch = Py_NewRef(launch);
   each->told = Py_NewRef(told), each->said = Py_NewRef(said), each->forced = Py_NewRef(forced);
   each->graph = (recorded *)Py_NewRef(graph);
