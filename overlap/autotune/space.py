@@ -95,7 +95,8 @@ def communication(
         lacking: why a backend, by its name, cannot serve the operator.
     """
     operator = operator_of(product.op, product.sizes)
-    plans = PLANS[operator.kind]
+    # What tiles make is pushed whatever a template says.
+    plans = [p for p in PLANS[operator.kind] if not (operator.produced and p.endswith("_push"))]
     ways, refused = able_ways(need, serial=False, lacking=lacking)
     counted: Counter[str] = Counter()
     # Tiles that read all of what shards are cut in need a part of every rank's, as those behind an exchange.

@@ -17,6 +17,7 @@ from overlap.chunkplan.cuts import Split, SplitLike, split_of
 from overlap.errors import UsageError
 
 from .arguments import check_programs, ranks
+from .exchange_gemm import PLAN as EXCHANGE_PLAN
 from .exchange_gemm import SPLIT as EXCHANGE_SPLIT
 from .gather_call import compiled_kernel
 from .gather_k_gemm import along_of
@@ -50,7 +51,7 @@ FORMS = {
     "ag_gemm_k": Form(compiled_kernel, ag_gemm_tma, ("K",), "K", ("all_gather_1d",)),
     "gemm_rs": Form(compiled_partial, gemm_out_tma, ("M", "B", "N"), "N", ("reduce_scatter_1d",), SPLIT),
     "gemm_ar": Form(compiled_partial, gemm_out_tma, ("",), "N", (ONE_SHOT, TWO_SHOT)),
-    "a2a_gemm": Form(compiled_kernel, ag_gemm_tma, ("K:M", "K:B"), "K", ("all_to_all_1d",), EXCHANGE_SPLIT),
+    "a2a_gemm": Form(compiled_kernel, ag_gemm_tma, ("K:M", "K:B"), "K", (EXCHANGE_PLAN,), EXCHANGE_SPLIT),
     "gemm_a2a": Form(compiled_partial, gemm_out_tma, ("M:N", "B:N"), "N", ("all_to_all_1d",)),
 }
 

@@ -59,7 +59,7 @@ OPERATORS: Mapping[str, Operator] = {
     "ag_gemm_k": Operator("all_gather", "all_gather_1d", "MK", "N", dim=1, inside=True),
     "gemm_rs": Operator("reduce_scatter", "reduce_scatter_1d", "MN", "K"),
     "gemm_ar": Operator("all_reduce", "all_reduce_two_shot", "MN", "K"),
-    "a2a_gemm": Operator("all_to_all", "all_to_all_1d", "MK", "M", dim=1, to_dim=0),
+    "a2a_gemm": Operator("all_to_all", "all_to_all_1d_push", "MK", "M", dim=1, to_dim=0),
     "gemm_a2a": Operator("all_to_all", "all_to_all_1d", "MN", "M", dim=0, to_dim=1),
 }
 

@@ -109,7 +109,7 @@ def test_exchanges_in_parts_are_ordered_as_two_gpus_did():
     """Milliseconds of 32768,8192,8192 (docs/performance.md): 1:3:4 3.176, 8 3.179, 1:3 3.218, 4 3.219, 2 3.336."""
     sizes = {"M": 32768, "N": 8192, "K": 8192}
     found = [
-        seconds("a2a_gemm", [LANES], sizes, world=2, split=split_of(split))["copy_engine"]
+        seconds("a2a_gemm", [LANES], sizes, world=2, plan="all_to_all_1d", split=split_of(split))["copy_engine"]
         for split in ("1:3:4", "8", "1:3", "4", "2", "1")
     ]
     assert found == sorted(found)
