@@ -30,8 +30,8 @@ SUMS = "OVERLAP_SUM_SMS"
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 PLANS = {"gemm_rs": "reduce_scatter_1d", "gemm_ar": "all_reduce_two_shot", "ag_gemm": "all_gather_1d"}
 SPLITS = {"gemm_rs": 2, "a2a_gemm": 4}
-"""Of a way that names none, where they are not as in `Realization`. Ways of a2a_gemm without a plan are of the time when it pulled
-and cut in four; newer ones name both."""
+"""Of a way that names none, where they are not as in `Realization`. Ways of a2a_gemm without a plan are of the time when it
+pulled and cut in four; newer ones name both."""
 
 
 def moved(op: str, m: int, n: int, k: int, world: int, dtype: str) -> int:
