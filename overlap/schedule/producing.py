@@ -123,7 +123,7 @@ class Producing:
                 steps.append(Join(lane))
                 self.joined.add(lane)
             for added in (each for each in self._sums if each.round == number):
-                ahead = self._stored_here(added.tensor, rounds, number, placed) if number == last else ()
+                ahead = self._placed_ahead(added.tensor, rounds, number, placed) if number == last else ()
                 steps += self._sum(replace(added, pieces=(*ahead, *added.pieces)), None if number == last else lane)
                 placed.update(ahead)
                 for op in added.ops:
@@ -143,6 +143,14 @@ class Producing:
                 left.sort(key=lambda piece: _round(piece, rounds))
                 steps.append(Sum(tensor, tuple(left)))
         return steps
+
+    def _placed_ahead(
+        self, tensor: str, rounds: dict[OpId, int], last: int, placed: Collection[Piece]
+    ) -> tuple[Piece, ...]:
+        """Parts of the result that the launch of the last sum puts in their place before it waits for the last copies: what
+        the rank itself has made of them and nobody adds to, as of an exchange, and what others have stored here."""
+        own = (piece for piece in self._pieces[tensor][1] if not piece.keep and _round(piece, rounds) < 0)
+        return (*(piece for piece in own if piece not in placed), *self._stored_here(tensor, rounds, last, placed))
 
     def _stored_here(
         self, tensor: str, rounds: dict[OpId, int], below: int, placed: Collection[Piece]
@@ -214,9 +222,11 @@ class Producing:
                     self.behind.setdefault(lane, set()).update(self._waited)
                 steps += self._sent(op, held)
         for tensor, (_, result) in self._pieces.items():
-            left = tuple(piece for piece in result if not piece.keep)
+            left = [piece for piece in result if not piece.keep]
             if left:
-                steps.append(Sum(tensor, left))
+                # What the rank has made itself is there, what others send may be on its way.
+                left.sort(key=lambda piece: any(op is not None for op in piece.summands))
+                steps.append(Sum(tensor, tuple(left)))
         return steps
 
     def _group(self, op: OpId) -> tuple[tuple[OpId, ...], str, tuple[Piece, ...]]:

@@ -313,3 +313,16 @@ def test_templates(name, split):
             # Of few rows a part has all, and the sums of two shots may wait for parts that are cut otherwise.
             assert early or rows <= 2 * world or name == "all_reduce_two_shot" and isinstance(split, tuple)
             verify_steps(all_steps(plan) if early else late_steps(plan), plan, C, blocking=True)
+
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_what_a_rank_keeps_of_an_exchange_is_put_in_its_place_while_the_last_copies_come(world, early):
+    """In the launch that waits for them, ahead of what they bring."""
+    plan = in_rounds(exchange((2 * world, world), world, split=2), C)
+    for rank in range(world):
+        steps = launch_steps(plan, rank, produced=C, early=early)
+        sums = [step for step in steps if isinstance(step, Sum) and step.lane is None]
+        assert len(sums) == 1
+        own = [all(op is None for op in piece.summands) for piece in sums[0].pieces]
+        assert own == sorted(own, reverse=True) and any(own) and not all(own)
