@@ -84,7 +84,8 @@ class Producing:
         """Lanes whose first operation sends what the kernel makes; with early sums all of them, and that of the sums."""
         if self.early:
             used = {self._plan.op(op).channel for ops in self._stages.values() for op in ops if op not in self._by_sums}
-            self.behind = {lane: set() for lane in sorted({*used, self._sum_lane})}
+            placing = {self._place_lane} if self._rounds_placed() else ()
+            self.behind = {lane: set() for lane in sorted({*used, self._sum_lane, *placing})}
             return [Fork(lane) for lane in self.behind]
         first = {self._plan.op(op).channel for op in self._stages.get(0, ())}
         self.behind = {lane: set() for lane in sorted(first)}
@@ -94,15 +95,32 @@ class Producing:
     def _sum_lane(self) -> int:
         return 1 + max((op.channel for _, op in self._plan.items()), default=-1)
 
+    @property
+    def _place_lane(self) -> int:
+        return self._sum_lane + 1
+
+    def _rounds_placed(self) -> dict[int, list[tuple[str, tuple[Piece, ...]]]]:
+        """By round, the parts of results that other ranks' sums store here while the rank has sums of its own to make."""
+        rounds, last = rounds_of(self._plan), self._sums[-1].round
+        found: dict[int, list[tuple[str, tuple[Piece, ...]]]] = {}
+        for tensor, (_, result) in self._pieces.items():
+            several: dict[int, list[Piece]] = {}
+            for piece in result:
+                if not piece.keep and self._by_sums.issuperset(piece.summands):
+                    several.setdefault(_round(piece, rounds), []).append(piece)
+            for number, here in several.items():
+                if number < last:
+                    found.setdefault(number, []).append((tensor, tuple(here)))
+        return dict(sorted(found.items()))
+
     def steps(self) -> list[Step]:
         return self._early_steps() if self.early else self._late_steps()
 
     def _early_steps(self) -> list[Step]:
         """By rounds: what tiles made leaves, what has come is added up, sums leave; the last round behind the kernel.
 
-        Sums that others store here arrive meanwhile: those of a round are put in their place behind the rank's own of that round,
-        beside the kernel, while nothing of the next has come; those of the last round but one, whose sums end as the kernel does,
-        in the launch of the last sum, ahead of it, since it waits for the last copies of what tiles made.
+        Sums that others store here arrive meanwhile. A lane puts them in their place round by round, beside the kernel and beside
+        the last sum, which links hold up: nobody waits for that lane but the end of the call.
         """
         plan, lane = self._plan, self._sum_lane
         rounds = rounds_of(plan)
@@ -113,7 +131,8 @@ class Producing:
         steps: list[Step] = []
         held: dict[int, set[object]] = {}
         done: set[OpId] = set()
-        placed: set[Piece] = set()
+        placing = self._rounds_placed()
+        placed = {piece for several in placing.values() for _, here in several for piece in here}
         for number in numbers:
             for op in own:
                 if op not in adding and rounds[op] == number and op not in done:
@@ -123,18 +142,20 @@ class Producing:
                 steps.append(Join(lane))
                 self.joined.add(lane)
             for added in (each for each in self._sums if each.round == number):
-                ahead = self._placed_ahead(added.tensor, rounds, number, placed) if number == last else ()
+                ahead = self._own_ahead(added.tensor, rounds, placed) if number == last else ()
                 steps += self._sum(replace(added, pieces=(*ahead, *added.pieces)), None if number == last else lane)
                 placed.update(ahead)
                 for op in added.ops:
                     if op not in self._by_sums:
                         steps += carry_out(plan, op, self.behind)
                     done.add(op)
-            for tensor in self._pieces if number + 1 < last else ():
-                here = self._stored_here(tensor, rounds, number + 1, placed)
-                if here:
-                    steps += self._sum(Added(number, tensor, here), lane)
-                placed.update(here)
+            for ended in [each for each in placing if each <= number]:
+                steps += self._placed(placing.pop(ended))
+        for several in placing.values():
+            steps += self._placed(several)
+        if self._place_lane in self.behind:
+            steps.append(Join(self._place_lane))
+            self.joined.add(self._place_lane)
         for tensor, (_, result) in self._pieces.items():
             summed = {piece for added in self._sums for piece in added.pieces} | placed
             left = [piece for piece in result if piece not in summed]
@@ -144,25 +165,17 @@ class Producing:
                 steps.append(Sum(tensor, tuple(left)))
         return steps
 
-    def _placed_ahead(
-        self, tensor: str, rounds: dict[OpId, int], last: int, placed: Collection[Piece]
-    ) -> tuple[Piece, ...]:
-        """Parts of the result that the launch of the last sum puts in their place before it waits for the last copies: what
-        the rank itself has made of them and nobody adds to, as of an exchange, and what others have stored here."""
-        own = (piece for piece in self._pieces[tensor][1] if not piece.keep and _round(piece, rounds) < 0)
-        return (*(piece for piece in own if piece not in placed), *self._stored_here(tensor, rounds, last, placed))
+    def _placed(self, several: list[tuple[str, tuple[Piece, ...]]]) -> list[Step]:
+        """What has come of a round, put in its place."""
+        return [step for tensor, here in several for step in self._sum(Added(0, tensor, here), self._place_lane)]
 
-    def _stored_here(
-        self, tensor: str, rounds: dict[OpId, int], below: int, placed: Collection[Piece]
-    ) -> tuple[Piece, ...]:
-        """Parts of the result that other ranks' sums of rounds ``below`` store here, as far as they are not ``placed`` yet."""
+    def _own_ahead(self, tensor: str, rounds: dict[OpId, int], placed: Collection[Piece]) -> tuple[Piece, ...]:
+        """Parts of the result that the launch of the last sum puts in their place before it waits for the last copies: what
+        the rank itself has made of them and nobody adds to, as of an exchange."""
         return tuple(
             piece
             for piece in self._pieces[tensor][1]
-            if not piece.keep
-            and self._by_sums.issuperset(piece.summands)
-            and _round(piece, rounds) < below
-            and piece not in placed
+            if not piece.keep and _round(piece, rounds) < 0 and piece not in placed
         )
 
     def _sum(self, added: Added, lane: int | None) -> list[Step]:

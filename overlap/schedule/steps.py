@@ -21,6 +21,8 @@
 
     stored   main    Entry | Fork | Kernel .......... | Sum (own shard, stored at peers) | Sum (the rest) | Credit* | Join
              lane 0               | Hold Copy Raise | Hold Copy Raise ...                                           /
+             early, lane 2 as above without Branch, and
+             lane 3               | Gather Sum (part 0 of others) | Gather Sum (part 1 of others) ... / ahead of the rest
 
     early    main    Entry | Forks | Kernel ........................... | Join 2 | Sum (last part) | Fork 1 | Sum (rest) | ...
              lane 0                | Hold Copy Raise | Hold Copy Raise ...

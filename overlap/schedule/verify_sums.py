@@ -89,8 +89,8 @@ def check_holds(steps: Sequence[Step], rank: int, made: Produced) -> None:
 def check_sums(steps: Sequence[Step], rank: int, made: Produced, *, kernel: bool = True) -> None:
     """Sums stand behind the ``kernel``, if there is one, add every piece once, and come before what sends them on.
 
-    On a lane a sum stands beside the kernel: behind the waits for all that it adds, so that it never waits itself, and in front
-    of those of the main stream, which fill the device and wait.
+    On a lane a sum stands beside the kernel: behind the waits for all that it adds, so that it never waits itself, and, where it
+    is sent on, in front of those of the main stream, which fill the device and wait.
     """
     expected = list(dict.fromkeys([*(piece for kept in made.kept.values() for piece in kept), *made.result]))
     made_partial = not kernel
@@ -125,7 +125,8 @@ def check_sums(steps: Sequence[Step], rank: int, made: Produced, *, kernel: bool
                 if here:
                     raise ScheduleError(f"rank {rank}: a sum of {step.tensor} beside those of lane {min(here)}")
                 continue
-            here.setdefault(step.lane, set()).update(step.pieces)
+            if any(piece.keep for piece in step.pieces):
+                here.setdefault(step.lane, set()).update(step.pieces)
             for piece in step.pieces:
                 for summand in piece.summands:
                     if (piece.chunk if summand is None else summand) not in there.get(step.lane, ()):

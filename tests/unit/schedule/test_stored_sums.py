@@ -9,7 +9,7 @@ import pytest
 from overlap.chunkplan.plan import CommPlan
 from overlap.errors import ScheduleError
 from overlap.schedule.early import in_rounds
-from overlap.schedule.step import Branch, Copy, Credit, Entry, Fork, Hold, Join, Kernel, Raise, Sum, Whole
+from overlap.schedule.step import Branch, Copy, Credit, Entry, Fork, Gather, Hold, Join, Kernel, Raise, Sum, Whole
 from overlap.schedule.steps import launch_steps
 from overlap.schedule.stored_sums import stored_sums
 from overlap.schedule.verify_steps import verify_steps
@@ -79,15 +79,16 @@ def test_beside_the_kernel_no_lane_follows_the_sum():
     plan = in_rounds(two_shot((8, 1), 0, 2, split=2), C)
     steps = all_steps(plan, early=True)[0]
     assert [(step.lane, step.stores) for step in steps if isinstance(step, Sum)] == [
-        (2, ((0, 2),)), (None, ((0, 3),)), (None, ()),
+        (2, ((0, 2),)), (3, ()), (None, ((0, 3),)), (None, ()),
     ]  # fmt: skip
     assert not any(isinstance(step, Branch) for step in steps) and Fork(1) not in steps
 
 
 def test_what_others_store_is_put_in_its_place_in_the_meantime():
-    """Of 4 rounds the first two beside the kernel, each behind its sum; the third in the launch of the last sum."""
+    """Of 4 rounds the first three on a lane that the main stream joins behind its last sum, each when it has come."""
     plan = in_rounds(two_shot((16, 1), 0, 2, split=4), C)
-    sums = [step for step in all_steps(plan, early=True)[0] if isinstance(step, Sum)]
+    steps = all_steps(plan, early=True)[0]
+    sums = [step for step in steps if isinstance(step, Sum)]
     mine, theirs = (
         [chunk_of((16, 1), 0, lo, lo + 2, "c") for lo in (0, 2, 4, 6)],
         [(8 + lo, 10 + lo) for lo in (0, 2, 4, 6)],
@@ -95,13 +96,23 @@ def test_what_others_store_is_put_in_its_place_in_the_meantime():
     placed = [chunk_of((16, 1), 0, *rows, "c") for rows in theirs]
     assert [(step.lane, [piece.chunk for piece in step.pieces]) for step in sums] == [
         (2, mine[:1]),
-        (2, placed[:1]),
+        (3, placed[:1]),
         (2, mine[1:2]),
-        (2, placed[1:2]),
+        (3, placed[1:2]),
         (2, mine[2:3]),
-        (None, [placed[2], mine[3]]),
+        (3, placed[2:3]),
+        (None, mine[3:]),
         (None, placed[3:]),
     ]
+    assert steps.index(Join(2)) < steps.index(sums[-2]) < steps.index(Join(3)) < steps.index(sums[-1])
+    assert [step.ops for step in steps if isinstance(step, Gather) and step.lane == 3] == [
+        ((1, 4),),
+        ((1, 5),),
+        ((1, 6),),
+    ]
+    late = [step for step in steps if step != Join(3)]
+    with pytest.raises(ScheduleError, match="credit to rank 1 does not follow the last copy|never joined"):
+        verify_steps([(*late, Join(3)), all_steps(plan, early=True)[1]], plan, C)
 
 
 @named
