@@ -208,9 +208,10 @@ SETTINGS: dict[str, Setting] = {
             "tail",
             str,
             "auto",
-            "Whether `ag_gemm` and `a2a_gemm` leave the tiles of a last wave that few multiprocessors take part in to a launch "
-            "of smaller ones behind the kernel; auto: where that is predicted to be shorter.",
-            choices=("auto", "always", "never"),
+            "Whether `ag_gemm` and `a2a_gemm` leave the tiles of a last wave that few multiprocessors take part in (always), or "
+            "`ag_gemm` those of the chunk that comes last (part), to a launch of smaller ones behind the kernel; auto: where "
+            "this is predicted to be shorter.",
+            choices=("auto", "always", "part", "never"),
         ),
         Setting(
             "given_bytes",

@@ -1,7 +1,11 @@
-"""Tiles of a last wave that few multiprocessors take part in, made by a launch of smaller ones behind the fused kernel.
+"""Tiles of a last wave that few multiprocessors take part in, or of a chunk that the product has waited for, made by a launch of
+smaller ones behind the fused kernel.
 
     1856 tiles on 132 multiprocessors       14 waves of 132                               | 8 tiles, a whole wave's time
     the last 8 left to a second launch      14 waves of 132 | 64 blocks of an eighth of a tile, on 64 multiprocessors
+
+    the last chunk feeds 24 tiles           ... nothing to do | it is here | 24 tiles, a whole tile's time
+    left to a second launch                 ... nothing to do | it is here | 192 blocks of an eighth, on all multiprocessors
 
 A persistent kernel makes its tiles in the order of the rank's schedule; those left out are the last ones of it, so whole waves
 stay whole whatever divides what. The second launch follows on the same stream, behind every copy. A block adds up along K as
@@ -18,12 +22,13 @@ import torch
 
 from overlap import settings
 from overlap.api.auto import DTYPES
+from overlap.chunkplan.cuts import Split, cut, weights_at
 from overlap.runtime.calls.resolve import Bound
 from overlap.runtime.instance import Instance
 from overlap.runtime.kernels.entry import run_kernel
 from overlap.runtime.protocol import Runtime
 from overlap.runtime.repeat.repeat import KernelLaunch
-from overlap.schedule.machine import machine_for
+from overlap.schedule.machine import Machine, machine_for
 from overlap.schedule.model import Run
 from overlap.schedule.table import HEADER_WORDS, RUN_WORDS
 from overlap.schedule.tiles import Tile
@@ -47,7 +52,16 @@ class Tail(NamedTuple):
 NO_TAIL = Tail(0, Blocks(1, 1, 1, 1, 1))
 
 
-def tail_of(product: Product, view: GatherView, runtime: Runtime, blocks: Blocks, backend: str, *, tma: bool) -> Tail:
+def tail_of(
+    product: Product,
+    view: GatherView,
+    runtime: Runtime,
+    blocks: Blocks,
+    backend: str,
+    *,
+    tma: bool,
+    split: Split | None = None,
+) -> Tail:
     """What of a product's tiles, of ``blocks``, a second launch makes; `NO_TAIL`: nothing.
 
     It is nothing where TMA does not take every operand, where programs of the kernel move chunks, which it has no wave of its
@@ -56,6 +70,7 @@ def tail_of(product: Product, view: GatherView, runtime: Runtime, blocks: Blocks
     Args:
         backend: that moves chunks.
         tma: whether TMA reads A.
+        split: chunks that a shard is cut into, of a tensor that is gathered along its rows.
     """
     asked = settings.get("tail")
     w = product.weight
@@ -64,32 +79,54 @@ def tail_of(product: Product, view: GatherView, runtime: Runtime, blocks: Blocks
     if weight_by(w) == "pointers" or product.result_by() != "rows":
         return NO_TAIL
     tiles = blocks.tiles(view.batch, view.rows, product.columns)
-    waves, left = divmod(tiles, runtime.sm_count)
     found = parts_of(blocks)
-    if not waves or not left or not found:
-        return NO_TAIL
-    rate, start = _speed(runtime.world, settings.get("machine"), w.dtype)
-    if not rate:
+    machine = _machine(runtime.world, settings.get("machine"))
+    rate = machine.flops.get(DTYPES.get(w.dtype, ""), 0.0) / machine.units
+    if tiles < runtime.sm_count or not found or not rate:
         return NO_TAIL
 
     def seconds(each: Blocks, count: int) -> float:
         tile = Tile(each.m, each.n, each.k, each.warps, each.stages)
         return -(-count // runtime.sm_count) * tile.seconds(view.depth, w.element_size(), rate)
 
-    took, best = min(
-        ((seconds(each, left * (blocks.m // each.m) * (blocks.n // each.n)), each) for each in found),
-        key=lambda pair: pair[0],
-    )
-    saved = seconds(blocks, left) - took - start
-    worth = saved > WORTH * seconds(blocks, tiles)
-    return Tail(left, best) if worth or asked == "always" else NO_TAIL
+    def smaller(count: int) -> tuple[float, Blocks]:
+        times = ((seconds(each, count * (blocks.m // each.m) * (blocks.n // each.n)), each) for each in found)
+        took, best = min(times, key=lambda pair: pair[0])
+        return took + machine.kernel, best
+
+    whole = seconds(blocks, tiles)
+    saved: list[tuple[float, Tail]] = []
+    wave = tiles % runtime.sm_count
+    if wave and asked != "part":
+        took, best = smaller(wave)
+        saved.append((seconds(blocks, wave) - took, Tail(wave, best)))
+    if split is not None and runtime.world > 1 and asked != "always":
+        rows, arrival = _last_part(view, runtime.world, split, w.element_size(), machine)
+        part = blocks.tiles(view.batch, rows, product.columns)
+        if 0 < part < tiles:
+            took, best = smaller(part)
+            ready = max(arrival, seconds(blocks, tiles - part))
+            saved.append((max(whole, arrival + seconds(blocks, part)) - ready - took, Tail(part, best)))
+    if not saved:
+        return NO_TAIL
+    most, tail = max(saved, key=lambda pair: pair[0])
+    return tail if most > WORTH * whole or asked != "auto" else NO_TAIL
 
 
 @cache
-def _speed(world: int, machine: str | None, dtype: torch.dtype) -> tuple[float, float]:
-    """Floating-point operations a second of a multiprocessor, 0 where nobody knows, and seconds that a launch takes to start."""
-    found = machine_for(world, name=machine)
-    return found.flops.get(DTYPES.get(dtype, ""), 0.0) / found.units, found.kernel
+def _machine(world: int, name: str | None) -> Machine:
+    return machine_for(world, name=name)
+
+
+def _last_part(view: GatherView, world: int, split: Split, itemsize: int, machine: Machine) -> tuple[int, float]:
+    """Rows of the chunk that comes last, and seconds from the first tile until it is here: one copy behind the other."""
+    shard, seconds, rows = -(-view.rows // world), 0.0, 0
+    for place in range(world - 1):
+        for low, high in cut(shard, weights_at(split, place, world - 1)):
+            if high > low:
+                rows = high - low
+                seconds += machine.inside.seconds(view.batch * rows * view.depth * itemsize) + machine.flag
+    return rows, seconds
 
 
 def tail_launches(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ class Case:
     bias: bool = False
     transposed: bool = False
     plan: str = "all_gather_1d"
-    split: int = 1
+    split: Any = 1
 
 
 CASES = {
@@ -129,6 +130,24 @@ def test_all_tiles_are_made(name, launched):
     assert last_plan().tail == left and f", the last {left} tiles by a second launch" in str(last_plan())
 
 
+@pytest.mark.parametrize(
+    ("plan", "split", "tiles"),
+    [
+        ("all_gather_1d", (3, 1), 3),
+        ("all_gather_1d_push", ((1,), (1,), (3, 1)), 3),
+        ("all_gather_ring", 2, 3),
+        ("all_gather_1d", 1, 6),
+    ],
+)
+def test_the_chunk_that_comes_last_is_left(plan, split, tiles, launched, monkeypatch):
+    """Of 177 rows of the last shard, in tiles of 128 x 256, three beside each other: 45, 89 or all of them."""
+    monkeypatch.setenv("OVERLAP_TAIL", "part")
+    case = Case((530, 16), (520,), (), world=3, plan=plan, split=split)
+    for y, wanted, scale in results(case, seed=tiles):
+        assert ((y.double() - wanted).abs() / scale).max().item() <= EPSILON[case.dtype] + 16 * 2**-24
+    assert {left for left, _ in launched} == {tiles} and last_plan().tail == tiles
+
+
 def test_the_bits_are_those_of_one_launch(monkeypatch):
     case = CASES["ragged, bias"]
     apart = [y for y, _, _ in results(case)]
@@ -186,7 +205,7 @@ def test_an_exchange_leaves_tiles_too(launched, rows, columns, sms, wanted):
         for whole in wholes:
             out = torch.full((rows // 2, columns), float("nan"), dtype=torch.float16)
             piece = whole[:, rank * 24 : (rank + 1) * 24].contiguous()
-            found.append(a2a_gemm(piece, weights[rank], out=out, backend="copy_engine", group=group))
+            found.append(a2a_gemm(piece, weights[rank], out=out, backend="copy_engine", split=4, group=group))
         group.overlap_runtime.synchronize()
         return found
 

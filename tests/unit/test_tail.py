@@ -20,13 +20,15 @@ def hopper(monkeypatch):
     monkeypatch.delenv("OVERLAP_TAIL", raising=False)
 
 
-def left(m, n, k, *, units=132, dtype=torch.bfloat16, world=4, weight=None, backend="copy_engine", tma=True):
+def left(
+    m, n, k, *, units=132, dtype=torch.bfloat16, world=4, weight=None, backend="copy_engine", tma=True, split=None
+):
     """What is left of the tiles of a product of a rank."""
     view = gather_view(torch.empty(m // world, k, dtype=dtype, device="meta"), 0, None, world, 0)
     w = torch.empty(k, n, dtype=dtype, device="meta") if weight is None else weight
     runtime = SimpleNamespace(sm_count=units, world=world)
     product = Product(w, torch.empty(1, m, n, dtype=dtype, device="meta"), None)
-    return tail_of(product, view, runtime, product_blocks(product, view, runtime, tma), backend, tma=tma)
+    return tail_of(product, view, runtime, product_blocks(product, view, runtime, tma), backend, tma=tma, split=split)
 
 
 def test_a_wave_of_a_few_tiles_is_made_in_smaller_ones():
@@ -48,6 +50,29 @@ def test_a_wave_of_a_few_tiles_is_made_in_smaller_ones():
 )
 def test_it_must_be_worth_a_launch(m, n, k, found):
     assert left(m, n, k).left == found
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "split", "found"),
+    [
+        (8192, 1536, 4096, 1, 0),  # 96 tiles for 132 multiprocessors: no shorter in smaller ones
+        (8192, 1536, 4096, (3, 1), 24),
+        (8192, 1536, 4096, ((1,), (1,), (3, 1)), 24),
+        (8192, 3584, 4096, (3, 1), 0),  # everything is here before its tiles' turn
+        (8192, 7392, 8192, (3, 1), 8),  # the last wave
+        (2048, 3584, 4096, (3, 1), 14),
+        (6, 3584, 4096, (3, 1), 0),
+    ],
+)
+def test_tiles_of_a_chunk_that_is_waited_for_are_made_in_smaller_ones(m, n, k, split, found):
+    """Copies of 11 to 44 us one behind the other, against waves of 46 us (8192, 1536, 4096)."""
+    assert left(m, n, k, split=split).left == found
+
+
+@pytest.mark.parametrize(("asked", "found"), [("never", 0), ("always", 120), ("part", 24), ("auto", 24)])
+def test_the_setting_says_which(monkeypatch, asked, found):
+    monkeypatch.setenv("OVERLAP_TAIL", asked)
+    assert left(8192, 1536, 4096, split=(3, 1)).left == found
 
 
 def test_the_device_says_how_many_tiles_a_wave_has():
