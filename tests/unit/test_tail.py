@@ -69,6 +69,11 @@ def test_tiles_of_a_chunk_that_is_waited_for_are_made_in_smaller_ones(m, n, k, s
     assert left(m, n, k, split=split).left == found
 
 
+def test_a_chunk_of_more_than_a_wave_of_smaller_ones_stays():
+    assert left(8192, 768, 4096, world=2, split=(3, 1)).left == 24
+    assert left(8192, 1536, 4096, world=2, split=1) == NO_TAIL
+
+
 @pytest.mark.parametrize(("asked", "found"), [("never", 0), ("always", 120), ("part", 24), ("auto", 24)])
 def test_the_setting_says_which(monkeypatch, asked, found):
     monkeypatch.setenv("OVERLAP_TAIL", asked)
