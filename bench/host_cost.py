@@ -263,7 +263,8 @@ def measure(options: argparse.Namespace) -> None:
                     settle()
                     session.say("\n".join(found_in[:PROFILED]))
                 if parts is not None and contender == "ours":
-                    session.say("\n".join(parts.of(call, options.rounds * options.calls, settle)))
+                    for how_ready in (settle, settle_cold) if options.cold else (settle,):
+                        session.say("\n".join(parts.of(call, options.rounds * options.calls, how_ready)))
                 for state, seconds in worst.items():
                     sizes = {"M": m, "N": n, "K": k, "world": session.world, "dtype": options.dtype}
                     how = {"gpu": state, "backend": backend, **{each: each == setting for each in SETTINGS}}
@@ -304,7 +305,9 @@ def main() -> None:
         "--profile", action="store_true", help="where the time goes, by module; of ours on GPUs by function"
     )
     parser.add_argument(
-        "--parts", action="store_true", help="where the time of ours goes, by function of the driver, GPUs idle"
+        "--parts",
+        action="store_true",
+        help="where the time of ours goes, by function of the driver, GPUs idle; with --cold behind other work, too",
     )
     options = parser.parse_args()
     if min(options.calls, options.rounds, options.layers, options.world) < 1:
