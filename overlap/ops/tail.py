@@ -104,7 +104,7 @@ def tail_of(
         rows, arrival = _last_part(view, runtime.world, split, w.element_size(), machine)
         part = blocks.tiles(view.batch, rows, product.columns)
         # More than a wave of smaller ones loses what is gained: 192 of 128 x 256 as 384 of 128 x 128 gained nothing on two H200s.
-        if 0 < part < tiles and part * 2 <= runtime.sm_count:
+        if 0 < part < tiles and (asked == "part" or 2 * part <= runtime.sm_count):
             took, best = smaller(part)
             ready = max(arrival, seconds(blocks, tiles - part))
             saved.append((max(whole, arrival + seconds(blocks, part)) - ready - took, Tail(part, best)))
