@@ -24,7 +24,8 @@ from overlap.backends.ways import ways_of
 from overlap.chunkplan.plan import OpId
 from overlap.errors import PlanError, UsageError
 from overlap.pipeline.timing import timeline_in_tiles
-from overlap.runtime.instance import Instance, instances
+from overlap.runtime.instance import Instance
+from overlap.runtime.instances import instances
 from overlap.runtime.protocol import Runtime, runtime_of
 from overlap.runtime.tracing.clocks import Clock, Meeting, aligned
 from overlap.runtime.tracing.recording import last_log

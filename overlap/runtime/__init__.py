@@ -2,6 +2,7 @@
 
 operator.py     a generated module's description of itself, and the call it serves
 instance.py     an operator on one group for global shapes: its plan there, its kernel's tables
+instances.py    which instance a call is for, made by all ranks at the first call of a shape
 bound_plan.py   any plan on one group: its steps, its flags, views of memory
 workspace.py    the symmetric memory of an operator on a group; `check`, `release`
 protocol.py     what a runtime must do, on GPUs (cuda/) and simulated (`overlap.sim.runtime`)

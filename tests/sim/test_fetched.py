@@ -11,7 +11,7 @@ from test_sums_early import TWO_SHOT, called
 from overlap.api.trace import record, recording
 from overlap.errors import RaceFault, RuntimeContractError
 from overlap.ops import gemm_ar, gemm_rs
-from overlap.runtime.instance import instances
+from overlap.runtime.instances import instances
 from overlap.runtime.launch import launch
 from overlap.schedule import steps as st
 from overlap.sim import World

@@ -159,7 +159,7 @@ def test_the_first_call_of_a_group_is_known_although_it_makes_the_runtime(monkey
 
 
 def test_the_oldest_calls_go_with_what_was_made_ready_for_them(repeated, monkeypatch):
-    from overlap.runtime.instance import instances
+    from overlap.runtime.instances import instances
     from overlap.runtime.repeat import known_calls
     from overlap.runtime.repeat.repeat import ReadyLaunch
 

@@ -11,7 +11,7 @@ from test_sums_early import TWO_SHOT, called
 
 from overlap.errors import RuntimeContractError
 from overlap.ops import gemm_ar, gemm_rs
-from overlap.runtime.instance import instances
+from overlap.runtime.instances import instances
 from overlap.runtime.kernels import reduce
 from overlap.runtime.launch import launch, prepared
 from overlap.runtime.tables import sums

@@ -10,7 +10,7 @@ from overlap.autotune.config import Config
 from overlap.errors import RaceFault, RuntimeContractError
 from overlap.ops import gemm_a2a, gemm_ar, gemm_exchange, gemm_rs, partials, reserve
 from overlap.runtime.faults.faults import LIMIT_WORD, RECORD_WORD, RECORD_WORDS
-from overlap.runtime.instance import instances
+from overlap.runtime.instances import instances
 from overlap.runtime.kernels.entry import gather_kernel
 from overlap.runtime.launch import launch
 from overlap.schedule import steps as st

@@ -18,7 +18,7 @@ from overlap.chunkplan.links import ring
 from overlap.chunkplan.mesh import Mesh
 from overlap.chunkplan.plan import TensorSpec
 from overlap.errors import OverlapError, PlanError, RuntimeContractError, UnsupportedError, UsageError
-from overlap.runtime.instance import instances
+from overlap.runtime.instances import instances
 from overlap.runtime.workspace import workspaces
 from overlap.sim import World
 

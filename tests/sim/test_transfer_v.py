@@ -10,7 +10,7 @@ import overlap.runtime.transfer.transfer
 from overlap.chunkplan.counts import CountArray
 from overlap.errors import PlanError, RuntimeContractError
 from overlap.runtime import workspace as workspace_layer
-from overlap.runtime.instance import instances
+from overlap.runtime.instances import instances
 from overlap.runtime.workspace import workspaces
 from overlap.sim import World
 from tests.support.exchange import counts_of, received

@@ -9,7 +9,7 @@ import torch
 from overlap.chunkplan.region import shard_interval
 from overlap.codegen.module_io import load_module
 from overlap.errors import RuntimeContractError, UsageError
-from overlap.runtime import instance as instance_layer
+from overlap.runtime import instances as instance_layer
 from overlap.runtime import workspace as workspace_layer
 from overlap.runtime.launch import acts as acts_layer
 from overlap.runtime.workspace import check, release, reserve, workspaces

@@ -16,7 +16,8 @@ import torch
 from overlap.errors import HostEntryError, RuntimeContractError, UsageError
 
 from ..group.meeting import RAISED
-from ..instance import Instance, first_call, instance_for, instances, order_of
+from ..instance import Instance
+from ..instances import first_call, instance_for, instances, order_of
 from ..launch import launch
 from ..memory.layout import dense_strides
 from ..memory.part import Given, Part

@@ -19,7 +19,8 @@ import torch
 
 from overlap.errors import AlignmentError, OverlapError, RuntimeContractError, SourceSpan, UsageError
 
-from ..instance import Instance, instance_for
+from ..instance import Instance
+from ..instances import instance_for
 from ..launch import launch
 from ..memory.layout import dense_strides
 from ..memory.part import Given

@@ -21,7 +21,7 @@ from triton import knobs
 from overlap import settings
 from overlap.errors import RuntimeContractError
 
-from ..instance import called_last
+from ..instances import called_last
 from ..launch import launch as launch_layer
 from ..native.build import native
 from .making import Making

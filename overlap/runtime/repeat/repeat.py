@@ -19,7 +19,8 @@ import torch
 
 from overlap import settings
 
-from ..instance import Instance, called_last
+from ..instance import Instance
+from ..instances import called_last
 from ..launch.acts import Act, ByLibrary, Ends, InFlight, OnLane, Recorded, carry_out
 from ..launch.prepared import Enqueue
 from ..protocol import IN_FLIGHT

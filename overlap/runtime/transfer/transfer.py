@@ -32,7 +32,7 @@ from overlap.schedule.turned import pulled_sums, push_instead
 from ..bound_plan import BoundPlan
 from ..group.meeting import first_difference
 from ..group.reach import check_reach
-from ..instance import instances
+from ..instances import instances
 from ..launch.launch import launch_transfer
 from ..memory.layout import RankLayout
 from ..memory.need import Need, need_of

@@ -32,7 +32,7 @@ from overlap.build import device, parse_target
 from overlap.errors import DeadlineError, RuntimeContractError, UsageError
 from overlap.ops import gemm_ar, last_plan
 from overlap.ops.record import _LAST, remember
-from overlap.runtime.instance import called_last
+from overlap.runtime.instances import called_last
 from overlap.runtime.launch import launch as launch_layer
 from overlap.runtime.workspace import workspaces
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from overlap.backends.base import Realization
 from overlap.runtime.group.meeting import first_difference
-from overlap.runtime.instance import _machine_in_words
+from overlap.runtime.instances import _machine_in_words
 
 
 def words(machine: str | None = None, world: int = 4) -> str:

@@ -10,7 +10,7 @@ from overlap.chunkplan.region import shard_interval
 from overlap.codegen.module_io import load_module
 from overlap.errors import HostEntryError, RuntimeContractError, UsageError
 from overlap.pipeline import Request, compile_source
-from overlap.runtime.instance import instances
+from overlap.runtime.instances import instances
 from overlap.runtime.workspace import reserve, workspaces
 from overlap.sim import World
 
