@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import greenlet
 
 from .clocks import Agent
+from .modes import modes, set_modes
 
 
 class Fibre:
@@ -169,6 +170,7 @@ class Scheduler:
         self.progress = True
         self.failed: Fibre | None = None
         self._hub: greenlet.greenlet | None = None
+        self._modes = modes()
 
     def spawn(self, agent: Agent, body: Callable[[], Any]) -> Fibre:
         fibre = Fibre(agent, body)
@@ -216,16 +218,26 @@ class Scheduler:
         if self.ready:
             self._switch(self.ready[self.chooser.fibre(self.ready, None)])
         else:
-            self._hub.switch()  # type: ignore[union-attr]
+            self._go_to(self._hub)
 
     def _switch(self, fibre: Fibre) -> None:
         self.current = fibre
         if fibre.greenlet is None:
             self._start(fibre)
-        fibre.greenlet.switch()  # type: ignore[union-attr]
+        self._go_to(fibre.greenlet)
+
+    def _go_to(self, other: Any) -> None:
+        """Comes back with torch's modes as they were: one rank's ``with torch.no_grad()`` is not another's."""
+        mine = modes()
+        try:
+            other.switch()
+        finally:
+            if modes() != mine:
+                set_modes(mine)
 
     def _start(self, fibre: Fibre) -> None:
         def main() -> None:
+            set_modes(self._modes)
             try:
                 fibre.result = fibre.body()
             except Exception:
@@ -246,7 +258,7 @@ class Scheduler:
         Raises:
             Deadlock: fibres are left and none can run.
         """
-        self._hub = greenlet.getcurrent()
+        self._hub, self._modes = greenlet.getcurrent(), modes()
         try:
             while self.live:
                 if not self.ready:
@@ -270,3 +282,4 @@ class Scheduler:
         self.live.clear()
         self.ready.clear()
         self.asleep.clear()
+        set_modes(self._modes)

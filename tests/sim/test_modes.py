@@ -1,0 +1,52 @@
+"""What a rank sets of torch's modes neither reaches other ranks nor outlasts the run, in whatever order ranks take turns."""
+
+import pytest
+import torch
+
+from overlap.errors import OverlapError
+from overlap.sim import World
+from overlap.sim.modes import modes
+
+
+@pytest.mark.one_triton
+@pytest.mark.parametrize("seed", range(8))
+def test_modes_are_each_rank_s_own(seed):
+    before = modes()
+
+    def body(group):
+        runtime = group.overlap_runtime
+        rank, seen = runtime.rank, []
+
+        def look():
+            runtime.agree("here", rank)
+            seen.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")))
+
+        look()
+        with torch.set_grad_enabled(rank != 0), torch.autocast("cpu", torch.float16, enabled=rank == 1):
+            look()
+            look()
+        look()
+        return seen
+
+    outside = (True, False, torch.bfloat16)
+    inside = [(False, False, torch.float16), (True, True, torch.float16), (True, False, torch.float16)]
+    for rank, seen in enumerate(World(3, seed=seed).run(body)):
+        assert seen == [outside, inside[rank], inside[rank], outside]
+    assert modes() == before
+
+
+@pytest.mark.one_triton
+def test_modes_are_as_they_were_behind_a_run_that_fails():
+    before = modes()
+
+    def body(group):
+        runtime = group.overlap_runtime
+        with torch.no_grad():
+            runtime.agree("here", None)
+            if runtime.rank == 1:
+                raise ValueError("a mistake of the user's")
+            runtime.agree("never", None)
+
+    with pytest.raises((ValueError, OverlapError)):
+        World(3, seed=1).run(body)
+    assert modes() == before
