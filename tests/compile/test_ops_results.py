@@ -101,7 +101,7 @@ def test_a_sum_finds_room_beside_the_largest_tiles(along, plan, stores, dims):
     x, w, c = meta(1, 8192, 3584), meta(3584, 4096), meta(1, 8192, 4096)
     kernel, _, given = partial_arguments(x, w, None, c, 4096, True, RUNTIME)
     product, _ = build(kernel, compiled_partial(kernel, along, plan, 2).operator, given)
-    beside = built(dims=dims, summands=4, warps=BESIDE_WARPS, stores=stores, beside=True)
+    beside = built(dims=dims, summands=4, warps=BESIDE_WARPS, stores=stores)
     found = [facts(product), facts(beside)]
     # Registers of a warp come in units of 256, shared memory of a program is 1 KiB more than it asks for.
     assert sum(one.num_warps * 32 * (-(-one.registers // 8) * 8) for one in found) <= 65536

@@ -24,7 +24,6 @@ def built(
     wide=False,
     credits=False,
     stores=False,
-    beside=False,
     target="sm_90",
     warps=SUM_WARPS,
 ):
@@ -41,7 +40,6 @@ def built(
         credits=3,
         CREDITS=credits or stores,
         STORES=stores,
-        BESIDE=beside,
         DIMS=dims,
         WIDE=wide,
         VEC=vec,
@@ -126,12 +124,3 @@ def test_flags_of_what_is_stored_stand_behind_what_every_program_has_stored():
     assert len(stores) >= 6 and max(stores) < count < give and text.count("sys.release.exch.b64") == 1
     assert "bar.sync" in text[max(stores) : count] and "bar.sync" in text[count:give]
     assert not re.search(r"st\.global\.b(8|16)\b", text)
-
-
-def test_beside_a_kernel_what_passes_through_leaves_the_cache_first():
-    """All that is added, moved and stored, in whole words still; behind a kernel nothing is said of the cache."""
-    text = built(beside=True, stores=True).assembly
-    for access in ("ld", "st"):
-        words = re.findall(rf"{access}\.global\S*v4\.b32", text)
-        assert words and all("evict_first" in word for word in words)
-    assert "evict_first" not in built(stores=True).assembly

@@ -59,22 +59,20 @@ def _offsets(at, i0, i1, i2, i3, DIMS: tl.constexpr, VEC: tl.constexpr):
 
 
 @triton.jit
-def _summand(data, first, j, count, i0, i1, i2, i3, inside, DIMS: tl.constexpr, VEC: tl.constexpr, EVICT: tl.constexpr):
+def _summand(data, first, j, count, i0, i1, i2, i3, inside, DIMS: tl.constexpr, VEC: tl.constexpr):
     """Words of a summand of ``count``; zeros behind the last one."""
     at = _offsets(first + tl.minimum(j, count - 1) * _SUMMAND, i0, i1, i2, i3, DIMS, VEC)
     there = inside & (j < count)
-    return tl.load(data + at[:, None] + tl.arange(0, VEC)[None, :], mask=there, other=0.0, eviction_policy=EVICT)
+    return tl.load(data + at[:, None] + tl.arange(0, VEC)[None, :], mask=there, other=0.0)
 
 
 @triton.jit
-def _store_at_peers(
-    data, value, first, stores, i0, i1, i2, i3, inside, DIMS: tl.constexpr, VEC: tl.constexpr, EVICT: tl.constexpr
-):
+def _store_at_peers(data, value, first, stores, i0, i1, i2, i3, inside, DIMS: tl.constexpr, VEC: tl.constexpr):
     """Stores words of a piece in all ``stores`` places that stand from ``first`` on."""
     lanes = tl.arange(0, VEC)
     for j in range(stores):
         to = _offsets(first + j * _SUMMAND, i0, i1, i2, i3, DIMS, VEC)[:, None] + lanes[None, :]
-        tl.store(data + to, value, mask=inside, eviction_policy=EVICT)
+        tl.store(data + to, value, mask=inside)
 
 
 @triton.jit(do_not_specialize=UNSPECIALISED)
@@ -95,17 +93,14 @@ def sum_kernel(
     BLOCK: tl.constexpr,
     CREDITS: tl.constexpr = False,
     STORES: tl.constexpr = False,
-    BESIDE: tl.constexpr = False,
 ):
     """Adds pieces of one tensor.
 
     ``data``: this rank's symmetric memory of it; ``out``: its result; ``table``: int64 words, see above; ``state``: state words;
     ``peers``, ``credits``: words that are raised when all is read and stored, as `give_credits` takes them, with ``CREDITS``;
-    ``STORES``: some of it is stored in other ranks' memory; ``BESIDE``: a kernel runs meanwhile, whose operands shall stay in the
-    cache before what passes through here once;
+    ``STORES``: some of it is stored in other ranks' memory;
     ``DIMS``: loops that a piece takes at most; ``WIDE``: more words than 32 bits index; ``SUMMANDS``: loaded together, 2 or 4.
     """
-    EVICT: tl.constexpr = "evict_first" if BESIDE else ""
     pid = tl.program_id(0)
     epoch = ol.now(state)
     lanes = tl.arange(0, VEC)
@@ -167,23 +162,23 @@ def sum_kernel(
                 keep = _offsets(piece + _KEPT, i0, i1, i2, i3, DIMS, VEC)[:, None] + lanes[None, :]
                 if count == 1:
                     # Moved, not computed with: every bit arrives.
-                    moved = _summand(data, first, 0, count, i0, i1, i2, i3, inside, DIMS, VEC, EVICT)
+                    moved = _summand(data, first, 0, count, i0, i1, i2, i3, inside, DIMS, VEC)
                     if result >= 0:
-                        tl.store(out + to, moved.to(out.dtype.element_ty), mask=inside, eviction_policy=EVICT)
+                        tl.store(out + to, moved.to(out.dtype.element_ty), mask=inside)
                     if kept >= 0:
-                        tl.store(data + keep, moved, mask=inside, eviction_policy=EVICT)
+                        tl.store(data + keep, moved, mask=inside)
                     if STORES:
                         stored = table + tl.load(piece + _STORED)
-                        _store_at_peers(data, moved, stored, stores, i0, i1, i2, i3, inside, DIMS, VEC, EVICT)
+                        _store_at_peers(data, moved, stored, stores, i0, i1, i2, i3, inside, DIMS, VEC)
                 else:
                     total = tl.zeros([BLOCK, VEC], ACCUMULATOR)
                     for j in range(0, count, SUMMANDS):
                         # On their way together, and added in their order.
-                        got0 = _summand(data, first, j, count, i0, i1, i2, i3, inside, DIMS, VEC, EVICT)
-                        got1 = _summand(data, first, j + 1, count, i0, i1, i2, i3, inside, DIMS, VEC, EVICT)
+                        got0 = _summand(data, first, j, count, i0, i1, i2, i3, inside, DIMS, VEC)
+                        got1 = _summand(data, first, j + 1, count, i0, i1, i2, i3, inside, DIMS, VEC)
                         if SUMMANDS > 2:
-                            got2 = _summand(data, first, j + 2, count, i0, i1, i2, i3, inside, DIMS, VEC, EVICT)
-                            got3 = _summand(data, first, j + 3, count, i0, i1, i2, i3, inside, DIMS, VEC, EVICT)
+                            got2 = _summand(data, first, j + 2, count, i0, i1, i2, i3, inside, DIMS, VEC)
+                            got3 = _summand(data, first, j + 3, count, i0, i1, i2, i3, inside, DIMS, VEC)
                         begun = got0.to(ACCUMULATOR)
                         total = tl.where(behind_barrier(j) == 0, begun, total + begun)
                         total = tl.where(j + 1 < count, total + got1.to(ACCUMULATOR), total)
@@ -196,12 +191,12 @@ def sum_kernel(
                             total = total.to(data.dtype.element_ty).to(ACCUMULATOR)
                             stored = table + tl.load(piece + _STORED)
                             sent = total.to(data.dtype.element_ty)
-                            _store_at_peers(data, sent, stored, stores, i0, i1, i2, i3, inside, DIMS, VEC, EVICT)
+                            _store_at_peers(data, sent, stored, stores, i0, i1, i2, i3, inside, DIMS, VEC)
                     if kept >= 0:
                         total = total.to(data.dtype.element_ty).to(ACCUMULATOR)
-                        tl.store(data + keep, total.to(data.dtype.element_ty), mask=inside, eviction_policy=EVICT)
+                        tl.store(data + keep, total.to(data.dtype.element_ty), mask=inside)
                     if result >= 0:
-                        tl.store(out + to, total.to(out.dtype.element_ty), mask=inside, eviction_policy=EVICT)
+                        tl.store(out + to, total.to(out.dtype.element_ty), mask=inside)
     if CREDITS:
         if last_to_end(state, programs, STORES):
             give_credits(peers, credits, epoch)

@@ -141,7 +141,6 @@ def _sum(instance: BoundPlan, step: st.Sum, out: torch.Tensor, credited: tuple[i
         "BLOCK": table.block,
         "CREDITS": bool(told),
         "STORES": bool(step.stores),
-        "BESIDE": not follows,
         "num_warps": warps,
     }
     return SumLaunch((programs, 1, 1), arguments, any(piece.out for piece in step.pieces))
