@@ -1,7 +1,4 @@
-"""The protocol's own kernels for more ranks than there are GPUs: the state words of all ranks are tensors of this one.
-
-Each rank runs these by itself.
-"""
+"""The protocol's own kernels for more ranks than there are GPUs: the state words of all ranks are tensors of this one."""
 
 import pytest
 import torch
