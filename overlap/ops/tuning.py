@@ -37,6 +37,7 @@ from .exchange_gemm import a2a_gemm
 from .gather_call import PLAN as GATHER
 from .gather_gemm import ag_gemm
 from .gather_k_gemm import ag_gemm_k
+from .gemm_exchange import PLAN as EXCHANGE_RESULT
 from .gemm_exchange import default_split as exchange_split
 from .gemm_exchange import gemm_a2a
 from .partials import out_by_tma, storing_reason
@@ -61,7 +62,7 @@ BUILT_IN = {
     "gemm_rs": (SCATTER, SCATTER_SPLIT),
     "gemm_ar": ("", 1),
     "a2a_gemm": (EXCHANGE, EXCHANGE_SPLIT),
-    "gemm_a2a": (EXCHANGE, 1),
+    "gemm_a2a": (EXCHANGE_RESULT, 1),
 }
 """Plan and split of a call that names none; those of `gemm_ar`, and the split of `gemm_a2a`, follow its size."""
 

@@ -26,6 +26,7 @@ from overlap.codegen.module_io import load_module
 from overlap.errors import RuntimeContractError, UsageError
 from overlap.ops import arguments, gather_call
 from overlap.ops.tuned import key_of, tuned_choice
+from overlap.ops.tuning import problem_of
 
 H100 = "NVIDIA H100 80GB HBM3"
 PROBLEM = Problem("ag_gemm", 8192, 28672, 8192, torch.bfloat16, "all_gather_1d", 1, open=True)
@@ -175,7 +176,7 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_only_calls_that_name_nothing_are_open(name, monkeypatch):
-    """What each operator asks for, and that its last_plan says who decided."""
+    """What each operator asks for, as a tuner takes it for what is built in, and that its last_plan says who decided."""
     call, programs = CALLS[name]
     asked: list[Problem] = []
 
@@ -186,6 +187,8 @@ def test_only_calls_that_name_nothing_are_open(name, monkeypatch):
     monkeypatch.setattr(gather_call, "tuned_choice", record)
     call()
     assert asked[-1].open and asked[-1].op == name and (asked[-1].m, asked[-1].k) == (4, 8)
+    begun = problem_of(name, {"M": 4, "N": 2, "K": 8}, torch.float32, 1)
+    assert (asked[-1].plan, asked[-1].split) == (begun.plan, begun.split)
     assert ops.last_plan(name).source == tuned.BUILT_IN
     for options in ({"split": 7}, {"plan": "all_reduce_ring"}, *([{"comm_sms": 3}] if programs else [])):
         with pytest.MonkeyPatch.context() as patch:
