@@ -10,7 +10,7 @@ measured several times by the mean. Times are those with the host ahead where a 
 
 A log names its machine; ways are predicted on that of the setting ``machine``, or ``--machine``. Units that a way leaves to sums
 without saying so are those of the operator's rule, or of the one at the commit of the file (`RULES`); sums that nobody says
-to store are stored in files made since that is so (`STORED_SINCE`).
+to store are stored in files made since that is so (`STORED_SINCE`), and exchanges of older ones are pulled (`PUSHED_SINCE`).
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ RULES: Mapping[str, float | None] = {"43f0047": None, "e2d995b": None, "c633f0c"
 SAID, STORED = "OVERLAP_SUM_SMS", "OVERLAP_STORE_SUMS"
 STORED_SINCE = "2026-11-29T00:41"
 """Files of this date and later were made with sums stored at peers where nothing else is said."""
+PUSHED_SINCE, PULLED = "2026-11-29T00:57", ("all_to_all_1d", 4)
+"""Files older than that have `a2a_gemm` by this plan, in so many parts, where nothing else is said."""
 
 Case = tuple[str, int, int, int, int, str]
 """Operator, M, N, K, ranks and dtype."""
@@ -55,8 +57,10 @@ Cases = dict[Case, dict[str, tuple[float, float]]]
 Several = dict[Case, dict[str, list[tuple[float, float]]]]
 
 
-def config_of(way: str, case: Case, commit: str = "", units: int = 132) -> Config | None:
+def config_of(way: str, case: Case, commit: str = "", units: int = 132, date: str = PUSHED_SINCE) -> Config | None:
     """The config that a way of bench/ways.py names; None where it has keys that the model does not know.
+
+    ``commit``, ``date``: of the file, whose defaults count.
 
     Raises:
         OverlapError: a malformed split.
@@ -68,8 +72,10 @@ def config_of(way: str, case: Case, commit: str = "", units: int = 132) -> Confi
     operator, itemsize = operator_of(op, {"M": m, "N": n, "K": k}), itemsize_of(dtype)
     backend = said.get("backend", "copy_engine")
     usual = problem_of(op, {"M": m, "N": n, "K": k}, DTYPES[dtype], world)
-    plan, given = said.get("plan", usual.plan if op == "gemm_ar" else ""), said.get("split")
-    split = usual.split
+    own, split = (usual.plan if op == "gemm_ar" else ""), usual.split
+    if op == "a2a_gemm" and date < PUSHED_SINCE:
+        own, split = PULLED
+    plan, given = said.get("plan", own), said.get("split")
     if given is not None:
         split = split_of(int(given) if given.isdecimal() else given)
     elif op == "gemm_ar":
@@ -99,7 +105,7 @@ def of_ways(result: Mapping[str, Any], machine: Machine | None = None) -> Cases:
         row, times = rows[0], times_of(rows)
         case: Case = (row["op"], row["M"], row["N"], row["K"], row["world"], row["dtype"])
         for way in (each["how"] for each in rows if "how" in each and each["how"] in times):
-            config = config_of(way, case, result["commit"])
+            config = config_of(way, case, result["commit"], date=result.get("date", ""))
             stored = said_by(way).get(STORED, str(int(result.get("date", "") >= STORED_SINCE)))
             with mock.patch.dict(os.environ, {STORED: stored}):
                 ms = None if config is None else predicted(case, config, machine or machine_for(row["world"]))
