@@ -42,7 +42,7 @@ def test_exchanges_of_older_files_are_pulled(bench):
     assert model.config_of("backend=copy_engine", case) == Config(pushed, "")
     assert model.config_of("backend=copy_engine", case, date=old) == Config(replace(whole, split=4), "all_to_all_1d")
     assert model.config_of("split=8", case, date=old) == Config(replace(whole, split=8), "all_to_all_1d")
-    rows = [{"op": "a2a_gemm", "M": 32768, "N": 8192, "K": 8192, "world": 4, "dtype": "bf16", "contender": "ours_graph"}]
+    rows = [{"op": "a2a_gemm", "M": 32768, "N": 8192, "K": 8192, "world": 4, "dtype": "bf16", "contender": "ours"}]
     rows[0] |= {"how": "split=4", "ms": 1.6, "queued": 1.6, "device": "NVIDIA H200"}
     taken = [model.of_ways({"commit": "", "date": date, "rows": rows}) for date in (old, model.PUSHED_SINCE)]
     (pulled, _), (sent, _) = (next(iter(pairs.values())) for found in taken for pairs in found.values())
