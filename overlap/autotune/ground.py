@@ -150,6 +150,7 @@ def drop(group: Any) -> None:
         workspace.instances.clear()
     for known in ("overlap_calls", "overlap_workspaces", "overlap_instances", "overlap_choices", "overlap_tuned"):
         getattr(runtime, known, {}).clear()
+    runtime.overlap_last = None
     gc.collect()
     runtime.release()
 

@@ -321,6 +321,7 @@ def release(group: Any = None) -> None:
     workspaces(runtime).clear()
     for known in ("overlap_low_latency", "overlap_calls", "overlap_instances", "overlap_tuned", "overlap_settled"):
         getattr(runtime, known, {}).clear()
+    runtime.overlap_last = None  # type: ignore[attr-defined]
     release_symmetric(runtime)
     gc.collect()
     runtime.release()

@@ -1,6 +1,7 @@
 """One workspace, many shapes: shared epochs, growth, reserve, release, and what a failed call leaves behind."""
 
 import contextlib
+import weakref
 from functools import cache
 
 import pytest
@@ -224,6 +225,18 @@ def test_release_starts_anew(module):
         return results
 
     run(3, body)
+
+
+def test_release_lets_go_of_the_memory_of_the_last_call(module):
+    def body(group):
+        results = calls(module, group, 70, 70)
+        (workspace,) = workspaces(group.overlap_runtime).values()
+        memory = weakref.ref(workspace.memory)
+        release(group)
+        assert memory() is None
+        return results
+
+    run(2, body)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,9 @@ _RAW_STREAM: Any = getattr(torch._C, "_cuda_getCurrentRawStream", int)
 class CudaRuntime:
     """One rank's runtime on a torch process group. Made once a group by `runtime_for_group`."""
 
+    overlap_last: Any = None
+    """The instance that was called last (`instances.called_last`)."""
+
     def __init__(self, group: Any, provider: Provider | None = None) -> None:
         self.group = group
         self.rank: int = dist.get_rank(group)
@@ -375,6 +378,7 @@ def _leave() -> None:
             "overlap_symmetric",
         ):
             getattr(runtime, name, {}).clear()
+        runtime.overlap_last = None
         runtime._allocations.clear()
     _RUNTIMES.clear()
     forget_calls()
