@@ -66,6 +66,11 @@ def cases(peers: int) -> dict[str, Case]:
     return found | ({f"a lane a peer, {peers}": Case(peers)} if peers > 1 else {})
 
 
+def most_lanes(peers: int) -> int:
+    """Lanes of the case that has most of them."""
+    return max(len(case.copies()) for case in cases(peers).values())
+
+
 @triton.jit
 def fill(dst, value):
     tl.store(dst, value)
@@ -83,7 +88,7 @@ class Work:
             peer[0, :8].copy_(self._source[0, :8])  # torch lets them reach each other
         self.word = torch.zeros(2, device="cuda:0", dtype=torch.int32)
         self._hold = Calls([(hold_call(self.word.data_ptr(), 1), "a hold")])
-        self.streams = [torch.cuda.Stream("cuda:0") for _ in range(4)]
+        self.streams = [torch.cuda.Stream("cuda:0") for _ in range(most_lanes(peers))]
         for number in (0, 1):
             fill[(1,)](self.word, number)
 
@@ -100,7 +105,7 @@ class Work:
         def go() -> None:
             main = torch.cuda.current_stream()
             fill[(1,)](self.word, 0)
-            for number, (side, enqueues) in enumerate(zip(self.streams, made, strict=False)):
+            for number, (side, enqueues) in enumerate(zip(self.streams[: len(made)], made, strict=True)):
                 side.wait_stream(main)
                 stream = Stream(side.cuda_stream)
                 for enqueue in [self._hold] * (number < case.held) + enqueues:
@@ -161,7 +166,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"  {name:32}{us[0]:10.1f}{us[1]:10.1f}", flush=True)
             rows.append({"kind": "copy queues", "case": name, "bytes": size, "us": us[0], "graph_us": us[1]})
         del work
-    record.write_asked(options.json, rows, [record.clocks("start")], options.commit, torch.cuda.device_count())
+    gpus = torch.cuda.device_count()
+    record.write_asked(options.json, rows, [record.clocks("start")], options.commit, gpus, processes=1)
 
 
 if __name__ == "__main__":

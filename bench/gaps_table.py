@@ -96,5 +96,7 @@ def _sustained(row: dict[str, Any]) -> str:
     if "ours_graph" not in worst or not alone:
         return "-"
     limit = max(min(alone), 1e3 * received_bytes(row) / BYTES_PER_MS)
-    mhz = min(each["ours_graph"]["sm_mhz"] for each in row["clocks"])
-    return f"{worst['ours_graph']:.0f}, {mhz:.0f} MHz, eta {limit / worst['ours_graph']:.2f}"
+    mhz = [each["ours_graph"]["sm_mhz"] for each in row["clocks"] if "sm_mhz" in each["ours_graph"]]
+    # Calls may be over before the driver is asked.
+    clock = f" {min(mhz):.0f} MHz," if mhz else ""
+    return f"{worst['ours_graph']:.0f},{clock} eta {limit / worst['ours_graph']:.2f}"

@@ -166,11 +166,20 @@ def write_rows(
 
 
 def write_asked(
-    path: Path | None, rows: list[dict[str, Any]], clocks_before: list[dict[str, Any]], said: str | None, world: int
+    path: Path | None,
+    rows: list[dict[str, Any]],
+    clocks_before: list[dict[str, Any]],
+    said: str | None,
+    world: int,
+    *,
+    processes: int | None = None,
 ) -> None:
-    """`write_rows` of this run, which ends here, where a file is asked for; ``said``: the commit, where there is no git."""
+    """`write_rows` of this run, which ends here, where a file is asked for.
+
+    ``said``: the commit, where there is no git; ``world``: GPUs; ``processes``: where they are not one for each.
+    """
     if path is not None:
-        write_rows(path, rows, [*clocks_before, clocks("end")], said or commit(), command(world), world)
+        write_rows(path, rows, [*clocks_before, clocks("end")], said or commit(), command(processes or world), world)
 
 
 def now() -> str:

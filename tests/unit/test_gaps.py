@@ -235,7 +235,9 @@ def test_a_clock_between_two_stamps(bench):
 def test_a_table_of_gaps(bench, made, tmp_path):
     record, table = bench("record"), bench("table")
     failed = {key: made[key] for key in ("op", "M", "N", "K", "world", "dtype", "device", "how")}
-    rows = [made, {**made, "how": "split=4", "clocks": [{}] * 4}, {**failed, "M": 1, "failed": "serial: it is small"}]
+    short = {**made, "how": "split=8", "clocks": [{"ours_graph": {"us": 50.0}, "gemm": {"us": 40.0}}] * 4}
+    rows = [made, {**made, "how": "split=4", "clocks": [{}] * 4}, short]
+    rows.append({**failed, "M": 1, "failed": "serial: it is small"})
     path, document = tmp_path / "gaps_h200x2.json", tmp_path / "performance.md"
     record.write_rows(path, rows, [], "c0ffee", "python bench/gaps.py", 2)
     document.write_text("before\n<!-- gaps -->\n<!-- /gaps -->\n")
@@ -250,11 +252,14 @@ def test_a_table_of_gaps(bench, made, tmp_path):
         "| gemm_ar | 8192, 4096, 14336 | 401 | 312 | 0.78 | 0.75 | 3 | 17 | 300 | 20 | **30** | 9 | 7 | 8 | 6 | 1 |"
     )
     assert lines[7].startswith("| gemm_ar split=4 | 8192, 4096, 14336 |")
-    assert lines[9] == "| | M, N, K | copies run | launch alone | kernel alone | MHz | sustained |"
-    assert lines[11] == (
+    assert lines[10] == "| | M, N, K | copies run | launch alone | kernel alone | MHz | sustained |"
+    assert lines[12] == (
         "| gemm_ar | 8192, 4096, 14336 | 15 to 415, 75 %, 333 GB/s | 330 | 320 | 1800 / 1850 | 420, 1700 MHz, eta 0.86 |"
     )
-    assert lines[12].endswith("| 330 | 320 | - | - |")
+    assert lines[13].endswith("| 330 | 320 | - | - |")
+    assert lines[14].startswith("| gemm_ar split=8 |") and " | - | 50, eta " in lines[14], (
+        "nobody asked for the clock in time"
+    )
     assert "Left out: gemm_ar 1, 4096, 14336: serial: it is small." in lines
     assert "Calls took 2.5 to 2.5 us more under the profiler, 1.2 to 1.2 where tiles record." in lines
     assert lines[-1] == "<!-- /gaps -->" and "commit c0ffee" in lines[-2]
@@ -307,7 +312,7 @@ def test_clocks_are_sampled_while_something_runs(bench):
         nvml.Nvml("0000")
 
 
-@pytest.mark.parametrize("peers", [1, 3])
+@pytest.mark.parametrize("peers", [1, 3, 7])
 def test_lanes_share_the_copies(bench, peers):
     """Each case has every copy once, and lanes that are held stand ahead of the one that is not."""
     queues = bench("copy_queues")
@@ -316,4 +321,16 @@ def test_lanes_share_the_copies(bench, peers):
         assert sorted(number for lane in lanes for number in lane) == list(range(queues.COPIES)), name
         assert len(lanes) == (case.held + 1 if case.held else case.lanes)
         assert not case.held or lanes[-1] == list(range(queues.COPIES // 2))
+        assert len(lanes) <= queues.most_lanes(peers) <= max(4, peers)
     assert ("a lane a peer, 3" in queues.cases(peers)) == (peers == 3)
+
+
+def test_a_file_of_one_process_on_several_gpus_says_how_it_is_made(bench, tmp_path, monkeypatch):
+    record, path = bench("record"), tmp_path / "copies.json"
+    monkeypatch.setattr(record, "hardware", lambda world: {"gpus": world})
+    monkeypatch.setattr(record.sys, "argv", [str(record.ROOT / "bench" / "copy_queues.py"), "--bytes", "4096"])
+    for more, ranks in (({"processes": 1}, 1), ({}, 4)):
+        record.write_asked(path, [], [], "c0ffee", 4, **more)
+        found = json.loads(path.read_text())
+        assert found["command"].endswith(f"--nproc-per-node {ranks} bench/copy_queues.py --bytes 4096")
+        assert found["hardware"] == {"gpus": 4}
