@@ -131,7 +131,8 @@ def run(
         warm_copy(whole, runtime)
     largest, tma = products[first], by_tma(view, x.dtype)
     blocks = product_blocks(largest, view, runtime, tma, blocks_of(choice.config))
-    tail = tail_of(largest, view, runtime, blocks, choice.backend, tma=tma, split=split)
+    rows_cut = split if view.along == "M" else None
+    tail = tail_of(largest, view, runtime, blocks, choice.backend, tma=tma, split=rows_cut)
     kernel, grid, arguments = product_arguments(largest, shard, view, runtime, blocks=blocks, left_out=tail.left)
     compiled = compiled_kernel(kernel, view.along, plan, split, choice.backend, comm_sms)
 

@@ -70,7 +70,7 @@ def tail_of(
     Args:
         backend: that moves chunks.
         tma: whether TMA reads A.
-        split: chunks that a shard is cut into, of a tensor that is gathered along its rows.
+        split: chunks that a shard is cut into, of a tensor that is gathered along its rows; None of any other.
     """
     asked = settings.get("tail")
     w = product.weight

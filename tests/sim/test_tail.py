@@ -148,6 +148,15 @@ def test_the_chunk_that_comes_last_is_left(plan, split, tiles, launched, monkeyp
     assert {left for left, _ in launched} == {tiles} and last_plan().tail == tiles
 
 
+def test_chunks_that_are_no_rows_of_a_matrix_are_not_counted_as_rows(launched, monkeypatch):
+    """Ranks gather matrices here, whole ones: rows of theirs would be 75 of each."""
+    monkeypatch.setenv("OVERLAP_TAIL", "part")
+    assert all(
+        torch.allclose(y.double(), wanted, atol=4e-2) for y, wanted, _ in results(CASES["uneven outer dimension"])
+    )
+    assert not launched and last_plan().tail == 0
+
+
 def test_the_bits_are_those_of_one_launch(monkeypatch):
     case = CASES["ragged, bias"]
     apart = [y for y, _, _ in results(case)]
