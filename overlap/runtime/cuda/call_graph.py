@@ -96,6 +96,7 @@ class Recorder:
             RuntimeContractError: it holds what no graph can, or what cannot be given to a node; there are enough graphs; or what
                 enqueues them cannot be built.
         """
+        native()  # ahead of all else, so that nothing is recorded in vain
         with self._lock:
             if len(self._made) >= MOST:
                 raise RuntimeContractError(f"{MOST} calls are graphs already")

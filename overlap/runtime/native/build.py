@@ -1,6 +1,6 @@
 """Builds the module. What Triton builds its own launchers with does it, at the first use on a machine, into Triton's cache.
 
-Triton launches nothing without a C compiler, so whoever has come here has one.
+Triton builds its launchers so, or finds them in its cache; where neither can be done for this module calls go by their steps.
 """
 
 from __future__ import annotations
@@ -25,17 +25,25 @@ WHAT = {
 }
 
 
-@cache
 def native() -> Any:
     """The module.
 
     Raises:
         RuntimeContractError: it cannot be built or loaded here, as where the driver is older than CUDA 12.
     """
-    from triton.runtime.build import compile_module_from_src
+    made, error = _built()
+    if made is None:
+        raise RuntimeContractError(f"what enqueues calls cannot be built: {error}")
+    return made
 
-    source = "\n".join(Path(__file__).with_name(name).read_text() for name in FILES)
+
+@cache
+def _built() -> tuple[Any, Exception | None]:
+    """The module, or why there is none, which a process finds out once."""
     try:
-        return compile_module_from_src(source, NAME)
+        from triton.runtime.build import compile_module_from_src
+
+        source = "\n".join(Path(__file__).with_name(name).read_text() for name in FILES)
+        return compile_module_from_src(source, NAME), None
     except Exception as error:  # of whatever builds modules here
-        raise RuntimeContractError(f"what enqueues calls cannot be built: {error}") from None
+        return None, error.with_traceback(None)

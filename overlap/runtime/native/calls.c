@@ -320,6 +320,13 @@ static PyObject *look_up(front *self, PyObject *head, PyObject *operands, PyObje
   return results;
 }
 
+/* An answer in place of an error, unless somebody interrupts. */
+static PyObject *instead(PyObject *answer) {
+  if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) return NULL;
+  PyErr_Clear();
+  return Py_NewRef(answer);
+}
+
 PyDoc_STRVAR(again_doc, "again(head, operands, outs, grads): makes a call like one that was added once more, and gives its results "
                         "in a list. None: it must go another way, and nothing was enqueued.");
 static PyObject *front_again(front *self, PyObject *const *given, Py_ssize_t count) {
@@ -330,9 +337,7 @@ static PyObject *front_again(front *self, PyObject *const *given, Py_ssize_t cou
   Py_XDECREF(operands);
   Py_XDECREF(outs);
   if (results || done) return results;
-  if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) return NULL; /* somebody interrupts */
-  PyErr_Clear(); /* the other way says what is wrong */
-  Py_RETURN_NONE;
+  return instead(Py_None); /* the other way says what is wrong */
 }
 
 static int add_making(entry *each, PyObject *from) {
@@ -361,24 +366,22 @@ static PyObject *front_add(front *self, PyObject *arguments) {
                         &PyTuple_Type, &reach, &PyTuple_Type, &makings, &launch, &graph, &workspace, &memory, &instance, &runtime,
                         &event, &handle, &fault, &told, &said, &forced))
     return NULL;
-  PyObject *texts = texts_now(self);
-  if (!texts || add_tensors(self, &call, operands, outs, grads, &given) || PyTuple_GET_SIZE(makings) > MOST_TENSORS ||
-      PyTuple_GET_SIZE(reach) != call.count) {
-    PyErr_Clear();
-    Py_RETURN_FALSE;
-  }
+  if (add_tensors(self, &call, operands, outs, grads, &given) || PyTuple_GET_SIZE(makings) > MOST_TENSORS ||
+      PyTuple_GET_SIZE(reach) != call.count)
+    return instead(Py_False);
+  PyObject *texts = Py_XNewRef(texts_now(self));
+  if (!texts) return instead(Py_False);
   entry *before = find(self, &call, head, texts);
   if (before) {
     remove_entry(self, before);
     let_go(before);
   }
-  if (self->count == MOST_ENTRIES) remove_at(self, 0);
-  entry *each = PyMem_Calloc(1, sizeof *each);
-  if (!each) return PyErr_NoMemory();
+  entry *each = PyErr_Occurred() ? NULL : PyMem_Calloc(1, sizeof *each);
+  if (!each) return Py_DECREF(texts), instead(Py_False);
   each->references = 1;
   each->hash = call.hash, each->words = call.words;
   memcpy(each->layout, call.layout, call.words * sizeof *call.layout);
-  each->head = Py_NewRef(head), each->texts = Py_NewRef(texts), each->launch = Py_NewRef(launch);
+  each->head = Py_NewRef(head), each->texts = texts, each->launch = Py_NewRef(launch);
   each->told = Py_NewRef(told), each->said = Py_NewRef(said), each->forced = Py_NewRef(forced);
   each->graph = (recorded *)Py_NewRef(graph);
   each->workspace = workspace, each->memory = memory, each->instance = instance, each->runtime = runtime, each->event = event;
@@ -388,6 +391,8 @@ static PyObject *front_add(front *self, PyObject *arguments) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(makings) && !PyErr_Occurred(); i += 1)
     add_making(each, PyTuple_GET_ITEM(makings, i));
   if (PyErr_Occurred()) return let_go(each), NULL;
+  /* What an entry that goes held may add others as it ends. */
+  while (self->count == MOST_ENTRIES) remove_at(self, 0);
   self->entries[self->count++] = each;
   Py_RETURN_TRUE;
 }

@@ -34,10 +34,13 @@ from overlap.ops import gemm_ar, last_plan
 from overlap.ops.record import _LAST, remember
 from overlap.runtime.instances import called_last
 from overlap.runtime.launch import launch as launch_layer
+from overlap.runtime.native import build
 from overlap.runtime.workspace import workspaces
 
 M, N, K = 256, 512, 256
 GROUP = Group(2)
+MOST_ENTRIES = 256
+"""Calls that a front keeps."""
 BY_PYTHON: list[Any] = []
 """Known calls that were looked up by Python."""
 
@@ -95,6 +98,17 @@ def environment(name: str, value: str) -> Iterator[None]:
         del os.environ[name]
         if before is not None:
             os.environ[name] = before
+
+
+def without_it_calls_go_by_their_steps() -> None:
+    """It cannot be built here, which is found out once."""
+    build._built.cache_clear()
+    with unittest.mock.patch.object(build.Path, "with_name", side_effect=PermissionError("nobody reads this")) as asked:
+        for group in Group(2), Group(2):
+            become_graph(group=group)
+            assert "launched;" not in _told_of(call, group=group)
+    assert asked.call_count == 1
+    build._built.cache_clear()
 
 
 def results_are_as_made() -> None:
@@ -262,6 +276,40 @@ def memory_that_grows_takes_its_calls_along() -> None:
     by_front(group=group)
 
 
+def entries_end_and_others_come() -> None:
+    """What ends with an entry may add others; what does not compare is not kept."""
+    group = Group(2)
+    become_graph(group=group)
+    calls = group.overlap_runtime.overlap_calls
+    (known,) = (each for each in calls.values() if each._launch().graph is not None)
+    kept: weakref.WeakSet[Any] = weakref.WeakSet()
+    tensors = random(M, K), random(K, N)
+
+    class Head:
+        def __init__(self, followed: bool) -> None:
+            self.followed = followed
+            kept.add(self)
+            calls.take(known._launch(), self, tensors, (), False, (0, 0), known._makings, (id, None, False))
+
+        def __del__(self) -> None:
+            if self.followed:
+                Head(False)
+
+    for _ in range(MOST_ENTRIES + 1):
+        Head(True)
+    assert 0 < len(kept) <= MOST_ENTRIES, len(kept)
+    (last,) = (head for head in kept if head.followed)
+    last.followed = False
+    Head.__eq__ = lambda self, other: 1 / 0  # type: ignore[method-assign, assignment]
+    count = len(kept)
+    Head(False)
+    assert len(kept) == count
+    calls.clear()
+    del last
+    gc.collect()
+    assert not kept
+
+
 def _told_of(run: Callable[..., Any], **how: Any) -> str:
     told()
     run(**how)
@@ -332,6 +380,7 @@ def main() -> None:
     Known.again = lambda self, *how: (BY_PYTHON.append(self), again(self, *how))[1]  # type: ignore[method-assign]
     with device.planned_device(parse_target("sm_90")):
         driver._active.utils = nvidia.CudaUtils()
+        without_it_calls_go_by_their_steps()
         become_graph()
         for check in (
             results_are_as_made,
@@ -341,6 +390,7 @@ def main() -> None:
             other_streams_and_threads_are_ordered,
             what_an_earlier_launch_left_is_raised,
             memory_that_grows_takes_its_calls_along,
+            entries_end_and_others_come,
             nothing_is_left_behind,
         ):
             check()
