@@ -36,6 +36,38 @@ def test_modes_are_each_rank_s_own(seed):
 
 
 @pytest.mark.one_triton
+@pytest.mark.parametrize("seed", range(8))
+def test_inference_mode_is_each_rank_s_own(seed):
+    """In it, and behind it, tensors are what they should be on every rank."""
+    before = modes()
+
+    def body(group):
+        runtime = group.overlap_runtime
+        rank, seen = runtime.rank, []
+
+        def look():
+            runtime.agree("here", rank)
+            made = torch.ones(2, requires_grad=True) * 2
+            seen.append((torch.is_inference_mode_enabled(), made.is_inference(), made.requires_grad))
+
+        look()
+        with torch.inference_mode(rank == 1):
+            look()
+            look()
+            with torch.inference_mode(rank == 2), torch.set_grad_enabled(rank == 0):
+                look()
+        look()
+        return seen
+
+    records, infers, neither = (False, False, True), (True, True, False), (False, False, False)
+    inside = [(records, records), (infers, neither), (records, infers)]
+    for rank, seen in enumerate(World(3, seed=seed).run(body)):
+        outer, inner = inside[rank]
+        assert seen == [records, outer, outer, inner, records]
+    assert modes() == before
+
+
+@pytest.mark.one_triton
 def test_modes_are_as_they_were_behind_a_run_that_fails():
     before = modes()
 
