@@ -8,16 +8,18 @@ driver sets it, 48 KiB for both. A launch that is over would fail with an error 
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from overlap.errors import UnsupportedError
 from overlap.language.boxes import MEMORY
-from overlap.schedule.moves import BETWEEN_BYTES
+
+_DECLARED = re.compile(rf"\s{MEMORY}\[(\d+)\];")
 
 
 def declared(made: Any) -> int:
-    """Bytes of shared memory that a compiled kernel's assembly declares: a box of chunks that move between tiles, or nothing."""
-    return BETWEEN_BYTES if MEMORY in getattr(made, "asm", {}).get("ptx", "") else 0
+    """Bytes of shared memory that a compiled kernel's assembly declares: boxes of chunks that move between tiles, or nothing."""
+    return sum(map(int, _DECLARED.findall(getattr(made, "asm", {}).get("ptx", ""))))
 
 
 def make_room(made: Any) -> None:

@@ -44,7 +44,9 @@ def test_what_does_not_fit_is_refused_with_what_does(allowed):
 def test_kernels_that_declare_nothing_stay_as_triton_loads_them(allowed):
     static_memory.make_room(made(H100, ptx=".extern .shared .align 16 .b8 global_smem[];"))
     static_memory.make_room(SimpleNamespace(name="kernel", module=7))
+    static_memory.make_room(made(H100, ptx=".visible .entry tool_boxes_kernel(.param .u64 tool_boxes_kernel_param_0)"))
     assert not allowed and static_memory.declared(made(0)) == BETWEEN_BYTES
+    assert static_memory.declared(made(0, ptx=2 * memory_assembly())) == 2 * BETWEEN_BYTES
 
 
 @pytest.mark.parametrize("itemsize", [1, 2])
