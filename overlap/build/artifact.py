@@ -6,6 +6,7 @@ kernel + bound arguments + options --specialise--> TTIR -> TTGIR -> LLIR -> PTX 
 
 from __future__ import annotations
 
+import math
 import re
 import tempfile
 from collections.abc import Mapping
@@ -43,7 +44,8 @@ class Artifact:
     @property
     def static_bytes(self) -> int:
         """Shared memory that inline assembly declares, ahead of what a launch asks for; Triton declares none of its own."""
-        return sum(map(int, _STATIC.findall(self.assembly)))
+        found = _STATIC.findall(self.assembly)
+        return sum(int(bits) // 8 * math.prod(map(int, re.findall(r"\d+", sizes))) for bits, sizes in found)
 
     def save(self, folder: Path) -> list[Path]:
         """Writes every stage and the binary as ``NAME.TARGET.STAGE``; returns the paths."""
@@ -136,7 +138,8 @@ class Facts:
         return max((buffer.depth for buffer in self.buffers), default=0)
 
 
-_STATIC = re.compile(r"^[\s{]*\.shared\b[^;]*\[(\d+)\]\s*;", re.MULTILINE)
+_STATIC = re.compile(r"^[\s{]*\.shared\b[^;]*\.[busf](\d+)\s+[\w$%]+\s*((?:\[\d+\]\s*)*);", re.MULTILINE)
+"""Bits of an element, and how many there are in each dimension."""
 _ALLOC = re.compile(r"ttg\.local_alloc\b[^\n]*?: \(\) -> !ttg\.memdesc<([0-9x]+)x([a-z]\w*),")
 _MATRIX = re.compile(r"\b(?:wgmma\.mma_async|mma\.sync|tcgen05\.mma|v_mfma_\w+|v_wmma_\w+)")
 _TMA_LOAD = re.compile(r"cp\.async\.bulk\.tensor\.\w+\.shared::(?:cluster|cta)\.global")

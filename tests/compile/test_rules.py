@@ -146,6 +146,21 @@ def test_memory_that_assembly_declares_must_fit_beside_the_tiles():
         assert {f.rule for f in found} == broken, found
 
 
+@pytest.mark.parametrize(
+    ("declared", "size"),
+    [
+        (".b8 ol_extra[48];", 48),
+        (".align 8 .b64 ol_extra[4];", 32),
+        (".align 16 .u16 ol_extra[8][3];", 48),
+        (".f32 ol_extra;", 4),
+    ],
+)
+def test_declared_memory_is_counted_in_bytes(declared, size):
+    made = compiled("persistent", "declares_memory")
+    text = f"\t{{ .shared {declared}\n.extern .shared .align 16 .b8 global_smem[];\n"
+    assert replace(made, stages={**made.stages, "ptx": text}).static_bytes == size
+
+
 def test_the_local_words_of_the_state_may_be_used_at_device_scope():
     """A poll reads its spin limit and takes the fault word at gpu scope: only the same rank touches them."""
     made = compiled("waits", "correct")
