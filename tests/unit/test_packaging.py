@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import pytest
+from hatchling.builders.sdist import SdistBuilder
+from hatchling.builders.wheel import WheelBuilder
 
 # Part of CUDA installations of torch, or of an extra; imported only where a GPU was found. pytest imports its plugin itself.
 OPTIONAL = {"cuda", "nvshmem", "pytest"}
@@ -73,6 +75,14 @@ def test_everything_that_make_installs_is_pinned(repo, variable):
 def test_each_environment_pins_torch_and_its_triton(repo, file, version):
     lines = (repo / "constraints" / file).read_text().splitlines()
     assert f"triton=={version}" in lines and "torch==2.13.0" in lines and "-c common.txt" in lines
+
+
+@pytest.mark.parametrize("builder", [WheelBuilder, SdistBuilder])
+def test_sources_that_are_no_python_are_packed(repo, builder):
+    """`overlap.runtime.native` builds them where they are installed."""
+    packed = {file.relative_path for file in builder(str(repo)).recurse_included_files()}
+    sources = {str(path.relative_to(repo)) for path in (repo / "overlap").rglob("*.c")}
+    assert sources and sources <= packed
 
 
 def test_every_folder_of_templates_goes_into_the_wheel(repo, project):
