@@ -21,7 +21,8 @@ from overlap.autotune.entry import Entry
 from overlap.autotune.key import Key
 from overlap.autotune.shipped import MARK, VERSION
 from overlap.backends.base import Realization
-from overlap.chunkplan.cuts import split_of
+from overlap.chunkplan.cuts import Split, split_of
+from overlap.ops.tuning import BUILT_IN
 from overlap.settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,8 +33,16 @@ COPIED = "OVERLAP_STORE_SUMS=0"
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 PLANS = {"gemm_rs": "reduce_scatter_1d", "gemm_ar": "all_reduce_two_shot", "ag_gemm": "all_gather_1d"}
 SPLITS = {"gemm_rs": 2, "a2a_gemm": 4}
-"""Of a way that names none, where they are not as in `Realization`. Ways of a2a_gemm without a plan are of the time when it
-pulled and cut in four; newer ones name both."""
+"""Of a way that names none, where they are not as in `Realization`."""
+PUSHED_SINCE = "2026-11-29T00:57"
+"""Files older than that have `a2a_gemm` as above where nothing else is said, later ones as it is built in now."""
+
+
+def usual(op: str, date: str) -> tuple[str, Split]:
+    """Plan and split of a way that names none, in a file of a date."""
+    if op == "a2a_gemm" and date >= PUSHED_SINCE:
+        return BUILT_IN[op]
+    return PLANS.get(op, "all_to_all_1d"), SPLITS.get(op, 1)
 
 
 def moved(op: str, m: int, n: int, k: int, world: int, dtype: str) -> int:
@@ -42,10 +51,12 @@ def moved(op: str, m: int, n: int, k: int, world: int, dtype: str) -> int:
     return elements * BYTES[dtype] // (world if "a2a" in op else 1)
 
 
-def config_of(op: str, how: str) -> Config:
-    """The config that a way (``plan=all_gather_1d_push,split=2``, ``split=2,OVERLAP_SUM_SMS=4``) names."""
+def config_of(op: str, how: str, date: str) -> Config:
+    """The config that a way (``plan=all_gather_1d_push,split=2``, ``split=2,OVERLAP_SUM_SMS=4``) names in a file of a date."""
     pairs = dict(pair.split("=") for pair in how.split(","))
-    split = split_of(str(pairs.get("split", SPLITS.get(op, 1))))
+    plan, split = usual(op, date)
+    if "split" in pairs:
+        split = split_of(pairs["split"])
     sums = pairs.get(SUMS)
     realization = Realization(
         pairs.get("backend", "copy_engine"),
@@ -53,11 +64,11 @@ def config_of(op: str, how: str) -> Config:
         comm_sms=int(pairs.get("comm_sms", 0)),
         sum_sms=None if sums is None else int(sums),
     )
-    return Config(realization, pairs.get("plan", PLANS.get(op, "all_to_all_1d")))
+    return Config(realization, pairs.get("plan", plan))
 
 
 Timed = tuple[float, str, str, str]
-"""Milliseconds of a way, the way, its file with the commit, and the date."""
+"""Milliseconds of a way, the way, its file with the commit, and when that was made."""
 
 
 def timed(path: Path) -> Iterator[tuple[tuple[Any, ...], bool, Timed]]:
@@ -69,7 +80,7 @@ def timed(path: Path) -> Iterator[tuple[tuple[Any, ...], bool, Timed]]:
         ahead = row.get("queued") is not None
         cite = f"{path.relative_to(ROOT).as_posix()}, {row['how']}, commit {value['commit']}"
         if row["ms"] is not None and COPIED not in row["how"].split(","):
-            yield of, ahead, (row["queued"] if ahead else row["ms"], row["how"], cite, value["date"][:10])
+            yield of, ahead, (row["queued"] if ahead else row["ms"], row["how"], cite, value["date"])
 
 
 def entries(paths: Iterable[Path]) -> dict[str, list[Entry]]:
@@ -85,7 +96,7 @@ def entries(paths: Iterable[Path]) -> dict[str, list[Entry]]:
         counted = times[True] or times[False]
         ms, how, cite, date = min(counted)
         key = Key(op, (("M", m), ("N", n), ("K", k)), dtype, world, device)
-        found[device].append(Entry(key, config_of(op, how), ms, date, len(counted), cite))
+        found[device].append(Entry(key, config_of(op, how, date), ms, date[:10], len(counted), cite))
     return found
 
 

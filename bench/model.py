@@ -10,7 +10,7 @@ measured several times by the mean. Times are those with the host ahead where a 
 
 A log names its machine; ways are predicted on that of the setting ``machine``, or ``--machine``. Units that a way leaves to sums
 without saying so are those of the operator's rule, or of the one at the commit of the file (`RULES`); sums that nobody says
-to store are stored in files made since that is so (`STORED_SINCE`), and exchanges of older ones are pulled (`PUSHED_SINCE`).
+to store are stored in files made since that is so (`STORED_SINCE`), and exchanges of older ones are pulled (`defaults.usual`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from statistics import mean
 from typing import Any
 from unittest import mock
 
+import defaults
 from common import DTYPES
 from scores import shapes_of, times_of
 
@@ -47,8 +48,6 @@ RULES: Mapping[str, float | None] = {"43f0047": None, "e2d995b": None, "c633f0c"
 SAID, STORED = "OVERLAP_SUM_SMS", "OVERLAP_STORE_SUMS"
 STORED_SINCE = "2026-11-29T00:41"
 """Files of this date and later were made with sums stored at peers where nothing else is said."""
-PUSHED_SINCE, PULLED = "2026-11-29T00:57", ("all_to_all_1d", 4)
-"""Files older than that have `a2a_gemm` by this plan, in so many parts, where nothing else is said."""
 
 Case = tuple[str, int, int, int, int, str]
 """Operator, M, N, K, ranks and dtype."""
@@ -57,7 +56,9 @@ Cases = dict[Case, dict[str, tuple[float, float]]]
 Several = dict[Case, dict[str, list[tuple[float, float]]]]
 
 
-def config_of(way: str, case: Case, commit: str = "", units: int = 132, date: str = PUSHED_SINCE) -> Config | None:
+def config_of(
+    way: str, case: Case, commit: str = "", units: int = 132, date: str = defaults.PUSHED_SINCE
+) -> Config | None:
     """The config that a way of bench/ways.py names; None where it has keys that the model does not know.
 
     ``commit``, ``date``: of the file, whose defaults count.
@@ -73,8 +74,8 @@ def config_of(way: str, case: Case, commit: str = "", units: int = 132, date: st
     backend = said.get("backend", "copy_engine")
     usual = problem_of(op, {"M": m, "N": n, "K": k}, DTYPES[dtype], world)
     own, split = (usual.plan if op == "gemm_ar" else ""), usual.split
-    if op == "a2a_gemm" and date < PUSHED_SINCE:
-        own, split = PULLED
+    if op == "a2a_gemm":
+        own, split = defaults.usual(op, date)
     plan, given = said.get("plan", own), said.get("split")
     if given is not None:
         split = split_of(int(given) if given.isdecimal() else given)

@@ -37,16 +37,23 @@ def test_ways_are_configs(bench, case, way, commit, realization, plan):
 
 def test_exchanges_of_older_files_are_pulled(bench):
     model, case = bench("model"), ("a2a_gemm", 32768, 8192, 8192, 4, "bf16")
-    whole, pushed = Realization("copy_engine", sum_sms=0), Realization("copy_engine", split=(1, 3, 4), sum_sms=0)
-    old = "2026-11-28T13:31:25+00:00"
-    assert model.config_of("backend=copy_engine", case) == Config(pushed, "")
-    assert model.config_of("backend=copy_engine", case, date=old) == Config(replace(whole, split=4), "all_to_all_1d")
-    assert model.config_of("split=8", case, date=old) == Config(replace(whole, split=8), "all_to_all_1d")
+    old, since = "2026-11-28T13:31:25+00:00", bench("defaults").PUSHED_SINCE
+    pulled, pushed = "all_to_all_1d", "all_to_all_1d_push"
+    for way, date, split, plan in (
+        ("backend=copy_engine", old, 4, pulled),
+        ("split=8", old, 8, pulled),
+        ("backend=copy_engine", since, (1, 3, 4), pushed),
+        ("split=8", since, 8, pushed),
+        (f"plan={pulled}", since, (1, 3, 4), pulled),
+    ):
+        wanted = Realization("copy_engine", split=split)
+        assert model.config_of(way, case, date=date) == Config(replace(wanted, sum_sms=0), plan)
+        assert bench("defaults").config_of("a2a_gemm", way, date) == Config(wanted, plan)
     rows = [{"op": "a2a_gemm", "M": 32768, "N": 8192, "K": 8192, "world": 4, "dtype": "bf16", "contender": "ours"}]
     rows[0] |= {"how": "split=4", "ms": 1.6, "queued": 1.6, "device": "NVIDIA H200"}
-    taken = [model.of_ways({"commit": "", "date": date, "rows": rows}) for date in (old, model.PUSHED_SINCE)]
-    (pulled, _), (sent, _) = (next(iter(pairs.values())) for found in taken for pairs in found.values())
-    assert sent < pulled, "staging ahead of what is pulled"
+    taken = [model.of_ways({"commit": "", "date": date, "rows": rows}) for date in (old, since)]
+    (late, _), (sent, _) = (next(iter(pairs.values())) for found in taken for pairs in found.values())
+    assert sent < late, "staging ahead of what is pulled"
 
 
 def test_settings_that_the_model_does_not_know_are_left_out(bench):
