@@ -203,7 +203,7 @@ class SimBuilder(stock.InterpreterBuilder):
         else:
             product = np.matmul(a.data, b.data)
         wide = d.data.astype(np.float32) if is_narrow_float(d.data.dtype) else d.data
-        return Handle(convert(product.astype(wide.dtype, copy=False) + wide, d.data.dtype), d.dtype.scalar)
+        return Handle(convert(np.add(product.astype(wide.dtype, copy=False), wide), d.data.dtype), d.dtype.scalar)
 
     def create_erf(self, arg: Any) -> Any:
         return Handle(convert(stock.np_erf_fp64(arg.data.astype(np.float64)), arg.data.dtype), arg.dtype.scalar)

@@ -249,13 +249,17 @@ class Memory:
         return min(near, key=lambda b: min(abs(address - b.start), abs(address - b.end)), default=None)
 
     def offsets(self, tensor: torch.Tensor) -> np.ndarray:
-        """Byte offsets in its storage of all elements of ``tensor``, in row-major order."""
+        """Byte offsets in its storage of all elements of ``tensor``, in row-major order.
+
+        By functions, since of operators numpy reuses temporaries of 256 KiB and more, and walks the stack to find out whether it
+        may: below a fibre's frames lies what other fibres left, and it dies there.
+        """
         places = np.full((1,) * max(1, tensor.dim()), tensor.storage_offset(), np.int64)
         for dim, (extent, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
             shape = [1] * tensor.dim()
             shape[dim] = extent
-            places = places + (np.arange(extent, dtype=np.int64) * stride).reshape(shape)
-        return places.reshape(-1) * tensor.element_size()
+            places = np.add(places, np.multiply(np.arange(extent, dtype=np.int64), stride).reshape(shape))
+        return np.multiply(places.reshape(-1), tensor.element_size())
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray:

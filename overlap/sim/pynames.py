@@ -132,8 +132,8 @@ _UNARY: dict[str, Callable[..., Any]] = {
         for name in "cbrt ceil cosh exp2 expm1 floor log10 log1p sinh sqrt trunc isnan isinf".split()
     },
     **{f"a{name}": getattr(np, f"arc{name}") for name in "cos cosh sin sinh tan tanh".split()},
-    "round": lambda x: np.copysign(np.floor(np.abs(x) + 0.5), x),
-    "rsqrt": lambda x: 1.0 / np.sqrt(x),
+    "round": lambda x: np.copysign(np.floor(np.add(np.abs(x), 0.5)), x),
+    "rsqrt": lambda x: np.divide(1.0, np.sqrt(x)),
     "erf": np.vectorize(math.erf, otypes=[np.float64]),
     "erfc": np.vectorize(math.erfc, otypes=[np.float64]),
 }

@@ -84,7 +84,7 @@ _INTS = {"int32": tl.int32, "int64": tl.int64}
 
 
 def _divide(x: np.ndarray, y: Any) -> np.ndarray:
-    return (x - np.fmod(x, y)) // y
+    return np.floor_divide(np.subtract(x, np.fmod(x, y)), y)
 
 
 _ARITHMETIC: dict[str, tuple[Callable[..., Any], bool, bool]] = {
@@ -127,7 +127,11 @@ def _quick(name: str, slow: Callable[..., Any], reflected: bool) -> Callable[...
                     result = tl.int1
                 elif pointers and not reflected and isinstance(scalar, tl.pointer_type) and other.dtype.name in _INTS:
                     width = max(1, scalar.element_ty.primitive_bitwidth // 8)
-                    return make(mine + theirs.astype(np.uint64) * np.uint64(width), scalar, block or other_block)
+                    return make(
+                        np.add(mine, np.multiply(theirs.astype(np.uint64), np.uint64(width))),
+                        scalar,
+                        block or other_block,
+                    )
                 else:
                     return slow(self, other)
             if divides and not theirs.all():
