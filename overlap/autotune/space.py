@@ -95,8 +95,7 @@ def communication(
         lacking: why a backend, by its name, cannot serve the operator.
     """
     operator = operator_of(product.op, product.sizes)
-    # What tiles make is pushed whatever a template says.
-    plans = [p for p in PLANS[operator.kind] if not (operator.produced and p.endswith("_push"))]
+    plans = PLANS[operator.kind]
     ways, refused = able_ways(need, serial=False, lacking=lacking)
     counted: Counter[str] = Counter()
     # Tiles that read all of what shards are cut in need a part of every rank's, as those behind an exchange.
@@ -109,8 +108,10 @@ def communication(
         if backend.words:
             found += words(product, way.name)
             continue
-        for plan in _of_backend(plans, "push" if operator.produced else backend.default_direction, backend.directions):
-            direction = "push" if operator.produced or plan.endswith("_push") else backend.default_direction
+        # What tiles make is pushed whatever a template says.
+        own = "push" if operator.produced else backend.default_direction
+        for plan in _of_backend(plans, own, backend.directions):
+            direction = "push" if plan.endswith("_push") else own
             programs: Iterable[int] = (0,)
             if way.form == "moves":
                 programs = programs_tried(machine, direction, tma=way.tma) or (0,)

@@ -24,7 +24,7 @@ from overlap.runtime.instance import Instance
 from overlap.runtime.protocol import runtime_of
 from overlap.runtime.repeat.repeat import KernelLaunch
 
-from .arguments import check_alike, check_negated, check_programs, named, overlapping
+from .arguments import FUSED_DTYPES, UNEVEN, check_alike, check_negated, check_programs, named, overlapping, ranks
 from .autocast import without_autocast
 from .blocks import blocks_of
 from .products import (
@@ -46,7 +46,6 @@ from .tuned import tuned_choice
 from .views import GatherView, gather_view
 
 PLAN = "all_gather_1d"
-FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def check_arguments(x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]) -> None:
@@ -94,7 +93,7 @@ def run(
         if isinstance(found, list):
             return found
         asked = found
-    world, rank = _ranks(group)
+    world, rank = ranks(group)
     view = gather_view(x, gather_dim, gather_size, world, rank)
     dim = gather_dim % x.dim()
     shapes = [(*view.whole[:-1], w.shape[1]) for w in weights]
@@ -205,21 +204,12 @@ def _compiled(kernel: Any, along: str, plan: str, split: Split, backend: str, co
     return compile(plan=plan, on=f"a[{along}]", split=split, backend=backend, comm_sms=comm_sms)(kernel)
 
 
-def _ranks(group: Any) -> tuple[int, int]:
-    carried = getattr(group, "overlap_runtime", None)
-    if carried is not None:
-        return carried.world, carried.rank
-    if group is None:
-        return 1, 0
-    return group.size(), group.rank()
-
-
 def _choose(x: torch.Tensor, view: GatherView, group: Any, asked: str | None, problem: Problem) -> Choice:
     reason, moved_bytes = "", math.prod(view.whole) * x.element_size()
     if x.dtype not in FUSED_DTYPES:
         reason = f"no kernel for {x.dtype}"
     elif not view.possible:
-        reason = "uneven shards of a dimension with others on both sides"
+        reason = UNEVEN
     if reason and asked not in (None, SERIAL, AUTO):
         raise UsageError(f"{asked} is impossible here: {reason}", help='leave backend out, or backend="serial"')
     if reason and not hasattr(group, "overlap_runtime"):

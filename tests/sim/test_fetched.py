@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from test_sums_early import TWO_SHOT, called
+from test_sums_early import ALL_REDUCES, TWO_SHOT, called
 
 from overlap.api.trace import record, recording
 from overlap.errors import RaceFault, RuntimeContractError
@@ -30,18 +30,7 @@ def fetching(monkeypatch):
     monkeypatch.setenv(BELOW, str(1 << 40))
 
 
-@pytest.mark.parametrize(
-    ("world", "programs", "options"),
-    [
-        (1, 0, {}),
-        (2, 0, {"split": 1}),
-        (3, 0, {"split": 2, "out_dtype": torch.float32}),
-        (3, 1, {"split": 2}),
-        (4, 1, {"split": 3, "shape": (9, 41, 24)}),
-        (5, 0, {"split": 1, "shape": (3, 40, 24), "transport_dtype": torch.float32}),
-        (4, 0, {"plan": "all_reduce_ring"}),
-    ],
-)
+@pytest.mark.parametrize(("world", "programs", "options"), ALL_REDUCES)
 def test_the_same_bits_as_copied(world, programs, options, monkeypatch):
     options = {"plan": TWO_SHOT, **options}
     copied, _ = called(monkeypatch, gemm_ar, world, programs, **options)

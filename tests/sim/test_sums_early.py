@@ -20,6 +20,16 @@ from overlap.sim import World
 pytestmark = pytest.mark.one_triton
 
 TWO_SHOT = "all_reduce_two_shot"
+ALL_REDUCES = [
+    (1, 0, {}),
+    (2, 0, {"split": 1}),
+    (3, 0, {"split": 2, "out_dtype": torch.float32}),
+    (3, 1, {"split": 2}),
+    (4, 1, {"split": 3, "shape": (9, 41, 24)}),
+    (5, 0, {"split": 1, "shape": (3, 40, 24), "transport_dtype": torch.float32}),
+    (4, 0, {"plan": "all_reduce_ring"}),
+]
+"""World, multiprocessors left to sums, and options of all-reduces whose sums other tests carry out otherwise."""
 
 
 def called(monkeypatch, operator, world, programs, *, shape=(150, 40, 24), seed=0, calls=3, host=None, **options):
