@@ -190,14 +190,6 @@ SETTINGS: dict[str, Setting] = {
             minimum=0,
         ),
         Setting(
-            "fetch_below_bytes",
-            int,
-            0,
-            "Sums made behind a kernel that are smaller are fetched by the ranks that need them, in the launch that puts them in "
-            "place; larger ones are copied to them. Without `store_sums`.",
-            minimum=0,
-        ),
-        Setting(
             "store_sums",
             bool,
             True,

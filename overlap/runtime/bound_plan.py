@@ -35,8 +35,6 @@ class BoundPlan(ABC):
     """
 
     parts: Mapping[str, PlanTensor]
-    fetched: frozenset[OpId] = frozenset()
-    """Operations of all ranks whose copies are left to the sums that read what they send (`schedule.fetched`)."""
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ from overlap.schedule.words import word_steps
 from .bound_plan import BoundPlan
 from .calls.resolve import Bound
 from .group.reach import check_reach, through_network
-from .launch.elsewhere import fetched_by, stored_by
+from .launch.elsewhere import stored_by
 from .memory.need import Need, counters_of, need_of
 from .memory.part import Given, Part
 from .operator import Operator
@@ -71,7 +71,6 @@ class Instance(BoundPlan):
     Args:
         given: what calls bring of each communicated tensor, their orders settled.
         sum_sms: multiprocessors that the kernel leaves free for sums, where they can be made while it runs.
-        fetch_below: bytes of a sum that peers fetch, exclusive.
         store_sums: sums are stored where they are sent to by the launch that makes them.
     """
 
@@ -86,7 +85,6 @@ class Instance(BoundPlan):
         runtime: Runtime,
         given: Sequence[Given],
         sum_sms: int = 0,
-        fetch_below: int = 0,
         store_sums: bool = False,
     ) -> None:
         self.operator = operator
@@ -118,11 +116,8 @@ class Instance(BoundPlan):
         """What the kernel sends and adds up in words, if it does."""
         self.sums_store: frozenset[OpId] = frozenset()
         """Operations of all ranks that sums carry out."""
-        if not (carriers.words or self.direct):
-            if store_sums:
-                self.sums_store = stored_by(operator, plan, runtime, parts)
-            fetched = fetched_by(operator, plan, runtime, parts, early=self.early, below=fetch_below)
-            self.fetched = fetched - self.sums_store
+        if store_sums and not (carriers.words or self.direct):
+            self.sums_store = stored_by(operator, plan, runtime, parts)
         steps: tuple[Step, ...]
         if carriers.words:
             steps = word_steps(plan, runtime.rank, produced)

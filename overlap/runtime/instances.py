@@ -62,8 +62,8 @@ def instance_for(
     workspace_of(operator, runtime, tuple(g.dtype for g in given)).check()
     cache = instances(runtime)
     asked = asked_sums(operator)
-    below, store_sums = settings.get("fetch_below_bytes"), settings.get("store_sums")
-    key = (id(operator), given, asked, below, store_sums)
+    store_sums = settings.get("store_sums")
+    key = (id(operator), given, asked, store_sums)
     instance: Instance | None = cache.get(key)
     if instance is None:
         orders = tuple(g.order for g in given)
@@ -78,7 +78,6 @@ def instance_for(
             "strided_row_bytes": settings.get("strided_row_bytes") if operator.realization.strided else 0,
             "communicated": operator.on,
             "sum_sms": asked,
-            "fetch_below_bytes": below,
             "store_sums": store_sums,
         }
         told = runtime.agree(first_call(operator), (orders, facts, offered))
@@ -94,7 +93,7 @@ def instance_for(
             shown = own.order if comm.produced else next((t[i] for t, *_ in told if t[i] is not None), None)
             settled.append(own._replace(order=shown))
         left = (told[0][2] or 0) if asked is None else asked
-        instance = cache[key] = Instance(operator, runtime, settled, left, below, store_sums)
+        instance = cache[key] = Instance(operator, runtime, settled, left, store_sums)
         instance.known_as = key
     else:
         called_last(instance)

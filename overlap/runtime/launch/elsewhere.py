@@ -1,5 +1,4 @@
-"""Sums across ranks' memory: read where a peer made them (`schedule.fetched`), or stored where they go (`schedule.stored_sums`):
-which, and where that lies as seen from this rank's memory."""
+"""Sums that are stored where they go (`schedule.stored_sums`): which, and where that lies as seen from this rank's memory."""
 
 from __future__ import annotations
 
@@ -8,13 +7,12 @@ from typing import TYPE_CHECKING
 
 from overlap.chunkplan.plan import P2P, CommPlan, OpId
 from overlap.chunkplan.region import Box
-from overlap.schedule.fetched import fetched
 from overlap.schedule.pieces import Piece
 from overlap.schedule.stored_sums import stored_sums
 
 from ..bound_plan import BoundPlan
 from ..group.reach import far
-from ..memory.layout import Region, destination_region, source_region
+from ..memory.layout import Region, destination_region
 from ..memory.plan_tensor import PlanTensor
 from ..operator import Operator
 from ..protocol import Runtime
@@ -24,51 +22,14 @@ if TYPE_CHECKING:
     from ..memory.part import Part
 
 
-def fetched_by(
-    operator: Operator, plan: CommPlan, runtime: Runtime, parts: Mapping[str, Part], *, early: bool, below: int
-) -> frozenset[OpId]:
-    """The operations whose sums, of fewer bytes than ``below``, are fetched: those that lanes would copy, where pointers reach
-    every peer's memory. The same on every rank."""
-    if not below:
-        return frozenset()
-    near = _near(operator, plan, runtime, parts, fetched(plan, _made(parts), early=early))
-    return frozenset(op_id for op_id in near if _bytes(plan, op_id, parts) < below)
-
-
 def stored_by(operator: Operator, plan: CommPlan, runtime: Runtime, parts: Mapping[str, Part]) -> frozenset[OpId]:
-    """The operations that sums carry out, where lanes would and pointers reach every peer's memory. The same on every rank."""
-    return _near(operator, plan, runtime, parts, stored_sums(plan, _made(parts)))
-
-
-def _made(parts: Mapping[str, Part]) -> list[str]:
-    return [name for name, part in parts.items() if part.made]
-
-
-def _near(
-    operator: Operator, plan: CommPlan, runtime: Runtime, parts: Mapping[str, Part], ops: Collection[OpId]
-) -> frozenset[OpId]:
-    """Those of ``ops`` that copy engines carry out, where pointers reach every peer's memory."""
+    """The operations that sums carry out, where copy engines would and pointers reach every peer's memory. The same on every
+    rank."""
     if any(far(runtime, rank) for rank in range(runtime.world)):
         return frozenset()
-    copied = frozenset(ops).difference(*operator.carried(plan))
+    sent = stored_sums(plan, [name for name, part in parts.items() if part.made])
+    copied = sent.difference(*operator.carried(plan))
     return frozenset(op_id for op_id in copied if not operator.carriers.backend_of(plan.op(op_id)).far)
-
-
-def _bytes(plan: CommPlan, op_id: OpId, parts: Mapping[str, Part]) -> int:
-    chunk = plan.op(op_id).dst
-    return chunk.box.size * parts[chunk.tensor].dtype.itemsize
-
-
-def fetched_from(instance: BoundPlan, piece: Piece, part: PlanTensor) -> dict[OpId, Operand]:
-    """The summands of a piece that are read where a peer made them, by their places as seen from this rank's memory."""
-    found = {}
-    for op_id in piece.summands:
-        if op_id is not None and op_id in instance.fetched:
-            op = instance.plan.op(op_id)
-            assert isinstance(op, P2P)
-            region = source_region(part.layouts[op.src_rank], op_id, op.src.box)
-            found[op_id] = _at(instance, part, op.src_rank, region, piece.chunk.box)
-    return found
 
 
 def stored_at(instance: BoundPlan, piece: Piece, stores: Collection[OpId], part: PlanTensor) -> dict[OpId, Operand]:

@@ -23,7 +23,7 @@ from ..protocol import Runtime
 from ..repeat.places import Place
 from ..tables.sums import addition, check_pieces, sum_table
 from ..tracing.recording import marked
-from .elsewhere import fetched_from, stored_at
+from .elsewhere import stored_at
 
 SUM_WARPS = 8
 SUM_PROGRAMS = 2
@@ -113,8 +113,8 @@ def _sum(instance: BoundPlan, step: st.Sum, out: torch.Tensor, credited: tuple[i
     slots, strides = instance.slots[runtime.rank], out.stride()
     additions = []
     for piece in pieces:
-        away = fetched_from(instance, piece, part), stored_at(instance, piece, step.stores, part)
-        additions.append(addition(piece, part.layout, slots, runtime.world, part.held, strides, *away))
+        stores = stored_at(instance, piece, step.stores, part)
+        additions.append(addition(piece, part.layout, slots, runtime.world, part.held, strides, stores))
     # What a sum waits for may be carried by kernels, of this rank and of others: half of the multiprocessors is theirs.
     follows = step.lane is None
     warps, each = (SUM_WARPS, SUM_PROGRAMS) if follows else (BESIDE_WARPS, BESIDE_PROGRAMS)
@@ -189,11 +189,9 @@ def _landing_flag(instance: BoundPlan, op_id: OpId) -> torch.Tensor:
     return flag_word(instance, op_id, op.dst_rank)
 
 
-def _copy(instance: BoundPlan, op_id: OpId) -> Enqueue | None:
+def _copy(instance: BoundPlan, op_id: OpId) -> Enqueue:
     op = instance.plan.op(op_id)
     assert isinstance(op, P2P)
-    if op_id in instance.fetched:
-        return None
     if instance.by_network(op_id):
         return _carry(instance, op_id)
     src = instance.parts[op.src.tensor].source(op_id)

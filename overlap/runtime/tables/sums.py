@@ -83,7 +83,6 @@ def addition(
     world: int,
     held: Box,
     out_strides: tuple[int, ...],
-    elsewhere: Mapping[OpId, Operand] = NOWHERE,
     stores: Mapping[OpId, Operand] = NOWHERE,
 ) -> Addition:
     """A piece with its addresses.
@@ -93,7 +92,6 @@ def addition(
         slots: this rank's flags.
         held: what of the global tensor the result is.
         out_strides: of the result, in elements.
-        elsewhere: summands that are read in other ranks' memory.
         stores: of the operations that send the piece, those that the sum stores, with where.
     """
     box = piece.chunk.box
@@ -102,8 +100,7 @@ def addition(
         if op_id is None:
             summands.append((Operand.of(layout.own(box), box), -1))
             continue
-        operand = elsewhere.get(op_id) or Operand.of(layout.slots[op_id], box)
-        summands.append((operand, (flag_base(world) + slots[op_id]) * SLOT_WORDS))
+        summands.append((Operand.of(layout.slots[op_id], box), (flag_base(world) + slots[op_id]) * SLOT_WORDS))
     out = None
     if piece.out:
         offset = sum((b - a) * s for b, a, s in zip(box.lo, held.lo, out_strides, strict=True))
