@@ -79,6 +79,13 @@ CASES = {
         {"backend": "ldst_inline"},
         None,
     ),
+    "gather_boxes": (
+        "templates/kernels/grouped_gemm.py",
+        "all_gather_1d",
+        "a[M]",
+        {"backend": "tma_inline"},
+        None,
+    ),
     "gather_traced": ("templates/kernels/persistent_gemm.py", "all_gather_1d", "a[M]", {"trace": "1"}, None),
     "range_traced": ("tests/kernels/range_twice.py", "all_gather_ring", "a[K]", {"trace": "1"}, None),
     "interleaved_traced": (

@@ -42,6 +42,7 @@ from .dispatch import ASYNC_KINDS
 from .produce import asks_to_flatten
 
 SOME = "This program's parts of moves: what is due, and all that must have begun before it waits."
+BOXES = "Shared memory of this program, which boxes of what it moves are copied through."
 REST = "What is left of them."
 
 
@@ -91,7 +92,7 @@ class _Insert(cst.CSTTransformer):
         target, value = original_node.body[0].targets[0].target, original_node.body[0].value
         if isinstance(target, cst.Name) and target.value == self._epoch:
             self.begun = True
-            memory = f"{self._boxes} = {self._ol}.box_memory()\n" if self._boxes else ""
+            memory = f"# {BOXES}\n{self._boxes} = {self._ol}.box_memory()\n" if self._boxes else ""
             return cst.FlattenSentinel([updated_node, *statements(f"{self._step} = 0\n{memory}")])
         if not m.matches(value, m.Call(func=m.Attribute(value=m.Name(self._ol), attr=m.Name("wait_run")))):
             return updated_node
