@@ -1,0 +1,77 @@
+"""What `overlap.reserve` sets aside for operators: memory of the plans and parts that their calls run, and of no others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from overlap.chunkplan.library import find_template, list_templates
+from overlap.ops import a2a_gemm, ag_gemm, ag_gemm_k, gemm_a2a, gemm_ar, gemm_rs, reserve
+from overlap.runtime.workspace import release, workspaces
+from overlap.sim import World
+
+pytestmark = pytest.mark.one_triton
+
+WORLD, ROWS, DEPTH, COLUMNS = 2, 40, 16, 24
+CALLS = {
+    "ag_gemm": (lambda x, w, rank, **how: ag_gemm(x.chunk(WORLD)[rank].clone(), w, **how), ROWS, DEPTH),
+    "ag_gemm_k": (lambda x, w, rank, **how: ag_gemm_k(x.chunk(WORLD, 1)[rank].clone(), w, **how), ROWS, DEPTH),
+    "gemm_rs": (lambda x, w, rank, **how: gemm_rs(x, w, **how), ROWS, COLUMNS),
+    "gemm_ar": (lambda x, w, rank, **how: gemm_ar(x, w, **how), ROWS, COLUMNS),
+    "a2a_gemm": (lambda x, w, rank, **how: a2a_gemm(x.chunk(WORLD, 1)[rank].clone(), w, **how), ROWS, DEPTH),
+    "gemm_a2a": (lambda x, w, rank, **how: gemm_a2a(x.chunk(WORLD)[rank].clone(), w, **how), ROWS, COLUMNS),
+}
+"""By operator: a call, and rows and columns of the whole of the tensor that it moves."""
+RESERVED = {
+    "ag_gemm": {("all_gather_1d", 1)},
+    "ag_gemm_k": {("all_gather_1d", 1)},
+    "gemm_rs": {("reduce_scatter_1d", 2)},
+    # Which of the two a call runs is up to its size.
+    "gemm_ar": {("all_reduce_one_shot", 1), ("all_reduce_two_shot", 1)},
+    "a2a_gemm": {("all_to_all_1d_push", (1, 3, 4))},
+    "gemm_a2a": {("all_to_all_1d", 1)},
+}
+
+
+def made(group):
+    """The memory of a group that holds anything: by plan and parts, elements of the tensor that is moved."""
+    names = {find_template(name)[1]: name for name in list_templates()}
+    found = {}
+    for workspace in workspaces(group.overlap_runtime).values():
+        (comm,) = workspace.operator.comms
+        if workspace.memory is not None and any(workspace.memory.room.elements):
+            how = names[comm.plan], workspace.operator.realization.split
+            assert how not in found
+            (found[how],) = workspace.memory.room.elements
+    return found
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_reserved_is_what_calls_take_and_nothing_else(name):
+    call, rows, width = CALLS[name]
+    x, w = torch.randn(ROWS, DEPTH).half(), torch.randn(DEPTH, COLUMNS).half()
+
+    def body(group):
+        runtime = group.overlap_runtime
+        reserve(group, operator=name, max_tokens=rows, hidden=width, dtype=torch.float16)
+        ahead = made(group)
+        release(group)
+        call(x, w, runtime.rank, group=group, backend="copy_engine")
+        runtime.synchronize()
+        return ahead, made(group)
+
+    for ahead, called in World(WORLD).run(body):
+        assert set(ahead) == RESERVED[name]
+        ((how, elements),) = called.items()
+        assert ahead[how] == elements
+
+
+@pytest.mark.parametrize("plan", ["all_to_all_1d", "all_to_all_1d_push"])
+def test_a_plan_that_is_asked_for_is_the_only_one(plan):
+    def body(group):
+        options = {"max_tokens": ROWS, "hidden": DEPTH, "dtype": torch.float16}
+        reserve(group, operator="a2a_gemm", plan=plan, split=2, **options)
+        return made(group)
+
+    for found in World(WORLD).run(body):
+        assert set(found) == {(plan, 2)}
