@@ -11,7 +11,8 @@ from overlap.errors import UnsupportedError
 
 from .early import Added, early_sums, kept_chunks, rounds_of, sums_of
 from .moves import behind_another
-from .pieces import Piece, Values, partial_sources, pieces
+from .pieces import Piece, Sums, Values, partial_sources, pieces
+from .staying import staying
 from .step import Await, Branch, Copy, Fork, Gather, Hold, Join, Raise, Step, Sum, Whole
 
 
@@ -43,6 +44,7 @@ class Producing:
         *,
         early: bool = False,
         sums_store: Collection[OpId] = (),
+        in_place: bool = False,
     ) -> None:
         values = Values(plan)
         stage = stages(produced, values)
@@ -68,7 +70,10 @@ class Producing:
         self._stages = {n: ops for n, ops in copied.items() if ops}
         self._by_sums = frozenset(sums_store)
         """Operations that sums carry out."""
-        self._pieces = {tensor: pieces(plan, rank, tensor, values) for tensor in produced}
+        found = (staying(plan, rank, tensor, values) for tensor in (sorted(produced) if in_place else ()))
+        self.placed = tuple(piece for several in found for piece in several)
+        """What tiles store in results themselves."""
+        self._pieces = {tensor: self._summed(tensor, values) for tensor in produced}
         self._waited: set[OpId] = set()
         """What the main stream's sums have seen landed."""
         self.behind: dict[int, set[OpId]] = {}
@@ -79,6 +84,11 @@ class Producing:
         self.kept = kept_chunks(plan, rank, produced, values) if early else ()
         """Chunks that such sums add and no operation sends, with their rounds."""
         self._sums = sums_of(plan, rank, produced, values) if self.early else ()
+
+    def _summed(self, tensor: str, values: Values) -> tuple[Sums, tuple[Piece, ...]]:
+        """As `pieces`, without what tiles store in the result themselves."""
+        sums, result = pieces(self._plan, self._rank, tensor, values)
+        return sums, tuple(piece for piece in result if piece not in self.placed)
 
     def forks(self) -> list[Step]:
         """Lanes whose first operation sends what the kernel makes; with early sums all of them, and that of the sums."""

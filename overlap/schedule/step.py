@@ -96,10 +96,11 @@ class Raise:
 class Kernel:
     """The user's kernel, on the main stream. ``stores``: operations that it carries out itself, storing tiles into slots
     of other ranks and raising the flags behind the last. ``moves``: operations that programs of its launch carry out beside
-    those that compute."""
+    those that compute. ``placed``: pieces of results that its tiles store in the result itself (`staying.staying`)."""
 
     stores: tuple[OpId, ...] = ()
     moves: tuple[Move, ...] = ()
+    placed: tuple[Piece, ...] = ()
 
 
 @dataclass(frozen=True)

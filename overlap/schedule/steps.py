@@ -136,6 +136,7 @@ def launch_steps(
     early: bool = False,
     given: Collection[OpId] = (),
     sums_store: Collection[OpId] = (),
+    in_place: bool = False,
 ) -> tuple[Step, ...]:
     """The steps of ``rank`` for one launch of ``plan``, by copy engine where nothing else is said.
 
@@ -149,6 +150,7 @@ def launch_steps(
         early: sums are made while the kernel runs, as far as they can (`early.can_be_early`).
         given: operations of the rank that may be copied out of the caller's tensor (`givens.sent_as_given`).
         sums_store: operations, of any rank, that the sums which they send carry out (`stored_sums.stored_sums`).
+        in_place: tiles store what stays of a result (`staying`) in the result itself, so that no sum copies it.
 
     Raises:
         UnsupportedError: the plan has an operation that a copy engine cannot do, or one that both feeds the kernel and
@@ -166,8 +168,11 @@ def launch_steps(
     lanes = sorted({own[i].channel for i in feeding})
     sending: list[int] = []
     behind: dict[int, set[OpId]] = {lane: set() for lane in lanes}
-    made = Producing(plan, rank, produced, stores, early=early, sums_store=sums_store) if produced else None
-    kernel = Kernel(made.stored if made is not None else (), moves_of(plan, rank, moved=moved) if moved else ())
+    made = None
+    if produced:
+        made = Producing(plan, rank, produced, stores, early=early, sums_store=sums_store, in_place=in_place)
+    moving = moves_of(plan, rank, moved=moved) if moved else ()
+    kernel = Kernel(made.stored, moving, made.placed) if made is not None else Kernel((), moving)
 
     ahead = ahead_of_staging(plan, rank, feeding, given)
     sent: list[Step] = []

@@ -87,7 +87,8 @@ def check_holds(steps: Sequence[Step], rank: int, made: Produced) -> None:
 
 
 def check_sums(steps: Sequence[Step], rank: int, made: Produced, *, kernel: bool = True) -> None:
-    """Sums stand behind the ``kernel``, if there is one, add every piece once, and come before what sends them on.
+    """Sums stand behind the ``kernel``, if there is one, add every piece once, and come before what sends them on. What tiles
+    store in the result itself is what stays of it, and in no sum.
 
     On a lane a sum stands beside the kernel: behind the waits for all that it adds, so that it never waits itself, and, where it
     is sent on, in front of those of the main stream, which fill the device and wait.
@@ -101,6 +102,8 @@ def check_sums(steps: Sequence[Step], rank: int, made: Produced, *, kernel: bool
     for step in steps:
         if isinstance(step, Kernel):
             made_partial = True
+            _check_placed(step, rank, made, expected)
+            summed.update(step.placed)
         elif isinstance(step, Whole):
             there.setdefault(step.lane, set()).add(step.chunk)
         elif isinstance(step, Gather):
@@ -145,6 +148,18 @@ def check_sums(steps: Sequence[Step], rank: int, made: Produced, *, kernel: bool
     for piece in expected:
         if piece not in summed:
             raise ScheduleError(f"rank {rank}: no sum adds up {piece.chunk}")
+
+
+def _check_placed(kernel: Kernel, rank: int, made: Produced, expected: Collection[Piece]) -> None:
+    """Of what tiles store in the result itself nothing is in their partial, so nobody may send it or add to it."""
+    for piece in kernel.placed:
+        chunk, alone = piece.chunk, piece.summands == (None,) and not piece.keep
+        sent = any(c.tensor == chunk.tensor and c.box.overlaps(chunk.box) for c in made.partial.values())
+        if piece not in expected or not alone or sent or kernel.placed.count(piece) > 1:
+            raise ScheduleError(
+                f"rank {rank}: tiles store {chunk} in the result, "
+                + ("and an operation sends it" if sent else "which is more than what they make of it, or twice")
+            )
 
 
 def _op(op: OpId) -> str:

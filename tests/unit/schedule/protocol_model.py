@@ -116,7 +116,7 @@ class Model:
             case st.Entry():
                 put(MAIN, *self.entry(rank, n, step))
             case st.Kernel():
-                put(MAIN, *self.kernel(rank, n))
+                put(MAIN, *self.kernel(rank, n, step))
             case st.Branch(lane, behind):
                 put(behind, record)
                 put(lane, wait)
@@ -188,7 +188,7 @@ class Model:
 
         return Move(None, act)
 
-    def kernel(self, rank: int, n: int) -> list[Move]:
+    def kernel(self, rank: int, n: int, step: st.Kernel) -> list[Move]:
         moves = [Move(None, None, True)]
         landing = [op for op in self.plan.arriving(rank) if self.plan.op(op).dst.tensor not in self.produced]
         if rank not in self.idle:
@@ -202,20 +202,23 @@ class Model:
                 # Other programs of the grid read the same chunks, until the grid ends.
                 seen.append(read)
             moves += seen
+        placed = {(piece.chunk.tensor, e) for piece in step.placed for e in elements(piece.chunk)}
         for chunk in self.plan.before[rank]:
             if chunk.tensor in self.produced:
-                moves += [move for e in elements(chunk) for move in self.tile(rank, n, chunk.tensor, e)]
+                for e in elements(chunk):
+                    into = "result" if (chunk.tensor, e) in placed else "partial"
+                    moves += self.tile(rank, n, chunk.tensor, e, into)
         return moves
 
-    def tile(self, rank: int, n: int, tensor: str, element: tuple[int, ...]) -> list[Move]:
-        """Stores its part, then counts it into every chunk that it is part of."""
+    def tile(self, rank: int, n: int, tensor: str, element: tuple[int, ...], into: str) -> list[Move]:
+        """Stores its part in the partial or the result, then counts it into every chunk that it is part of."""
         counters = [self.word("counter", rank, c) for c in self.counted[rank] if element in elements(c)]
 
         def count(state: State) -> None:
             for counter in counters:
                 state[counter] += 1
 
-        return [self.write([self.word("partial", rank, tensor, element)], (n, (rank,))), Move(None, count)]
+        return [self.write([self.word(into, rank, tensor, element)], (n, (rank,))), Move(None, count)]
 
     def copy(self, n: int, op_id, source: str) -> list[Move]:
         """Element by element where tiles produce, so that a copy beside its producer is torn."""

@@ -326,3 +326,9 @@ def test_what_a_rank_keeps_of_an_exchange_is_put_in_its_place_while_the_last_cop
         assert len(sums) == 1
         own = [all(op is None for op in piece.summands) for piece in sums[0].pieces]
         assert own == sorted(own, reverse=True) and any(own) and not all(own)
+        in_place = launch_steps(plan, rank, produced=C, early=early, in_place=True)
+        (kernel,) = (step for step in in_place if isinstance(step, Kernel))
+        left = tuple(replace(step, pieces=sums[0].pieces[sum(own) :]) if step == sums[0] else step for step in steps)
+        assert kernel.placed == sums[0].pieces[: sum(own)]
+        assert in_place == tuple(kernel if isinstance(step, Kernel) else step for step in left)
+    verify_steps([launch_steps(plan, r, produced=C, early=early, in_place=True) for r in range(world)], plan, C)

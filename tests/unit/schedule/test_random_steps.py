@@ -13,7 +13,7 @@ from overlap.chunkplan.verify import verify_plan
 from overlap.errors import PlanError, ScheduleError, UnsupportedError
 from overlap.schedule.early import can_be_early, in_rounds
 from overlap.schedule.pieces import Piece, Values
-from overlap.schedule.steps import Step, Sum, launch_steps
+from overlap.schedule.steps import Kernel, Step, Sum, launch_steps
 from overlap.schedule.transfer import transfer_steps
 from overlap.schedule.turned import pulled_sums, push_instead
 from overlap.schedule.verify_steps import verify_steps
@@ -67,7 +67,7 @@ def kernel_steps(plan: CommPlan) -> Steps | None:
 
 def test_launches_of_kernels():
     dice = random.Random(8)
-    tried = 0
+    tried = placed = 0
     for made in sound(300):
         steps = kernel_steps(made.plan)
         if steps is None:
@@ -75,11 +75,17 @@ def test_launches_of_kernels():
         tried += 1
         made_by_tiles = [spec.name for spec in made.plan.tensors if spec.name == "c"]
         verify_steps(steps, made.plan, made_by_tiles)
+        in_place: Steps = [
+            launch_steps(made.plan, rank, produced=made_by_tiles, in_place=True) for rank in range(made.plan.world)
+        ]
+        verify_steps(in_place, made.plan, made_by_tiles)
+        if any(isinstance(step, Kernel) and step.placed for own in in_place for step in own):
+            placed, steps = placed + 1, in_place
         fewer, gone = without_a_step(steps, dice)
         with pytest.raises(ScheduleError):
             verify_steps(fewer, made.plan, made_by_tiles)
             pytest.fail(f"seed {made.seed}: without {gone} nothing is said\n{dump_plan(made.plan)}")
-    assert tried > 10
+    assert tried > 10 and placed > 3
 
 
 def added(steps: tuple[Step, ...]) -> set[Piece]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 
-from overlap.chunkplan.plan import P2P, CommPlan
+from overlap.chunkplan.plan import P2P, Chunk, CommPlan, TensorSpec
+from overlap.chunkplan.region import Box
 from overlap.errors import PlanError, ScheduleError, UnsupportedError
 from overlap.schedule.pieces import Piece
 from overlap.schedule.steps import Await, Copy, Credit, Entry, Fork, Hold, Join, Kernel, Raise, Sum, launch_steps
@@ -163,6 +165,62 @@ def test_world_1_sums_what_it_has():
     assert steps == (Entry(False, False), Kernel(), Sum("c", (Piece(rows(0, 6), (None,), out=True),)))
 
 
+def test_what_stays_is_in_no_sum_where_tiles_store_it_in_the_result():
+    kept, came = (Piece(chunk, who, out=True) for chunk, who in ((rows(0, 6), (None,)), (rows(0, 3), ((1, 0),))))
+    alone = launch_steps(reduce_scatter((6, 2), 0, 1), 0, produced=("c",), in_place=True)
+    assert alone == (Entry(False, False), Kernel(placed=(kept,)))
+    plan = exchange((6, 2), 2)
+    kept, came = (
+        Piece(Chunk("c", Box((lo, 0), (lo + 3, 1))), who, out=True) for lo, who in ((0, (None,)), (3, ((1, 0),)))
+    )
+    usual, steps = (launch_steps(plan, 0, produced=("c",), in_place=how) for how in (False, True))
+    assert Sum("c", (kept, came)) in usual and usual == tuple(
+        Kernel() if isinstance(step, Kernel) else Sum("c", (kept, came)) if isinstance(step, Sum) else step
+        for step in steps
+    )
+    assert Kernel(placed=(kept,)) in steps and Sum("c", (came,)) in steps
+    # What somebody adds to, and what a rank sends as well, goes by the partial.
+    for other in (one_shot((6, 2), 2), two_shot((6, 2), 0, 2), reduce_scatter((6, 2), 0, 2), sent_and_kept()):
+        assert all_steps(other, in_place=True) == all_steps(other)
+
+
+def sent_and_kept() -> CommPlan:
+    """Rank 0 ends with what it makes, and so does rank 1."""
+    chunk = whole_of((4, 2))
+    sent = P2P("push", 0, 1, chunk, chunk)
+    return CommPlan("both", 2, (TensorSpec("c", (4, 2)),), ((chunk,), ()), ((chunk,), (chunk,)), ((sent,), ()))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda kernel, kept: replace(kernel, placed=()), "no sum adds up"),
+        (lambda kernel, kept: replace(kernel, placed=(kept, kept)), "tiles store .* or twice"),
+        (lambda kernel, kept: replace(kernel, placed=(replace(kept, summands=((1, 0),)),)), "more than what they make"),
+        (lambda kernel, kept: replace(kernel, placed=(kept, Piece(rows(3, 6), (None,), out=True))), "more than what"),
+    ],
+    ids=["nothing", "twice", "of another", "what it does not end with"],
+)
+def test_a_wrong_place_is_refused(change, message):
+    plan = exchange((6, 2), 2)
+    steps = all_steps(plan, in_place=True)
+    broken = tuple(change(step, *step.placed) if isinstance(step, Kernel) else step for step in steps[0])
+    with pytest.raises(ScheduleError, match=message):
+        verify_steps([broken, steps[1]], plan, ("c",))
+    both_ways = [s if not isinstance(s, Sum) else replace(s, pieces=(*steps[0][2].placed, *s.pieces)) for s in steps[0]]
+    with pytest.raises(ScheduleError, match="twice"):
+        verify_steps([both_ways, steps[1]], plan, ("c",))
+
+
+def test_what_is_sent_is_not_stored_in_the_result_alone():
+    plan = sent_and_kept()
+    steps = all_steps(plan)
+    kept = Piece(whole_of((4, 2)), (None,), out=True)
+    broken = [replace(s, placed=(kept,)) if isinstance(s, Kernel) else s for s in without(Sum, steps[0])]
+    with pytest.raises(ScheduleError, match="in the result, and an operation sends it"):
+        verify_steps([broken, steps[1]], plan, ("c",))
+
+
 def test_a_rank_that_ends_with_nothing_sums_nothing():
     assert not any(isinstance(s, Sum) for s in launch_steps(reduce_scatter((2, 2), 0, 3), 2, produced=("c",)))
     empty = launch_steps(reduce_scatter((0, 2), 0, 3), 1, produced=("c",))
@@ -174,11 +232,12 @@ def test_steps_are_verified(plan):
     """Also where hosts wait for every kernel: nobody waits for what is enqueued behind what waits for it."""
     verify_steps(all_steps(plan), plan, ("c",), blocking=True)
     verify_steps(all_steps(plan, kernel_first=True), plan, ("c",))
+    verify_steps(all_steps(plan, in_place=True), plan, ("c",), blocking=True)
 
 
 @named
 def test_no_interleaving_goes_wrong_and_everything_is_added_once(plan):
-    for how in ({}, {"kernel_first": True}):
+    for how in ({}, {"kernel_first": True}, {"in_place": True}):
         steps = all_steps(plan, **how)
         for seed in range(4):
             results: list = []
