@@ -34,14 +34,18 @@ MOST_PITCH = 2**31 - 1
 """Between two rows, of any device."""
 
 
-def steps_for(instance: Instance, given: Mapping[str, torch.Tensor]) -> tuple[Step, ...]:
-    """The steps of a launch for what a call gives; the same object for all of one layout."""
+def steps_for(instance: Instance, given: Mapping[str, torch.Tensor], in_place: bool = False) -> tuple[Step, ...]:
+    """The steps of a launch for what a call gives; the same object for all of one layout.
+
+    Args:
+        in_place: tiles store what stays of a result in the result itself (`launch_steps`).
+    """
     if not _possible(instance):
-        return instance.steps
-    key = ("steps", layout_key(given), settings.get("given_bytes"))
+        return _steps(instance, frozenset(), in_place)
+    key = ("steps", layout_key(given), settings.get("given_bytes"), in_place)
     found: tuple[Step, ...] | None = instance.prepared.get(key)
     if found is None:
-        found = instance.prepared[key] = _steps(instance, _taken(instance, given))
+        found = instance.prepared[key] = _steps(instance, _taken(instance, given), in_place)
     return found
 
 
@@ -61,11 +65,11 @@ def _produced(instance: Instance) -> list[str]:
     return [part.name for part in instance.parts.values() if part.made]
 
 
-def _steps(instance: Instance, taken: frozenset[OpId]) -> tuple[Step, ...]:
+def _steps(instance: Instance, taken: frozenset[OpId], in_place: bool) -> tuple[Step, ...]:
     """The steps of a launch that copies these operations so; the same object each time."""
-    if not taken:
+    if not taken and not in_place:
         return instance.steps
-    key = ("steps", taken)
+    key = ("steps", taken, in_place)
     found: tuple[Step, ...] | None = instance.prepared.get(key)
     if found is None:
         found = instance.prepared[key] = launch_steps(
@@ -77,6 +81,7 @@ def _steps(instance: Instance, taken: frozenset[OpId]) -> tuple[Step, ...]:
             early=instance.early,
             given=taken,
             sums_store=instance.sums_store,
+            in_place=in_place,
         )
     return found
 
