@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from overlap import settings
-from overlap.backends.capabilities import SERIAL, Need
-from overlap.backends.ways import able_ways, naming, unpredicted
+from overlap.backends.capabilities import SERIAL, Need, unasked
+from overlap.backends.registry import backends
+from overlap.backends.ways import able_ways, naming
 from overlap.chunkplan.cuts import Split
 from overlap.runtime.cuda.launchers import triton_here
 from overlap.runtime.protocol import Runtime, runtime_of
@@ -164,7 +165,7 @@ def _agreed(
         # Its rates are taken as they are; the multiprocessors are those that are there.
         machine = replace(machine_for(runtime.world), units=runtime.sm_count)
         ways, refused = able_ways(
-            need, programs=programs, serial=serial, lacking=lambda name: unpredicted(name) or lacking(name)
+            need, programs=programs, serial=serial, lacking=lambda name: unasked(backends[name]) or lacking(name)
         )
         candidates = [*predict(machine, ways), *refused]
         mine = choice_of(best(candidates), candidates, machine.name)

@@ -21,7 +21,7 @@ from overlap.autotune.session import BUDGET_S, DEADLINE_S, Space, Tuned, tune
 from overlap.autotune.space import MIXED_WITH, PLANS, around, mixed, ordered, splits_of
 from overlap.backends import backends
 from overlap.backends.base import Realization
-from overlap.backends.capabilities import untuned
+from overlap.backends.capabilities import unasked
 from overlap.backends.ways import LIBRARY_WAYS, way_named, way_of, ways_of
 from overlap.chunkplan.collectives.text import KINDS
 from overlap.chunkplan.library import find_template
@@ -150,7 +150,7 @@ def communication_of(
         plans += [name for name in same if name != kernel.plan] if kernel.plan in same else []
     found, refused = [Config(Realization(name)) for name in LIBRARY_WAYS], Counter[str]()
     for backend in backends.values():
-        why = next(filter(None, (need.lacking(backend) for need in needs)), "") or untuned(backend)
+        why = next(filter(None, (need.lacking(backend) for need in needs)), "") or unasked(backend)
         if not why and backend.far:
             why = "pointers reach every peer here"
         if why:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from overlap.backends import backends
 from overlap.chunkplan.cuts import units_in
 
 from .config import Config
@@ -83,6 +84,17 @@ def by_rows(rows: int) -> Refuse:
     return lambda config: (
         "chunks of less than a row" if not config.serial and units_in(config.realization.split) > rows else ""
     )
+
+
+def in_words(config: Config) -> bool:
+    """Whether a config's kernel sends what it makes in words that carry their own flag."""
+    name = config.realization.backend
+    return name in backends and backends[name].words
+
+
+def by_words(received: int, most: int) -> Refuse:
+    """Words of a result of which a rank gets ``received`` bytes, ``most`` or more: half of every word is its mark."""
+    return lambda config: "too many bytes for words" if received >= most and in_words(config) else ""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from overlap import settings
 from overlap.backends import backends
 from overlap.backends.base import Realization
 from overlap.backends.capabilities import Need
-from overlap.backends.ways import LIBRARY_WAYS, able_ways, naming, unpredicted, way_named
+from overlap.backends.ways import LIBRARY_WAYS, able_ways, naming, way_named
 from overlap.chunkplan.cuts import Split
 from overlap.errors import OverlapError
 from overlap.schedule.carried import frees_tried, programs_tried
@@ -27,6 +27,7 @@ from overlap.schedule.tiles import Tile
 from overlap.schedule.work import itemsize_of
 
 from .config import Config
+from .prune import Refuse, by_words, in_words
 
 GATHERS = ("all_gather_1d", "all_gather_1d_pull", "all_gather_1d_push", "all_gather_ring")
 PLANS: Mapping[str, tuple[str, ...]] = {
@@ -106,7 +107,7 @@ def communication(
     for way in ways:
         backend = backends[way.name]
         if backend.words:
-            found += words(product, way.name)
+            found += [Config(Realization(way.name), plan) for plan in plans if plan in ONE_STEP]
             continue
         # What tiles make is pushed whatever a template says.
         own = "push" if operator.produced else backend.default_direction
@@ -126,14 +127,15 @@ def communication(
     return tuple(found), counted
 
 
-def words(product: Product, name: str) -> list[Config]:
-    """Configs by low-latency words, of results that are small enough (`WORDS_BELOW`, ``low_latency_below_bytes``)."""
-    operator = operator_of(product.op, product.sizes)
+def words_of(product: Product) -> Refuse:
+    """What refuses low-latency words, by what a rank gets of the product's result."""
+    operator, world = operator_of(product.op, product.sizes), product.world
     size = itemsize_of(product.dtype) * math.prod(product.sizes[axis] for axis in operator.moved)
-    received = size * (product.world - 1) // (1 if operator.kind == "all_reduce" else product.world)
-    if received >= min(WORDS_BELOW, settings.get("low_latency_below_bytes")):
-        return []
-    return [Config(Realization(name), plan) for plan in PLANS[operator.kind] if plan in ONE_STEP]
+    # Of an all-reduce in one step every peer's whole result, of a reduce-scatter its part of each, and of an exchange its part
+    # of what each has, which is a part of the whole.
+    shares = {"all_reduce": 1, "reduce_scatter": world, "all_to_all": world * world}
+    received = size * (world - 1) // shares.get(operator.kind, 1)
+    return by_words(received, min(WORDS_BELOW, settings.get("low_latency_below_bytes")))
 
 
 def mixed(kind: str) -> list[Config]:
@@ -162,8 +164,6 @@ def _of_backend(plans: Sequence[str], own: str, directions: Collection[str]) -> 
 def predict(product: Product, machine: Machine, config: Config) -> float | None:
     """Seconds of a config on the slowest rank, or None where the model has no say."""
     realization = config.realization
-    if unpredicted(realization.backend):
-        return None
     produced = operator_of(product.op, product.sizes).produced
     way = way_named(realization.backend, produced, realization.comm_sms, realization.sum_sms or 0)
     try:
@@ -221,7 +221,8 @@ def around(config: Config, tiles: Tiles) -> tuple[Config, ...]:
         return ()
     realization = config.realization
     found = [with_tile(config, tile) for tile in tiles]
-    pieces = realization.split
+    # Words go tile by tile, whatever a transfer is cut into.
+    pieces = () if in_words(config) else realization.split
     for split in (pieces // 2, pieces * 2) if isinstance(pieces, int) else ():
         if split >= 1:
             found.append(replace(config, realization=replace(realization, split=split)))

@@ -22,8 +22,7 @@ class Backend:
     can move, ``input``, what a kernel reads, and ``result``, what one makes. ``inline``: programs that compute move chunks too,
     of a result the tile just made, of an input a part between two tiles. ``reserved``: programs of the launch that compute
     nothing move chunks. ``reduce``: adds where chunks arrive; others leave sums to a kernel behind. ``far``: reaches peers that
-    no pointer reaches. ``triton``: the oldest that it runs on. ``tuned``: a tuner may choose it; one that no
-    tuner has tried on devices yet is for those who name it.
+    no pointer reaches. ``triton``: the oldest that it runs on.
     """
 
     name: str
@@ -39,7 +38,6 @@ class Backend:
     reserved: bool = False
     far: bool = False
     triton: tuple[int, int] = (3, 6)
-    tuned: bool = True
 
     @property
     def words(self) -> bool:

@@ -111,9 +111,11 @@ class Need:
         return ""
 
 
-def untuned(backend: Backend) -> str:
-    """Why no tuner chooses a backend; nothing where one may."""
-    return "" if backend.tuned else f"{backend.name} has been tried by a tuner on no GPU yet: name it to have it"
+def unasked(backend: Backend) -> str:
+    """Why nobody chooses a backend for a kernel whose author did not name it; nothing where one may."""
+    if not backend.words:
+        return ""
+    return f"{backend.name} has all programs of a launch resident at once: name it, or tune a prebuilt operator"
 
 
 def _dotted(version: tuple[int, int]) -> str:

@@ -29,6 +29,8 @@ def way_of(found: Backend, produced: bool, programs: int = 0, free: int = 0) -> 
         programs: of the launch that move chunks, where it takes any; 0: open.
         free: units that a kernel leaves to sums that are made while it runs.
     """
+    if found.words:
+        return Way(found.name, "words", 0, pushed=True)
     form = form_of(found, produced)
     counted = programs if found.comm_sms else 0
     pushed, tma = found.default_direction == "push", found.writer == "tma store"
@@ -88,11 +90,6 @@ def ways_of(chosen: str, produced: Collection[str], programs: int = 0) -> WayOf:
 def naming(produced: bool) -> Callable[[Way], WayOf]:
     """`ways_of` a prebuilt operator's plan, by the way of the operations that name no backend."""
     return lambda way: ways_of(way.name, (TENSOR,) if produced else (), way.programs)
-
-
-def unpredicted(name: str) -> str:
-    """Why the event model has no say of a backend; nothing where it has."""
-    return "the event model does not know words" if name in backends and backends[name].words else ""
 
 
 def able_ways(

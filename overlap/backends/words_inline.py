@@ -25,5 +25,4 @@ WORDS_INLINE = Backend(
     writer="packet",
     moves=("result",),
     inline=True,
-    tuned=False,
 )

@@ -7,9 +7,9 @@ from typing import Literal
 
 import click
 
-from overlap.backends.capabilities import AUTO, Need, check_named, require
+from overlap.backends.capabilities import AUTO, Need, check_named, require, unasked
 from overlap.backends.registry import backends
-from overlap.backends.ways import able_ways, naming, unpredicted, way_of, ways_of
+from overlap.backends.ways import able_ways, naming, way_of, ways_of
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.cuts import Split
 from overlap.chunkplan.memory import reduced_tensors
@@ -133,7 +133,7 @@ def command(
                 "--backend auto is for one node and a plan by name", help="leave --path, --links, --mesh out"
             )
         need = Need(op, moves="result" if operator.produced else "input")
-        ways, refused = able_ways(need, programs=comm_sms, lacking=unpredicted)
+        ways, refused = able_ways(need, programs=comm_sms, lacking=lambda name: unasked(backends[name]))
         all_of_them = operator_candidates(
             op,
             ways,

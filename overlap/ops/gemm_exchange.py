@@ -31,7 +31,7 @@ from .arguments import (
     result_dtypes,
 )
 from .autocast import without_autocast
-from .partials import launch_partial, out_by_tma, storing_reason
+from .partials import chosen_reason, launch_partial, out_by_tma, storing_reason
 from .record import remember, serial_plan
 from .repeat import Asked, repeated
 from .views import gather_view
@@ -128,7 +128,7 @@ def run_gemm_a2a(
     tma = out_by_tma(x.dtype, moved, batch, rows, columns)
     reasons = (dtype_reason(x.dtype, made, moved), "" if view.possible else UNEVEN, storing_reason(backend, tma))
     moved_bytes = math.prod(whole) * moved.itemsize // world
-    lacking = partial(storing_reason, tma=tma)
+    lacking = partial(chosen_reason, tma=tma)
     usual = default_split(plan, moved_bytes, world, backend)
     split = usual if split is None else split
     sizes, taken = (math.prod(whole[:-1]), columns, depth), backend is None and (plan, split) == (PLAN, usual)

@@ -60,6 +60,14 @@ def storing_reason(backend: str | None, tma: bool) -> str:
     )
 
 
+def chosen_reason(backend: str | None, tma: bool) -> str:
+    """Why no call that names no backend goes by ``backend``, or nothing: as `storing_reason`, or because programs that wait for
+    words of all others may be more than are resident at once, where there is one for each tile."""
+    if not tma and backend in backends and backends[backend].words:
+        return f"{backend} has all programs of a launch resident at once, and this product has one for each tile"
+    return storing_reason(backend, tma)
+
+
 def partial_arguments(
     x: torch.Tensor,
     w: torch.Tensor,

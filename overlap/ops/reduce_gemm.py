@@ -28,7 +28,7 @@ from overlap.interop import define, group_name, traced
 
 from .arguments import check_product, choose_way, dtype_reason, multiply, ranks, refuse_gradient, result, result_dtypes
 from .autocast import without_autocast
-from .partials import launch_partial, out_by_tma, storing_reason
+from .partials import chosen_reason, launch_partial, out_by_tma, storing_reason
 from .record import remember, serial_plan
 from .repeat import Asked, repeated
 from .views import whole_view
@@ -119,7 +119,7 @@ def run(
     moved_bytes = view.rows * view.columns * moved.itemsize
     tma = out_by_tma(x.dtype, moved, view.batch, view.rows, view.columns)
     reasons = (dtype_reason(x.dtype, made, moved), storing_reason(backend, tma))
-    sizes, lacking = (view.rows, view.columns, x.shape[-1] * world), partial(storing_reason, tma=tma)
+    sizes, lacking = (view.rows, view.columns, x.shape[-1] * world), partial(chosen_reason, tma=tma)
     chosen = plan or default_plan(moved_bytes, backend)
     usual = default_split(chosen, moved_bytes, world, backend)
     split = usual if split is None else split

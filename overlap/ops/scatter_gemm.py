@@ -29,7 +29,7 @@ from .autocast import without_autocast
 from .autograd import GemmRs, gemm_rs_backward, keep_for_gemm_rs, recorded
 from .grad_pair import Half
 from .grad_weights import Accumulate, MainGrad, main_grads_of
-from .partials import launch_partial, out_by_tma, storing_reason
+from .partials import chosen_reason, launch_partial, out_by_tma, storing_reason
 from .record import remember, serial_plan
 from .repeat import Asked, repeated
 from .views import ResultView, scatter_view
@@ -136,7 +136,7 @@ def run(
     tma = out_by_tma(x.dtype, moved, view.batch, view.rows, view.columns)
     reasons = (dtype_reason(x.dtype, made, moved), uneven(view), storing_reason(backend, tma))
     sizes = (math.prod(view.whole[:-1]), view.whole[-1], x.shape[-1] * world)
-    taken, lacking = backend is None and (plan, split) == (PLAN, SPLIT), partial(storing_reason, tma=tma)
+    taken, lacking = backend is None and (plan, split) == (PLAN, SPLIT), partial(chosen_reason, tma=tma)
     problem = Problem("gemm_rs", *sizes, x.dtype, plan, split, lacking=lacking, open=taken)
     moved_bytes = math.prod(view.whole) * moved.itemsize
     choice = choose_way(group, x, moved_bytes, check_backend(backend, STORING), reasons, problem)

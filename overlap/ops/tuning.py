@@ -20,10 +20,9 @@ from overlap.autotune.prune import Limits, Tile, by_limits, by_rows, prune
 from overlap.autotune.search import Say
 from overlap.autotune.session import BUDGET_S, DEADLINE_S, Space, Tuned
 from overlap.autotune.session import tune as tune_problem
-from overlap.autotune.space import Product, around, communication, ordered, predict, with_tile
+from overlap.autotune.space import Product, around, communication, ordered, predict, with_tile, words_of
 from overlap.backends.base import Realization
-from overlap.backends.capabilities import SERIAL, untuned
-from overlap.backends.registry import backends
+from overlap.backends.capabilities import SERIAL
 from overlap.chunkplan.region import shard_interval
 from overlap.errors import UsageError
 from overlap.runtime.cuda.runtime import known_runtime
@@ -40,7 +39,7 @@ from .gather_k_gemm import ag_gemm_k
 from .gemm_exchange import PLAN as EXCHANGE_RESULT
 from .gemm_exchange import default_split as exchange_split
 from .gemm_exchange import gemm_a2a
-from .partials import out_by_tma, storing_reason
+from .partials import chosen_reason, out_by_tma
 from .products import rows_fit
 from .reduce_gemm import default_plan, default_split, gemm_ar
 from .scatter_gemm import PLAN as SCATTER
@@ -157,13 +156,8 @@ def problem_of(operator: str, sizes: Mapping[str, int], dtype: torch.dtype, worl
     problem = Problem(operator, m, n, k, dtype, plan, split, open=True)
     if problem.produced:
         tma = _tma_out(operator, m, n, dtype, world)
-        problem = replace(problem, lacking=partial(storing_reason, tma=tma))
+        problem = replace(problem, lacking=partial(chosen_reason, tma=tma))
     return problem
-
-
-def _untuned(problem: Problem, name: str) -> str:
-    """Why a tuner may not choose a backend for a problem; nothing where it may."""
-    return problem.lacking(name) or untuned(backends[name])
 
 
 def _tma_out(operator: str, m: int, n: int, dtype: torch.dtype, world: int) -> bool:
@@ -179,7 +173,7 @@ def _space(problem: Problem, world: int, device: torch.device) -> Space:
         return Space(only, (only,))
     machine = machine_for(world)
     product = Product(problem.op, {"M": problem.m, "N": problem.n, "K": problem.k}, DTYPES[problem.dtype], world)
-    configs, refused = communication(product, machine, need_of(problem, device), lacking=partial(_untuned, problem))
+    configs, refused = communication(product, machine, need_of(problem, device), lacking=problem.lacking)
     facts = torch.cuda.get_device_properties(device)
     shared = getattr(facts, "shared_memory_per_block_optin", 227 * 1024)
     limits = Limits(shared, 1024, facts.multi_processor_count)
@@ -188,7 +182,7 @@ def _space(problem: Problem, world: int, device: torch.device) -> Space:
     rows = problem.m if problem.op == "ag_gemm_k" else -(-problem.m // world)
     descriptors = _by_descriptors(problem, world)
     tile = Tile(result=itemsize if descriptors else 0)
-    refusals = (by_limits(limits, itemsize, tile), by_rows(rows))
+    refusals = (by_limits(limits, itemsize, tile), by_rows(rows), words_of(product))
     pruned = prune(configs, refusals)
 
     def seconds(config: Config) -> float | None:

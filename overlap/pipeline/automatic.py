@@ -13,6 +13,7 @@ from functools import partial
 from overlap.annotate.model import ProgramModel
 from overlap.annotate.on import OnSpec
 from overlap.backends import backends
+from overlap.backends.capabilities import unasked
 from overlap.backends.ways import way_of, ways_of
 from overlap.chunkplan.collectives.text import KINDS
 from overlap.errors import OverlapError, UsageError
@@ -54,6 +55,10 @@ def choose_backend(
     for name, found in backends.items():
         if found.far and machine.inside.pointer and world <= machine.node:
             candidates.append(Candidate(way_of(found, False), refused="pointers reach every peer of a node"))
+            continue
+        why = unasked(found)
+        if why:
+            candidates.append(Candidate(way_of(found, False), refused=why))
             continue
         try:
             compilation = made[name] = compile_source(replace(request, backend=name))

@@ -4,6 +4,7 @@
     moves      programs of the launch move chunks    their rate by how many there are; so many units fewer compute
     shared     the programs that compute move them   the rate of all units, which compute nothing meanwhile
     stores     tiles are stored where they go        nothing is copied; tiles take longer by their bytes over the link
+    words      tiles are sent in words, in one launch  so too, of twice the bytes; no entry, no flag, no launch that adds
     copies     whoever makes them, staged first      as the machine's links say: where it does not know how fast programs are
     sums       what adds them stores them (`by_sums`)  the rate of all units, one flag for all; of ways by lanes
 
@@ -31,11 +32,13 @@ from .machine import Machine
 from .stored_sums import stored_sums
 from .work import Work
 
-Form = Literal["lanes", "moves", "shared", "stores", "copies", "serial"]
+Form = Literal["lanes", "moves", "shared", "stores", "words", "copies", "serial"]
 SHARE = 8
 """Of the units, one in so many moves chunks, where nobody says how many."""
 FEWEST_UNITS = 4
 """Moving programs take no more than one unit in so many."""
+WORDS_SENT = 2
+"""Bytes of words for each that they bring: half of a word is the mark of its call."""
 
 
 @dataclass(frozen=True)
@@ -164,10 +167,13 @@ def carried(plan: CommPlan, machine: Machine, ways: WayOf, *, itemsize: float | 
         itemsize: bytes of an element, of all tensors or of each.
 
     Raises:
-        PlanError: the machine does not say how fast programs copy.
+        PlanError: the machine does not say how fast programs copy, or words are to go where they cannot (`_in_words`).
     """
     found = {op_id: (op, ways(op)) for op_id, op in plan.items() if isinstance(op, P2P) and op.src_rank != op.dst_rank}
-    stored = {op_id: each for op_id, each in found.items() if each[1].form == "stores" and not each[0].depends}
+    if any(way.form == "words" for _, way in found.values()):
+        machine = _in_words(plan, machine, [way for _, way in found.values()])
+    by_tiles = ("stores", "words")
+    stored = {op_id: each for op_id, each in found.items() if each[1].form in by_tiles and not each[0].depends}
     moved = {op_id: each for op_id, each in found.items() if each[1].form in ("moves", "shared")}
     carries: dict[OpId, Carry] = {}
     storing = [0.0] * plan.world
@@ -175,7 +181,7 @@ def carried(plan: CommPlan, machine: Machine, ways: WayOf, *, itemsize: float | 
         carries[op_id] = Carry(math.inf)
         width = itemsize.get(op.src.tensor, 0.0) if isinstance(itemsize, Mapping) else itemsize
         rate = rate_of_programs(machine, "push", machine.units, tma=way.tma)
-        storing[op.src_rank] += op.src.box.size * width / rate
+        storing[op.src_rank] += (WORDS_SENT if way.form == "words" else 1) * op.src.box.size * width / rate
     lanes = {op_id for op_id, (_, way) in found.items() if way.form == "lanes"}
     carries.update((op_id, carry) for op_id, carry in by_sums(plan, machine).items() if op_id in lanes)
     links = Carry(sys.float_info.max, math.inf, machine.contention)
@@ -196,6 +202,26 @@ def carried(plan: CommPlan, machine: Machine, ways: WayOf, *, itemsize: float | 
         left = max(1, left)
         machine = replace(machine.scaled(compute=left / machine.units), units=left)
     return Carried(machine, carries, tuple(storing))
+
+
+def _in_words(plan: CommPlan, machine: Machine, ways: Collection[Way]) -> Machine:
+    """The machine as a launch sees it that sends words: it begins with its tiles, and where it would be followed by a launch that
+    adds it waits until the last word has crossed the link.
+
+    Raises:
+        PlanError: some operation goes another way, sends what others have sent, or goes where no pointer reaches.
+    """
+    if any(way.form != "words" for way in ways) or any(op.depends for _, op in plan.items()):
+        raise PlanError(
+            f"plan {plan.name}: words of a kernel's own launch wait for nothing else, and send what tiles make",
+            help="a plan of one step, all of it in words; or copy_engine",
+        )
+    if plan.world > machine.node:
+        raise PlanError(
+            f"words go by pointer, and {machine.name} has nodes of {machine.node} ranks", help="copy_engine"
+        )
+    crossing = min(machine.inside.latency_s, machine.flag)
+    return replace(machine, entry=max(0.0, machine.kernel - crossing), kernel=crossing, flag=0.0)
 
 
 def by_sums(plan: CommPlan, machine: Machine) -> dict[OpId, Carry]:

@@ -4,6 +4,7 @@
     moves      programs of the launch move chunks    their rate by how many there are; so many units fewer compute
     shared     the programs that compute move them   the rate of all units, which compute nothing meanwhile
     stores     tiles are stored where they go        a tile takes longer by its bytes over the link; nothing is copied
+    words      tiles are sent in words               by twice their bytes; nothing before the tiles, no launch behind them
     serial     the library's collective, then the kernel or before it
 
 What is different is `carried`'s; operations of one plan may each go another way.

@@ -66,6 +66,8 @@ def test_a_gather_by_a_config(how):
         (gemm_rs, config("ldst_inline", "reduce_scatter_1d", 1, **TILE)),
         (gemm_ar, config("copy_engine", "all_reduce_two_shot", 2, **TILE)),
         (gemm_rs, config("copy_engine", "mixed/reduce_scatter_1d", 1)),
+        (gemm_rs, config("words_inline", "reduce_scatter_1d", 1)),
+        (gemm_ar, config("words_inline", "all_reduce_one_shot", 1, **TILE)),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -84,9 +86,9 @@ def test_a_sum_by_a_config(operator, how):
     for rank, y in enumerate(World(world, seed=2).run(body)):
         rows = slice(*shard_interval(m, world, rank)) if operator is gemm_rs else slice(None)
         assert torch.allclose(y.float(), total[rows], rtol=4e-3, atol=4e-2)
-    assert last_plan(operator.__name__).plan == {"mixed/reduce_scatter_1d": "reduce_scatter_1d_mixed"}.get(
-        how.plan, how.plan
-    )
+    said = last_plan(operator.__name__)
+    assert said.plan == {"mixed/reduce_scatter_1d": "reduce_scatter_1d_mixed"}.get(how.plan, how.plan)
+    assert said.source == TRIAL and said.backend.startswith(how.realization.backend)
 
 
 def test_a_kernel_by_a_config(kernels):

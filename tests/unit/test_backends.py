@@ -123,11 +123,16 @@ def test_a_name_that_is_none_names_the_nearest():
     assert caught.value.help.startswith("did you mean 'copy_engine'? backends: copy_engine, ")
 
 
-def test_a_tuner_leaves_out_what_none_has_tried_on_devices():
-    from overlap.api.auto import Problem
-    from overlap.ops.tuning import _untuned
+def test_words_are_for_those_who_name_them_and_for_tuned_products_that_walk_over_tiles():
+    """A product has a program for each tile where TMA does not take its rows, as it never does without a GPU."""
+    from overlap.ops.partials import chosen_reason, storing_reason
+    from overlap.ops.tuning import problem_of
 
-    assert [name for name, backend in backends.items() if capabilities.untuned(backend)] == ["words_inline"]
-    problem = Problem("gemm_rs", 16, 4096, 4096, torch.bfloat16, "reduce_scatter_1d", 1)
-    assert "has been tried by a tuner on no GPU" in _untuned(problem, "words_inline")
-    assert not _untuned(problem, "copy_engine")
+    assert [name for name, backend in backends.items() if capabilities.unasked(backend)] == ["words_inline"]
+    for op in ("gemm_rs", "gemm_ar", "gemm_a2a"):
+        problem = problem_of(op, {"M": 16, "N": 4096, "K": 4096}, torch.bfloat16, 2)
+        assert "one for each tile" in problem.lacking("words_inline") and not problem.lacking("ldst_inline")
+    for name in (*backends, None, "serial"):
+        assert chosen_reason(name, True) == ""
+        assert name == "words_inline" or chosen_reason(name, False) == storing_reason(name, False)
+    assert storing_reason("words_inline", False) == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,17 @@ import pytest
 from overlap.autotune.config import Config
 from overlap.autotune.prune import Limits, Tile, by_limits, by_rows, prune
 from overlap.autotune.search import KEPT, RUNS, TRIAL_MS, Measured, Search
-from overlap.autotune.space import PLANS, Product, around, communication, ordered, predict, splits_of, with_tile
+from overlap.autotune.space import (
+    PLANS,
+    Product,
+    around,
+    communication,
+    ordered,
+    predict,
+    splits_of,
+    with_tile,
+    words_of,
+)
 from overlap.backends.base import Realization
 from overlap.backends.capabilities import Need
 from overlap.chunkplan.library import list_templates
@@ -172,7 +183,7 @@ def test_an_exchange_is_pushed_where_it_would_be_pulled(op, moves, pushed):
 
 
 def test_words_are_tried_of_small_results_alone():
-    """Whole, by plans of one step; the model has no say of them, so they are measured in any case."""
+    """Whole, by plans of one step; where a rank gets less than a MiB."""
     machine, need = load_machine("h100-nvlink"), Need("x", moves="result", triton=(3, 6))
     for op, plan in (
         ("gemm_rs", "reduce_scatter_1d"),
@@ -183,13 +194,21 @@ def test_words_are_tried_of_small_results_alone():
         configs, _ = communication(product, machine, need, lacking=lambda name: "")
         words = [c for c in configs if c.realization.backend == "words_inline"]
         assert words == [Config(Realization("words_inline"), plan)]
-        assert predict(product, machine, words[0]) is None
         chosen, _, _ = ordered(configs, lambda c, product=product: predict(product, machine, c), most=12, each=1)
-        assert words[0] in chosen
-        for rows, tried in ((8192, False), (128 if op == "gemm_ar" else 256, False), (112, True)):
+        assert chosen[0] == words[0], "no other way is predicted to be as fast"
+        # Bytes that a rank of two gets, for each row: all of it, half, a quarter.
+        first = 2**20 * {"gemm_ar": 1, "gemm_rs": 2, "gemm_a2a": 4}[op] // (2 * 4096)
+        for rows, refused in ((8192, 1), (first, 1), (first - 1, 0)):
             other = replace(product, sizes={"M": rows, "N": 4096, "K": 4096})
-            configs, _ = communication(other, machine, need, lacking=lambda name: "")
-            assert ("words_inline" in {c.realization.backend for c in configs}) == tried, rows
+            found = prune(configs, [words_of(other)])
+            assert found.refused == Counter({"too many bytes for words": refused} if refused else {}), rows
+            assert len(found.kept) == len(configs) - refused
+
+
+def test_words_are_not_cut_around_a_config():
+    tile = {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 1, "num_warps": 4, "num_stages": 4}
+    words = Config(Realization("words_inline"), "reduce_scatter_1d")
+    assert around(words, [tile]) == (with_tile(words, tile),)
 
 
 def test_tiles_and_numbers_around_a_config():

@@ -85,6 +85,43 @@ def test_every_backend_is_able_or_refused_with_why():
     assert {"copy_engine: it takes no programs, and 8 are wanted"} <= {str(c) for c in refused}
 
 
+WORDS = Way("words_inline", "words", pushed=True)
+SMALL = {"gemm_rs": "reduce_scatter_1d", "gemm_ar": "all_reduce_one_shot", "gemm_a2a": "all_to_all_1d"}
+
+
+@pytest.mark.parametrize("op", SMALL)
+def test_words_take_a_launch_twice_the_bytes_and_a_crossing(op):
+    """By hand: one launch, its wave with what it stores over the link, a crossing, and what is added or put in place."""
+    world, sizes = 4, {"M": 64, "N": 4096, "K": 4096}
+    found = seconds(op, [WORDS], sizes, world=world, plan=SMALL[op])["words_inline"]
+    alone = predict(op, world=world, sizes=sizes, machine=H100, break_even=False).gemm
+    part = 2 * 64 * 4096 * (world if op == "gemm_ar" else 1 if op == "gemm_rs" else 1 / world) / world
+    sent, added = (
+        2 * 3 * part / H100.programs["push"][132],
+        (2 * world if op == "gemm_a2a" else world + 1) * part / H100.memory,
+    )
+    assert found == pytest.approx(alone + sent + min(H100.inside.latency_s, H100.flag) + added, rel=0.01)
+
+
+def test_words_are_for_small_results():
+    by = {
+        rows: seconds("gemm_rs", [LANES, WORDS, SERIAL_WAY], {"M": rows, "N": 8192, "K": 8192}) for rows in (16, 8192)
+    }
+    assert by[16]["words_inline"] < by[16]["serial"] < by[16]["copy_engine"]
+    assert by[8192]["copy_engine"] < by[8192]["words_inline"]
+
+
+def test_words_wait_for_nothing_else_and_go_by_pointer():
+    small = {"M": 64, "N": 4096, "K": 4096}
+    for plan in ("all_reduce_two_shot", "all_reduce_ring"):
+        (refused,) = operator_candidates("gemm_ar", [WORDS], world=4, sizes=small, machine=H100, plan=plan)
+        assert refused.seconds is None and "send what tiles make" in refused.refused
+    nodes = load_machine("h100-nvlink-ib400")
+    (far,) = operator_candidates("gemm_rs", [WORDS], world=16, sizes=small, machine=nodes)
+    assert "words go by pointer" in far.refused
+    assert way_of(backend("words_inline"), True, 8, 4) == WORDS
+
+
 def test_of_equals_the_first_is_taken():
     ways = [Candidate(Way(n, "lanes"), s) for n, s in (("a", 1.02), ("b", 1.0), ("c", 1.1))]
     assert best(ways).way.name == "a" and best(ways[1:]).way.name == "b" and best(ways[::-1]).way.name == "b"
