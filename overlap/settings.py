@@ -214,6 +214,13 @@ SETTINGS: dict[str, Setting] = {
             minimum=0,
         ),
         Setting(
+            "in_place",
+            bool,
+            True,
+            "Tiles read the rank's own chunk of an input where its caller has it, and store what the rank keeps of a result "
+            "where it belongs, if they can; otherwise it is copied into symmetric memory first, and out of it.",
+        ),
+        Setting(
             "lane_graphs",
             bool,
             False,

@@ -91,8 +91,9 @@ _NAME = re.compile(r"%([\w.$-]+)(#\d+)?")
 _RESULTS = re.compile(r"^((?:%[\w.$-]+(?::\d+)?(?:, )?)+) = ")
 _OP = re.compile(r'^"?([a-z_][\w]*(?:\.[\w.]+)+)"?')
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
-_PARAM = re.compile(r'%([\w.$-]+): ([^,{]+?(?:<[^{]*?>)?)(?: \{[^}]*\})? loc\("([\w.]+)"')
+_PARAM = re.compile(r'%([\w.$-]+): ([^,{]+?(?:<[^{]*?>)?)(?: \{[^}]*\})? loc\("([\w.]+)"(?:\((#loc\d*)\))?')
 _ALIAS = re.compile(r"^(#loc\d*) = loc\((.*)\)$")
+_NAMED = re.compile(r'"([\w.]+)"\((#loc\d*)\)')
 _PLACE = re.compile(r'"([^"]+)":(\d+):(\d+)')
 
 
@@ -101,6 +102,12 @@ class _Locations:
 
     def __init__(self, text: str) -> None:
         self.aliases = {m[1]: m[2] for m in map(_ALIAS.match, text.splitlines()) if m}
+
+    def first_name(self, name: str, alias: str) -> str:
+        """The name that a value had ahead of those that assignments gave it, of which ``name`` at ``alias`` is the last."""
+        while found := _NAMED.fullmatch(self.aliases.get(alias, "")):
+            name, alias = found[1], found[2]
+        return name
 
     def place(self, text: str) -> tuple[str, int]:
         """Path and line of a ``loc(...)`` at the end of a line of TTIR; ``("", 0)`` when unknown."""
@@ -150,7 +157,8 @@ class _Reader:
         body = Op("tt.func", line)
         self.scopes = [{}]
         params: dict[str, Value] = {}
-        for ssa, type_, source in _PARAM.findall(line):
+        for ssa, type_, source, alias in _PARAM.findall(line):
+            source = self.locations.first_name(source, alias)
             value = Value(ssa, type_.strip(), owner=body, role="param")
             body.arguments.append(value)
             self.scopes[0][ssa] = value

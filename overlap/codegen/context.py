@@ -78,7 +78,8 @@ class Context:
     ``ons`` are the communicated tensors and ``plans`` their plans, one each. ``source_path`` and ``host_line`` (first
     line of the host function, its decorators included) say where the original is. ``layouts`` is given for kernels that
     are launched directly: by communicated tensor, the stride of every dimension as text over kernel parameters.
-    ``flatten``: a tile loop that asks for it may be flattened.
+    ``flatten``: a tile loop that asks for it may be flattened. ``in_place``: the rank's own part of the communicated tensor
+    may be accessed where its caller has it (`passes.in_place`).
     """
 
     program: ProgramModel
@@ -91,6 +92,7 @@ class Context:
     host_line: int
     layouts: Mapping[str, tuple[str | None, ...]] | None = None
     flatten: bool = True
+    in_place: bool = False
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -143,6 +145,8 @@ class Context:
             "slots": self.pushing,
             **dict.fromkeys(("words", "made", "out", "unit", "lanes", "sum"), self.sending),
             "moves": self.moving,
+            "own": self.in_place,
+            "origin": self.in_place,
         }
         return tuple(self.names.local(name) for name, there in wanted.items() if there)
 

@@ -15,7 +15,7 @@ from overlap.errors import CodegenError
 
 from .context import Context, Names, PlanText
 from .module_io import Header
-from .passes import PASSES
+from .passes import PASSES, in_place
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ def generate(
         flatten=flatten,
     )
     module = cst.parse_module(text.replace("\r\n", "\n"))
+    context = in_place.marked(module, context, program.kernel.qualname)
     for name, run in PASSES:
         module = run(module, context)
         if watch is not None:

@@ -19,6 +19,7 @@ from .passes import (
     delay,
     dispatch,
     imports,
+    in_place,
     interleave,
     kernel_signature,
     operator,
@@ -43,6 +44,7 @@ PASSES = (
     ("unflatten", unflatten.run),
     ("kernel_signature", kernel_signature.run),
     ("dispatch", dispatch.run),
+    ("in_place", in_place.run),
     ("range_loop", range_loop.run),
     ("reserve", reserve.run),
     ("interleave", interleave.run),
@@ -94,6 +96,7 @@ def generate_kernel(
         flatten=flatten,
     )
     module = extract(cst.parse_module(text.replace("\r\n", "\n")), kernel.qualname, decorators)
+    context = in_place.marked(module, context, kernel.name)
     for name, run in PASSES:
         module = run(module, context)
         if watch is not None:

@@ -95,6 +95,7 @@ _H_AXES: tl.constexpr = tl.constexpr(_layout.H_AXES)
 _R_FIRST: tl.constexpr = tl.constexpr(_layout.R_FIRST)
 _R_WAIT_BEGIN: tl.constexpr = tl.constexpr(_layout.R_WAIT_BEGIN)
 _R_WAIT_END: tl.constexpr = tl.constexpr(_layout.R_WAIT_END)
+_R_OWN: tl.constexpr = tl.constexpr(_layout.R_OWN)
 _R_AXIS: tl.constexpr = tl.constexpr(_layout.R_AXIS)
 _H_COUNTER_BASE: tl.constexpr = tl.constexpr(_layout.H_COUNTER_BASE)
 _R_RAISE_BEGIN: tl.constexpr = tl.constexpr(_layout.R_RAISE_BEGIN)
@@ -168,6 +169,30 @@ def place(table, run, tile, axis: tl.constexpr, pid):
     first = tl.load(table + run + _R_FIRST)
     moved = pid + tl.load(table + run + _R_AXIS + 2 * axis)
     return tl.load(table + base + (first + tile) * axes + axis, mask=base > 0, other=moved)
+
+
+@triton.jit
+def own(table, run):
+    """Whether tiles of the run touch nothing but the rank's own part of the one tensor that is communicated."""
+    return tl.load(table + run + _R_OWN) != 0
+
+
+@triton.jit
+def own_begin(origin, dim: tl.constexpr):
+    """First index along ``dim``, of what the kernel sees, of the rank's own part; where that is used as it lies there, 0."""
+    return tl.load(origin + 2 * dim)
+
+
+@triton.jit
+def own_end(origin, dim: tl.constexpr):
+    """The index behind the last; where the own part is used as it lies there, 0."""
+    return tl.load(origin + 2 * dim + 1)
+
+
+@triton.jit
+def within(index, begin, end):
+    """Whether ``index`` is in ``[begin, end)``."""
+    return (index >= begin) & (index < end)
 
 
 @triton.jit

@@ -50,6 +50,14 @@ WORDS = {
             "coordinate in the whole grid of a coordinate inside the run",
         ),
         Word(
+            "own", ("table", "run"), "whether tiles of the run touch nothing but the rank's own part of the one tensor"
+        ),
+        Word(
+            "own_begin", ("origin", "dim"), "where the rank's own part begins along a dimension of what the kernel sees"
+        ),
+        Word("own_end", ("origin", "dim"), "where it ends"),
+        Word("within", ("index", "begin", "end"), "whether a block that begins at `index` lies between the two"),
+        Word(
             "wait_run",
             ("table", "run", "state", "epoch"),
             "polls the run's flags; returns the smallest value seen (int64)",

@@ -155,6 +155,8 @@ class Operator:
         layouts: the same of further ones, by tensor.
         logged: of a traced kernel, how many loops of a tile walk over the parts of ``ranges`` and record them.
         tile_a_program: every program makes one tile and none leaves early, so a launch has as many programs as tiles.
+        taken_by: where every tile takes all of the dimension that ranks hold parts of, block by block: the loop that does, if the
+            kernel can read the rank's own part where its caller has it (``own`` and ``origin`` in ``ours``).
         persistent: programs walk over tiles; said where it matters (`moves`).
         programs: of a kernel that makes results by programs that walk over tiles, the parameters that stand for their number
             (none: it asks for it itself); None where a grid is as it is.
@@ -185,6 +187,7 @@ class Operator:
     tile_a_program: bool = False
     logged: int = 1
     programs: tuple[str, ...] | None = None
+    taken_by: RangeAxis | None = None
 
     @cached_property
     def comms(self) -> tuple[Comm, ...]:

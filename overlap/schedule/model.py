@@ -93,7 +93,9 @@ class Run:
     ``first`` is the run's first position in the rank's tile order, ``origin``/``counts`` the box
     (one entry a tile axis, in the order of ``RankSchedule.axes``). ``waits`` are the flags to
     wait for, ``raises`` the counters its tiles count into (none where the kernel only consumes); ``chunk`` is the arrival that
-    completes it (None: nothing to wait for) and ``peer`` the rank that comes from (-1: no rank in particular).
+    completes it (None: nothing to wait for) and ``peer`` the rank that comes from (-1: no rank in particular). ``own``: of the
+    one tensor that is communicated its tiles read nothing but what the rank holds, or make nothing but what it keeps, and no
+    tile of another run touches any of that (`own.reading`).
     """
 
     first: int
@@ -104,6 +106,7 @@ class Run:
     unit: int = 0
     peer: int = -1
     raises: tuple[CountIn, ...] = ()
+    own: bool = False
 
     @property
     def tiles(self) -> int:

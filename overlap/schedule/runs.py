@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
 
@@ -40,6 +40,7 @@ from .events import ItemSize
 from .machine import Machine
 from .mapping import TileMap, TileMapCheck, row_major
 from .model import AxisTiles, Counter, CountIn, RankSchedule, Run, TensorRead, TensorWrite, Wait
+from .own import reading
 from .pieces import Values
 from .sync import assign_slots, channel_order, fewest_flags
 
@@ -188,6 +189,7 @@ def _schedule(
     position = {op: i for i, op in enumerate(arrivals)}
     implied = shared.values.order if shared.ordered else None
     runs: list[Run] = []
+    alone: list[bool] = []
     first = 0
     for ready, box in cut(graph, arrivals):
         origin = tuple(lo for lo, _ in box)
@@ -204,7 +206,10 @@ def _schedule(
             raises=tuple(CountIn(slot) for slot in ready.makes),
         )
         runs.append(run)
+        alone.append(ready.last == OWN)
         first += run.tiles
+    if not writes and len({read.tensor for read in reads}) == 1:
+        runs = [replace(run, own=own) for run, own in zip(runs, reading(runs, alone, graph), strict=True)]
     coordinates = None
     if shared.bijective is not None and not all(shared.bijective(run.counts) for run in runs):
         coordinates = tuple(place for run in runs for place in row_major(run.origin, run.counts))

@@ -20,16 +20,17 @@ from .model import RankSchedule
 from .pushes import Pushes
 from .words import first_way
 
-VERSION = 3
+VERSION = 4
 
 HEADER_WORDS = 8
 H_VERSION, H_RUNS, H_RUN_BASE, H_COORD_BASE, H_FLAG_BASE, H_AXES, H_TILES, H_COUNTER_BASE = range(8)
 
-RUN_WORDS = 17
-R_FIRST, R_UNIT, R_WAIT_BEGIN, R_WAIT_END, R_RAISE_BEGIN, R_RAISE_END, R_PEER, R_WAY, R_MOVES = range(9)
+RUN_WORDS = 18
+R_FIRST, R_UNIT, R_WAIT_BEGIN, R_WAIT_END, R_RAISE_BEGIN, R_RAISE_END, R_PEER, R_WAY, R_MOVES, R_OWN = range(10)
 """R_WAY: where the tiles of the run are stored, the first of the entries of the table of ways (`overlap.schedule.pushes`).
-R_MOVES: how many moves are ahead of the run's wait, if the programs that compute make them (`overlap.schedule.interleave`)."""
-R_AXIS = 9
+R_MOVES: how many moves are ahead of the run's wait, if the programs that compute make them (`overlap.schedule.interleave`).
+R_OWN: 1 where the run's tiles touch nothing but the rank's own (`model.Run`)."""
+R_AXIS = 10
 """From here two words an axis: origin, count. At most `MAX_AXES`."""
 
 MAX_AXES = 4
@@ -125,6 +126,7 @@ def to_words(
         record[R_PEER] = run.peer
         record[R_WAY] = way
         record[R_MOVES] = moves[i] if moves else 0
+        record[R_OWN] = int(run.own)
         way += sent[i] if sent is not None else len(pushes.ways[i]) if pushes is not None else 0
         for axis in range(axes):
             record[R_AXIS + 2 * axis] = run.origin[axis]

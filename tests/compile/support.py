@@ -66,3 +66,9 @@ def compiled(file: str, kernel: str, target: str = "sm_90", options: tuple[tuple
     if "ol_state" in function.arg_names:
         arguments["ol_state"] = state()
     return compile_kernel(function, arguments, parse_target(target), launch)
+
+
+def own_arguments(operator, arguments, table):
+    """What a kernel that can access the rank's own part in place is given for it; nothing of other kernels."""
+    own = operator.parameter("own")
+    return {own: arguments[operator.comms[0].param], operator.parameter("origin"): table} if own else {}

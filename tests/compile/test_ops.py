@@ -16,6 +16,8 @@ from overlap.ops.views import GatherView
 from overlap.runtime.calls.resolve import resolve
 from overlap.schedule.moves import STAGES
 
+from .support import own_arguments
+
 HOPPER = parse_target("sm_90")
 
 
@@ -46,6 +48,8 @@ def build(
         table, state = (torch.empty(64, dtype=kind, device="meta") for kind in (torch.int32, torch.int64))
         words = (table, state, state if operator.moves else table)
         arguments = {**bound.arguments, **dict(zip(ours, words, strict=False))}
+        if ours:
+            arguments |= own_arguments(operator, arguments, table)
         made.append(compile_kernel(bound.kernel, arguments, HOPPER, bound.options))
     return *made, operator
 
@@ -131,7 +135,7 @@ def test_a_result_wider_than_its_operands_fits_the_shared_memory(along):
     operator = compiled_kernel(kernel, along, "all_to_all_1d" if along == "K:M" else "all_gather_1d", 1).operator
     bound = resolve(operator.kernel, (), given, ours=operator.ours, realization=operator.realization)
     table, state = (torch.empty(64, dtype=kind, device="meta") for kind in (torch.int32, torch.int64))
-    ours = dict(zip(operator.ours, (table, state), strict=True))
+    ours = dict(zip(operator.ours, (table, state), strict=False)) | own_arguments(operator, bound.arguments, table)
     made = facts(compile_kernel(bound.kernel, {**bound.arguments, **ours}, HOPPER, bound.options))
     assert made.wgmma and made.shared_bytes <= 227 * 1024
 

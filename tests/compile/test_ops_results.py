@@ -17,6 +17,7 @@ from overlap.runtime.calls.resolve import resolve
 from overlap.runtime.launch.prepared import BESIDE_WARPS
 from overlap.runtime.tables.slots import Slots, store_arguments
 
+from .support import own_arguments
 from .test_sum import built
 
 HOPPER = parse_target("sm_90")
@@ -41,6 +42,7 @@ def build(kernel, operator, given, ways=1):
         bound = resolve(one, (), given, ours=ours, realization=operator.realization)
         words = [torch.empty(64, dtype=dtype, device="meta") for dtype in (torch.int32, torch.int64, torch.int32)]
         arguments = {**bound.arguments, **dict(zip(ours, words, strict=False))}
+        arguments |= own_arguments(operator, bound.arguments, words[0]) if ours else {}
         if ours and operator.stores:
             arguments |= store_arguments(operator, Slots(words[1], ways), bound.arguments)
         made.append(compile_kernel(bound.kernel, arguments, HOPPER, bound.options))

@@ -11,6 +11,7 @@ from overlap.annotate.on import OnSpec
 from ..context import Context
 from ..locate import find_function, statements
 from ..placement import insert_behind
+from . import in_place
 from .dispatch import ASYNC_KINDS
 from .reserve import counted_by
 
@@ -106,6 +107,11 @@ def operator_lines(context: Context, programs: tuple[str, ...] | None = None, *,
         lines.append("    ranges=(")
         lines.append(f"        {rt}.RangeAxis({repr_(loop.axis)}, extent={repr_(extent)}, block={repr_(loop.block)}),")
         lines.append("    ),")
+    site = in_place.site_of(context) if context.in_place else None
+    if site is not None and site.loop is not None:
+        extent = program.kernel.axis(site.loop.axis).extent
+        inner = f"{repr_(site.loop.axis)}, extent={repr_(extent)}, block={repr_(site.loop.block)}"
+        field("taken_by", f"{rt}.RangeAxis({inner})")
     if context.realization.trace and len(context.ranged_loops) > 1:
         field("logged", str(len(context.ranged_loops)))
     if each:

@@ -59,6 +59,8 @@ def capture(
     call.bound.arguments.update(
         {operator.ours[0]: table, operator.ours[1]: state, **dict.fromkeys(operator.ours[2:], table)}
     )
+    if own := operator.parameter("own"):
+        call.bound.arguments[own] = call.bound.arguments[operator.comms[0].param]
     if operator.stores:
         call.bound.arguments.update(store_arguments(operator, Slots(state, ways=1), call.bound.arguments))
     if operator.carriers.words:

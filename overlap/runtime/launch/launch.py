@@ -36,6 +36,7 @@ from ..tracing.recording import log_arguments
 from .acts import Act, Ends, InFlight, carry_out, make_acts
 from .beside import beside_sums
 from .givens import steps_for
+from .in_place import own_arguments
 from .opening import Opening, layout_key
 from .prepared import layout_of
 from .residents import all_resident, alone_grid
@@ -82,6 +83,8 @@ def launch(
     ours |= log_arguments(instance, bound, table)
     if table.slots is not None:
         ours |= store_arguments(operator, table.slots, bound.arguments, table.tiles)
+    own = own_arguments(instance, table, bound, given, results)
+    ours |= own.arguments
     words = given_words(instance, table, results, bound.options) if table.receivers is not None else {}
     ours |= {operator.parameter(name): value for name, value in words.items()}
     linked = runtime.linked if operator.moves and operator.mover.far else {}
@@ -103,7 +106,7 @@ def launch(
         counted, grid = all_resident(instance, kernel, bound, arguments, grid)
         arguments |= counted
     carried, ends = _brought(given, results)
-    steps = _filtered(instance, steps_for(instance, given))
+    steps = _filtered(instance, steps_for(instance, given, own.taken))
     acts = partial(_acts, instance, table, steps)
     variant = variant_of(kernel, arguments)
     moves = next((step.moves for step in steps if isinstance(step, st.Kernel)), ())
@@ -131,6 +134,7 @@ def launch(
         if words:
             # A result is the caller's.
             kept -= {place}
+        kept -= own.callers
         ready = repeat.prepare(instance, ends, acts, KernelLaunch(kernel, grid, arguments, kept) if runs else None)
         if ready is not None:
             ready.enqueue(repeat.carried)

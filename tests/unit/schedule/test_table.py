@@ -25,10 +25,10 @@ SMALL = st.integers(1, 5)
 
 
 def decode(words: list[int]) -> dict:
-    """Header, runs, flags, counters and coordinates of version 3."""
+    """Header, runs, flags, counters and coordinates of version 4."""
     version, runs, run_base, coordinate_base, flags, axes, tiles, counters = words[:8]
-    assert version == 3
-    records = [words[run_base + 17 * i : run_base + 17 * (i + 1)] for i in range(runs + 1)]
+    assert version == 4
+    records = [words[run_base + 18 * i : run_base + 18 * (i + 1)] for i in range(runs + 1)]
 
     def entries(begin, end, size):
         assert 0 <= begin <= end <= len(words) and (end - begin) % size == 0
@@ -48,8 +48,9 @@ def decode(words: list[int]) -> dict:
                 "raises": entries(r[4], r[5], 4),
                 "peer": r[6],
                 "moves": r[8],
-                "origin": tuple(r[9 : 9 + 2 * axes : 2]),
-                "counts": tuple(r[10 : 10 + 2 * axes : 2]),
+                "own": r[9],
+                "origin": tuple(r[10 : 10 + 2 * axes : 2]),
+                "counts": tuple(r[11 : 11 + 2 * axes : 2]),
             }
             for r in records[:-1]
         ],
@@ -70,7 +71,7 @@ def schedules(draw):
     for _ in range(draw(st.integers(0, 5))):
         box = [draw(st.tuples(*[n] * axes)) for n in (st.integers(0, 9), st.integers(1, 3))]
         peer, unit = draw(st.integers(-1, 7)), draw(st.integers(0, 3))
-        runs.append(Run(first, box[0], box[1], draw(flags), None, unit, peer, draw(counts)))
+        runs.append(Run(first, box[0], box[1], draw(flags), None, unit, peer, draw(counts), draw(st.booleans())))
         first += runs[-1].tiles
     coordinates = None
     if runs and draw(st.booleans()):
@@ -96,6 +97,7 @@ def test_words_hold_the_schedule(schedule, room):
             "raises": [(count.slot, targets[count.slot], -1, -1) for count in run.raises],
             "peer": run.peer,
             "moves": moves[i] if moves else 0,
+            "own": int(run.own),
             "origin": run.origin,
             "counts": run.counts,
         }
@@ -129,7 +131,7 @@ def test_words_of_a_real_schedule_place_every_tile(mapped):
 def test_an_empty_schedule_is_a_header_and_a_sentinel():
     schedule = schedule_rank(gather((0, 8), 0, 4), reads_a(), gemm_axes(0, 8, 4, 4), 2)
     words = to_words(schedule)
-    assert len(words) == 8 + 17 and decode(words)["tiles"] == 0 and words[8] == table.SENTINEL
+    assert len(words) == 8 + 18 and decode(words)["tiles"] == 0 and words[8] == table.SENTINEL
 
 
 @pytest.mark.parametrize("world", [1, 2, 5])

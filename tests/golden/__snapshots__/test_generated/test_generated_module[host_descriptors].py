@@ -31,7 +31,9 @@ def set_boxes(args):
 
 @triton.autotune(configs=[triton.Config({"BM": 32, "BN": 32, "BK": 32}, num_stages=3, num_warps=4, pre_hook=set_boxes)], key=["M", "N", "K"])  # fmt: skip
 @triton.jit
-def gemm_tma(a_desc, b_desc, c_desc, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, NUM_SMS: tl.constexpr, DTYPE: tl.constexpr, ol_table, ol_state):  # fmt: skip
+def gemm_tma(a_desc, b_desc, c_desc, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, NUM_SMS: tl.constexpr, DTYPE: tl.constexpr, ol_table, ol_state, ol_own, ol_origin):  # fmt: skip
+    # Where the rank's own part of a begins in what this kernel sees.
+    ol_begin = ol.own_begin(ol_origin, 0)
     ol_epoch = ol.now(ol_state)
     start = tl.program_id(0)
     # @overlap.axis_count M block=BM
@@ -55,9 +57,16 @@ def gemm_tma(a_desc, b_desc, c_desc, M, N, K, BM: tl.constexpr, BN: tl.constexpr
         # Wait for the run's chunks of a; its loads depend on the wait through pid_m.
         ol_seen = ol.wait_run(ol_table, ol_run, ol_state, ol_epoch)
         pid_m = ol.after_async(pid_m, ol_seen)
+        # The rank's own part of a is read where its caller has it.
+        if ol.own(ol_table, ol_run):
+            ol_a_desc = ol_own
+            ol_before = ol_begin
+        else:
+            ol_a_desc = a_desc
+            ol_before = 0
         acc = tl.zeros((BM, BN), dtype=tl.float32)
         for k in range(0, K, BK):
-            a = a_desc.load([pid_m * BM, k])
+            a = ol_a_desc.load([pid_m * BM - ol_before, k])
             b = b_desc.load([k, pid_n * BN])
             acc = tl.dot(a, b, acc)
         c_desc.store([pid_m * BM, pid_n * BN], acc.to(DTYPE))
@@ -120,6 +129,7 @@ OL_OPERATOR = ol_rt.Operator(
         ol_rt.Read("a", axes=("M", None), wraps=(False, False)),
     ),
     descriptors={"a_desc": 32, "b_desc": 33, "c_desc": 35},
+    ours=("ol_table", "ol_state", "ol_own", "ol_origin"),
 )
 
 
