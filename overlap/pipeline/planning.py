@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from overlap import settings
 from overlap.annotate.model import Axis, ProgramModel
@@ -231,6 +232,10 @@ def plan_launch(
         pushes(schedule, plan, writes, windows[rank][produced[0]], stored)
     if not carriers.words:  # nothing is raised, waited for or credited
         verify_steps(steps, plan, produced=produced)
+        own = [any(run.own for run in schedule.runs) for schedule in schedules]
+        if produced and any(own) and not (stored or moved):
+            in_place = partial(launch_steps, plan, produced=produced, early=early)
+            verify_steps([in_place(rank, in_place=own[rank]) for rank in range(world)], plan, produced=produced)
     parts = plan_parts(program, ons, plan, sizes, block_of, ordered=ordered, machine=machine, itemsize=itemsize)
     if carriers.moving is not None and find_backend(carriers.moving).inline:
         level = levels(happens_before(plan))

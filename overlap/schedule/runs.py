@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 from overlap.chunkplan.order import happens_before
 from overlap.chunkplan.plan import P2P, CommPlan, OpId
+from overlap.chunkplan.region import Box
 from overlap.chunkplan.verify import check_structure
 from overlap.errors import ScheduleError
 
@@ -42,6 +43,7 @@ from .mapping import TileMap, TileMapCheck, row_major
 from .model import AxisTiles, Counter, CountIn, RankSchedule, Run, TensorRead, TensorWrite, Wait
 from .own import reading
 from .pieces import Values
+from .staying import making, staying, staying_box
 from .sync import assign_slots, channel_order, fewest_flags
 
 TileBox = tuple[Interval, ...]
@@ -210,6 +212,9 @@ def _schedule(
         first += run.tiles
     if not writes and len({read.tensor for read in reads}) == 1:
         runs = [replace(run, own=own) for run, own in zip(runs, reading(runs, alone, graph), strict=True)]
+    if not reads and len({write.tensor for write in writes}) == 1:
+        makes = _making(runs, writes, graph, windows, shared)
+        runs = [replace(run, own=own) for run, own in zip(runs, makes, strict=True)]
     coordinates = None
     if shared.bijective is not None and not all(shared.bijective(run.counts) for run in runs):
         coordinates = tuple(place for run in runs for place in row_major(run.origin, run.counts))
@@ -223,6 +228,16 @@ def _schedule(
         coordinates=coordinates,
         counters=tuple(Counter(slot, made.chunk, made.target, made.ops) for slot, made in enumerate(graph.made)),
     )
+
+
+def _making(
+    runs: Sequence[Run], writes: Sequence[TensorWrite], graph: DependenceGraph, windows: Windows, shared: _Shared
+) -> tuple[bool, ...]:
+    """`staying.making` for the one tensor that is communicated."""
+    tensor = writes[0].tensor
+    box = staying_box(staying(shared.plan, graph.rank, tensor, shared.values))
+    window = windows.get(tensor) or Box.whole(shared.plan.tensor(tensor).shape)
+    return making(runs, box, graph.axes, writes, window)
 
 
 def _source(plan: CommPlan, op_id: OpId | None) -> int:

@@ -27,6 +27,7 @@ from .depgraph import DependenceGraph, Made, TileSet, Windows, check_covered, de
 from .model import AxisTiles, RankSchedule, Run, TensorRead, TensorWrite
 from .pieces import Values
 from .runs import axes_of_ranks, windows_of_ranks
+from .staying import making, staying, staying_box
 
 Node = tuple[str, int, int]
 """``("op", rank, index)``, ``("wait", rank, run)`` or ``("raise", rank, run)``."""
@@ -77,6 +78,8 @@ def verify_schedule(
         )
         _check_waits(schedule, plan, graph, order if ordered else None)
         _check_counters(schedule, plan, graph)
+        if writes:
+            _check_making(schedule, plan, writes, seen[rank], values)
     cycle = _cycle(schedules, plan, order, {write.tensor for write in writes}, flattened=flattened)
     if cycle:
         loop = cycle[:-1]
@@ -201,6 +204,24 @@ def _check_waits(schedule: RankSchedule, plan: CommPlan, graph: DependenceGraph,
 
 def _implied(op: OpId, waited: Sequence[OpId], order: HappensBefore | None) -> bool:
     return order is not None and any(order.before(op, later) for later in waited)
+
+
+def _check_making(
+    schedule: RankSchedule, plan: CommPlan, writes: Sequence[TensorWrite], windows: Windows, values: Values
+) -> None:
+    """Tiles of own runs make nothing but what stays of the one tensor, and nobody else makes any of that."""
+    if not any(run.own for run in schedule.runs):
+        return
+    tensor = writes[0].tensor
+    box = staying_box(staying(plan, schedule.rank, tensor, values))
+    window = windows.get(tensor) or Box.whole(plan.tensor(tensor).shape)
+    found = making(schedule.runs, box, schedule.axes, writes, window)
+    for i, (run, own) in enumerate(zip(schedule.runs, found, strict=True)):
+        if run.own != own or any(write.tensor != tensor for write in writes):
+            raise ScheduleError(
+                f"rank {schedule.rank}: run {i} is {'' if run.own else 'not '}said to make nothing but what stays of {tensor}, "
+                f"which is {box or 'nothing'}"
+            )
 
 
 def _check_counters(schedule: RankSchedule, plan: CommPlan, graph: DependenceGraph) -> None:

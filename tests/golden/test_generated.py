@@ -27,6 +27,7 @@ CASES = {
     "wrapped_rows": ("tests/kernels/wrapped_rows.py", "all_gather_1d", "a[M]", {"BM": "64"}, None),
     "two_regions": ("tests/kernels/persistent_epilogue_tile.py", "all_gather_1d", "a[M]", {}, None),
     "host_descriptors": ("tests/kernels/host_descriptors.py", "all_gather_1d", "a[M]", {}, None),
+    "exchange_host_descriptors": ("tests/kernels/host_descriptors.py", "all_to_all_1d", "c[M:N]", {}, None),
     "nested_alias": ("tests/kernels/nested_alias.py", "all_gather_1d", "x[M]", {}, None),
     "range_pointers": ("templates/kernels/grouped_gemm.py", "all_gather_1d", "a[K]", {}, None),
     "range_descriptors": ("templates/kernels/persistent_gemm.py", "all_gather_1d", "a[K]", {}, None),

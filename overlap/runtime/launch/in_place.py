@@ -17,8 +17,10 @@ import torch
 
 from overlap import settings
 from overlap.chunkplan.region import Box
+from overlap.schedule.staying import staying, staying_box
 
 from ..calls.resolve import Bound
+from ..calls.shapes import overlapping
 from ..instance import Instance, LaunchTable
 from ..memory.part import Part
 
@@ -94,8 +96,40 @@ def _strides(view: torch.Tensor, window: torch.Tensor) -> list[int]:
 def _results_part(
     instance: Instance, table: LaunchTable, bound: Bound, results: Mapping[str, torch.Tensor]
 ) -> tuple[torch.Tensor, Box] | None:
-    """What of a result is stored where it belongs: the view of the caller's tensor, and its box; None: nothing."""
-    return None
+    """What of a result is stored where it belongs: the view of the caller's tensor, and its box; None: nothing.
+
+    That is what tiles make and nobody sends or adds to, where no tile makes a part of it and a part of anything else
+    (`schedule.staying`). Tiles store it while others still read, so never in memory of an argument.
+    """
+    (comm,) = instance.operator.comms
+    part, result = instance.parts[comm.tensor], results.get(comm.tensor)
+    if not in_place_asked() or result is None or comm.adds or not any(run.own for run in table.schedule.runs):
+        return None
+    box = _staying(instance, part)
+    if box is None or any(
+        lo != at and d != comm.held for d, (lo, at) in enumerate(zip(box.lo, part.window.lo, strict=True))
+    ):
+        return None  # the kernel counts from where it begins along one dimension
+    view = result[tuple(slice(a - o, b - o) for a, b, o in zip(box.lo, box.hi, part.held.lo, strict=True))]
+    fits = described_as(bound.arguments[comm.param], part) and can_describe(view, part.tensor)
+    return (view, box) if fits and not _read(result, bound) else None
+
+
+def _staying(instance: Instance, part: Part) -> Box | None:
+    """What of a result stays where this rank makes it; None where that is nothing, or no box."""
+    key = ("staying", part.name)
+    if key not in instance.prepared:
+        instance.prepared[key] = staying_box(staying(instance.plan, instance.runtime.rank, part.name))
+    found: Box | None = instance.prepared[key]
+    return found
+
+
+def _read(result: torch.Tensor, bound: Bound) -> bool:
+    """Whether a result lies in memory of an argument of the launch."""
+    storage = result.untyped_storage().data_ptr()
+    bases = (getattr(value, "base", value) for value in bound.arguments.values())
+    read = (base for base in bases if isinstance(base, torch.Tensor) and base.numel())
+    return any(base.untyped_storage().data_ptr() == storage and overlapping(base, result) for base in read)
 
 
 def _inputs_part(
@@ -118,18 +152,11 @@ def described_as(value: Any, part: Part) -> bool:
 
 
 def can_describe(view: torch.Tensor, window: torch.Tensor) -> bool:
-    """Whether TMA takes a view of a caller's tensor: its address and strides, each of these a multiple of the one inside it."""
-    size = view.element_size()
-    strides = _strides(view, window)
-    if view.dtype != window.dtype or view.data_ptr() % ALIGNED or strides[-1] != 1 or not view.numel():
-        return False
-    outer = strides[-2::-1]
-    inner, reach = 1, view.shape[-1]
-    for stride, extent in zip(outer, view.shape[-2::-1], strict=True):
-        if stride * size % ALIGNED or stride % inner or stride < reach:
-            return False
-        inner, reach = stride, stride * extent
-    return True
+    """Whether TMA takes a view of a caller's tensor: elements of its own, one behind the other, at an address and strides of
+    multiples of 16 bytes. Dimensions may lie in memory in any order."""
+    size, strides = view.element_size(), _strides(view, window)
+    aligned = view.data_ptr() % ALIGNED == 0 and all(s > 0 and s * size % ALIGNED == 0 for s in strides[:-1])
+    return view.numel() > 0 and view.dtype == window.dtype and strides[-1] == 1 and aligned
 
 
 def in_place_asked() -> bool:

@@ -119,7 +119,7 @@ def launch(
         elif table.tiles or words:
             _ready_kernel(instance, key, arguments, arguments.keys() - options.keys())
 
-    _meet(instance, (table, variant.key, *_layouts(results)), warm)
+    _meet(instance, (table, variant.key, own.taken, *_layouts(results)), warm)
     if operator.moves:
         beside = _reserved(instance, key, moves, arguments, table.tiles)
         arguments[place], grid = beside.words, beside.grid

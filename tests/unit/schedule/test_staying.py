@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -11,10 +12,12 @@ from overlap.chunkplan.library import find_template
 from overlap.chunkplan.plan import CommPlan, TensorSpec
 from overlap.chunkplan.region import Box
 from overlap.chunkplan.window import kernel_window
+from overlap.errors import ScheduleError
 from overlap.schedule.early import can_be_early, in_rounds
 from overlap.schedule.model import AxisTiles, Run, TensorWrite
-from overlap.schedule.runs import schedule_rank
+from overlap.schedule.runs import schedule_all, schedule_rank
 from overlap.schedule.staying import making, staying, staying_box
+from overlap.schedule.verify import verify_schedule
 
 from .plans import exchange, one_shot, reduce_scatter, two_shot
 
@@ -103,3 +106,17 @@ def test_runs_that_count_tiles_are_not_own_and_those_of_every_element_only_where
         0, (0, 0), (2, 1), raises=schedule_rank(exchange((8, 8), 2), (), axes[:1], 0, writes=(rows,)).runs[0].raises
     )
     assert counted.raises and making((counted, rest), half, axes, (both,), window) == (False, False)
+
+
+def test_own_runs_are_verified():
+    """A run that is said to be own and is not, or the other way round, is refused."""
+    plan, write = made("all_to_all_1d", 2, (8, 16)), TensorWrite(C, ("M", "N"))
+    windows = [{C: kernel_window(plan, C, "all_to_all", True, rank)} for rank in range(2)]
+    axes = (AxisTiles("M", 4, 4), AxisTiles("N", 16, 4))
+    good = schedule_all(plan, (), axes, writes=(write,), windows=windows)
+    assert [[run.own for run in each.runs] for each in good] == [[False, True]] * 2
+    verify_schedule(good, plan, (), axes, writes=(write,), windows=windows)
+    for own in ((True, True), (True, False)):
+        runs = tuple(replace(run, own=said) for run, said in zip(good[1].runs, own, strict=True))
+        with pytest.raises(ScheduleError, match="rank 1: run . is (not )?said to make nothing but what stays of c"):
+            verify_schedule([good[0], replace(good[1], runs=runs)], plan, (), axes, writes=(write,), windows=windows)
