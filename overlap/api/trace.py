@@ -144,6 +144,7 @@ def record(
         on,
         dtype=dtype,
         tile=seconds,
+        in_place=bool(operator.parameter("own")) and settings.get("in_place"),
     )
     try:
         timeline = predicted(

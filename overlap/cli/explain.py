@@ -19,6 +19,7 @@ from overlap.schedule.network import links_for
 from overlap.schedule.picture import html_picture
 from overlap.schedule.trace import chrome_trace
 from overlap.schedule.work import itemsize_of
+from overlap.settings import get
 
 from .options import DTYPES, MICROSECONDS, SHAPE, compile_options, request_of
 from .output import OutputFile, write_text
@@ -115,6 +116,7 @@ class _Drawn:
             realization.backend, [on.tensor for on in self.compilation.ons if on.produced], realization.comm_sms
         )
         drawn = partial(timeline_of, program, made, machine, sizes=sizes, dtype=self.dtype, tile=tile, links=self.links)
+        drawn = partial(drawn, in_place=self.compilation.module.in_place and get("in_place"))
         unknown = ""
         try:
             timeline = drawn(ways=ways)

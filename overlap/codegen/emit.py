@@ -20,10 +20,12 @@ from .passes import PASSES, in_place
 
 @dataclass(frozen=True)
 class GeneratedModule:
-    """A distributed module: its header and its whole text."""
+    """A distributed module: its header and its whole text. ``in_place``: its kernel can access what is the rank's own of the
+    communicated tensor where its caller has it (`passes.in_place`)."""
 
     header: Header
     text: str
+    in_place: bool = False
 
 
 def generate(
@@ -88,7 +90,7 @@ def generate(
     )
     result = header.text() + "\n" + module.code.lstrip("\n")
     check_python(result)
-    return GeneratedModule(header, result)
+    return GeneratedModule(header, result, context.in_place)
 
 
 def check_python(text: str) -> None:

@@ -115,4 +115,4 @@ def generate_kernel(
     )
     result = header.text() + "\n" + module.code.lstrip("\n")
     check_python(result)
-    return GeneratedModule(header, result)
+    return GeneratedModule(header, result, context.in_place)

@@ -29,6 +29,7 @@ def timeline_of(
     tile: float | None = None,
     links: Links | None = None,
     ways: WayOf | None = None,
+    in_place: bool = False,
 ) -> Timeline:
     """The predicted timeline of one launch.
 
@@ -38,6 +39,7 @@ def timeline_of(
         tile: seconds that a tile takes; None: `tile_seconds`.
         links: instead of the machine's own.
         ways: who carries operations out; None: lanes all.
+        in_place: the kernel can access what is the rank's own in its caller's tensors (`codegen.passes.in_place`).
 
     Raises:
         PlanError: the machine has not that many ranks, no link between two of them, no rate for the dtype, or does not say how
@@ -54,6 +56,7 @@ def timeline_of(
         links=links,
         free=planned.free,
         ways=ways,
+        in_place=in_place,
     )
 
 
@@ -68,11 +71,13 @@ def timeline_in_tiles(
     links: Links | None = None,
     free: int = 0,
     ways: WayOf | None = None,
+    in_place: bool = False,
 ) -> Timeline:
     """`timeline_of` schedules alone: of all ranks, and of the parts of a loop that waits, where there is one.
 
     Args:
         free: units left to sums that are made while tiles run.
+        in_place: as `timeline_of` has it.
     """
     if free:
         machine = machine.with_free(free)
@@ -82,7 +87,7 @@ def timeline_in_tiles(
     else:
         found = carried(plan, machine, ways, itemsize=itemsize)
     machine = found.machine
-    work = work_of_schedules(plan, schedules, tile, free)
+    work = work_of_schedules(plan, schedules, tile, free, in_place)
     if parts:
         work = tuple(_in_parts(plan, parts[rank], own, tile, machine.units) for rank, own in enumerate(work))
     return simulate(plan, machine, found.slowed(work), itemsize=itemsize, links=links, carries=found.carries)

@@ -13,6 +13,7 @@ from typing import Literal
 from overlap.chunkplan.document import nearest
 from overlap.chunkplan.plan import CommPlan, TensorSpec
 from overlap.chunkplan.promise import verify_kind
+from overlap.chunkplan.region import shard_interval
 from overlap.chunkplan.verify import check_structure
 from overlap.errors import PlanError, UsageError
 
@@ -47,6 +48,17 @@ class Operator:
     @property
     def produced(self) -> bool:
         return self.moved == "MN"
+
+    def in_place(self, world: int, sizes: Sizes, block_n: int) -> bool:
+        """Whether tiles that are so wide can store what a rank keeps of an exchanged result in the result itself, on every rank:
+        none of them makes a part of it and a part of what is sent (`staying`)."""
+        columns = sizes["N"]
+        edges = {edge for rank in range(world) for edge in shard_interval(columns, world, rank)}
+        return (
+            self.produced
+            and self.kind == "all_to_all"
+            and all(edge % block_n == 0 or edge == columns for edge in edges)
+        )
 
     @property
     def split_dim(self) -> int | None:

@@ -13,7 +13,7 @@ What is different is `carried`'s; operations of one plan may each go another way
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from overlap.chunkplan.plan import CommPlan
 from overlap.errors import PlanError
@@ -41,6 +41,7 @@ class Task:
             (`collective.library_seconds`).
         produced: communicated tensors that tiles make.
         inside: tiles wait inside their loop.
+        in_place: tiles that lanes copy from store what stays of a result in the result itself.
     """
 
     tiles: int
@@ -50,6 +51,7 @@ class Task:
     kinds: Mapping[str, tuple[str, float]]
     produced: tuple[str, ...] = ()
     inside: bool = False
+    in_place: bool = False
 
     def tile_seconds(self, machine: Machine) -> float:
         """How long a unit works on a tile: its arithmetic, or its share of what goes through memory."""
@@ -84,9 +86,12 @@ def way_seconds(
         if can_be_early(rounds, task.produced):
             carries, machine = by_sums(rounds, machine), machine.with_free(way.free)
             work = work_per_chunk(rounds, task.tiles, task.tile_seconds(machine), produced=task.produced, free=way.free)
+            work = _in_place(task, work)
             return simulate_ends(rounds, machine, work, itemsize=itemsize, carries=carries).total
     found = carried(plan, machine, ways or (lambda op: way), itemsize=itemsize)
     work = found.slowed(_work(task, plan, found.machine))
+    if way.form == "lanes" and ways is None:
+        work = _in_place(task, work)
     return simulate_ends(plan, found.machine, work, itemsize=itemsize, carries=found.carries).total
 
 
@@ -95,6 +100,10 @@ def _work(task: Task, plan: CommPlan, machine: Machine) -> tuple[Work, ...]:
     if task.inside:
         return in_parts(plan, task.tiles, seconds, machine.units)
     return work_per_chunk(plan, task.tiles, seconds, produced=task.produced)
+
+
+def _in_place(task: Task, works: Sequence[Work]) -> tuple[Work, ...]:
+    return tuple(replace(work, in_place=task.in_place) for work in works)
 
 
 def in_parts(plan: CommPlan, tiles: int, seconds: float, units: int) -> tuple[Work, ...]:

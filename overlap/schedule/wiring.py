@@ -163,8 +163,8 @@ class Wiring:
 
     def _number_placed(self) -> None:
         """Of what tiles make, what is brought and not added is copied from where it lands to the result, and the rank's own part
-        of an exchange too: by one launch behind all sums and tiles, or, in rounds, of an exchange and of what sums store, by one
-        beside the tiles for each round but the last."""
+        of an exchange too, where tiles do not store it there: by one launch behind all sums and tiles, or, in rounds, of an
+        exchange and of what sums store, by one beside the tiles for each round but the last."""
         made = self.made
         if not made:
             return
@@ -182,7 +182,7 @@ class Wiring:
             for node in parts:
                 apart = self.work[rank].free and (not ahead or self.ids[node] in self.stored)
                 several[rounds[self.ids[node]] if apart else 0].append(node)
-            own = 0 if ahead else self._own_part(rank, ends[rank])
+            own = 0 if ahead or self.work[rank].in_place else self._own_part(rank, ends[rank])
             for number, group in sorted(several.items()):
                 beside = number < max(several)
                 self._place(rank, group, own, () if beside else ahead, beside=beside)

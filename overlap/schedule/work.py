@@ -124,12 +124,14 @@ class TileRun:
 class Work:
     """The runs of one rank, in their order, or with ``as_arrived`` each as soon as it can (the first of equals first).
 
-    ``free``: units beside those that compute, for sums that are made meanwhile.
+    ``free``: units beside those that compute, for sums that are made meanwhile. ``in_place``: tiles store what stays of a result
+    (`staying`) in the result itself.
     """
 
     runs: tuple[TileRun, ...]
     as_arrived: bool = False
     free: int = 0
+    in_place: bool = False
 
     @property
     def tiles(self) -> int:
@@ -137,13 +139,14 @@ class Work:
 
 
 def work_of_schedules(
-    plan: CommPlan, schedules: Sequence[RankSchedule], seconds: float, free: int = 0
+    plan: CommPlan, schedules: Sequence[RankSchedule], seconds: float, free: int = 0, in_place: bool = False
 ) -> tuple[Work, ...]:
     """The runs of each rank's schedule.
 
     Args:
         seconds: a tile's.
         free: units left to sums that are made while tiles run.
+        in_place: kernels can access what is the rank's own in its caller's tensors; the runs say which tiles do.
 
     Raises:
         ScheduleError: schedules of another world.
@@ -169,7 +172,7 @@ def work_of_schedules(
             label = f"run {i}, {run.tiles} tiles"
             kept = tuple(keeps[i]) if free else ()
             runs.append(TileRun(run.tiles, seconds, waits, tuple(feeds[i]), label, chunk, run.chunk, run.peer, kept))
-        works.append(Work(tuple(runs), free=free))
+        works.append(Work(tuple(runs), free=free, in_place=in_place and any(run.own for run in schedule.runs)))
     return tuple(works)
 
 

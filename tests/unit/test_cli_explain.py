@@ -153,3 +153,20 @@ def test_a_launch_is_drawn_as_what_carries_it_out(cli, tmp_path, machine, words)
         assert told == (machine == "pcie" and given == words)
     # Pushed or pulled, what ranks hold is copied to where the kernel reads it.
     assert (totals[0] == totals[1]) == (machine == "pcie")
+
+
+@pytest.mark.parametrize(("columns", "in_place"), [(128, True), (96, False)])
+def test_what_stays_of_a_result_is_not_copied_where_tiles_store_it(repo, cli, tmp_path, monkeypatch, columns, in_place):
+    """Two ranks' columns in tiles of 32: whole tiles, or one that both have a part of."""
+    kernel = str(repo / "tests" / "kernels" / "host_descriptors.py")
+    blocks = (word for name in ("BM", "BN", "BK") for word in ("--set", f"{name}=32"))
+    words = (kernel, "--plan", "all_to_all_1d", "--on", "c[M:N]", *blocks, "--world", "2")
+    copied = []
+    for asked in ("0", "1"):
+        monkeypatch.setenv("OVERLAP_IN_PLACE", asked)
+        out = tmp_path / f"{asked}.json"
+        code, *_ = cli("explain", *words, "--shape", f"M=65536,N={columns},K=64", "--trace", str(out))
+        events = json.loads(out.read_text())["traceEvents"]
+        copied.append([event["dur"] for event in events if event.get("name", "").startswith("sum of")])
+        assert code == 0 and len(copied[-1]) == 2
+    assert (max(copied[1]) < max(copied[0])) == in_place

@@ -279,6 +279,20 @@ def test_no_plan_is_faster_than_its_links(kind):
             assert found.limit == pytest.approx(max(found.gemm, needed / rate))
 
 
+@pytest.mark.parametrize("world", [2, 4])
+def test_what_a_rank_keeps_of_an_exchanged_result_is_copied_only_where_tiles_cannot_store_it_in_place(world):
+    """The copies behind the product are shorter by what the rank keeps where columns of a rank are whole tiles."""
+    sizes = {"M": 8192, "N": 4096, "K": 1024}
+    even, ragged = (OPERATORS["gemm_a2a"].in_place(world, sizes, block) for block in (128, 96))
+    assert even and not ragged and not OPERATORS["gemm_rs"].in_place(world, sizes, 128)
+    copied = {}
+    for width in (4096, 4096 - 8 * world):
+        timeline = predicted_timeline("gemm_a2a", world=world, sizes={**sizes, "N": width}, machine=NVLINK)
+        copied[width] = [event for event in timeline.events if event.kind == "sum" and event.rank == 0][-1].seconds
+    moved = 2 * 8192 * 4096 // world**2 * 2 / NVLINK.memory
+    assert copied[4096 - 8 * world] - copied[4096] == pytest.approx(moved, rel=0.1)
+
+
 def test_what_is_only_passed_on_is_not_read():
     """An all-to-all of two levels lands pieces on relays: tiles wait for what their rank ends with alone."""
     mesh = Mesh((2, 2), ("node", "gpu"))

@@ -202,8 +202,10 @@ def test_one_engine_writes_flags_ahead_of_the_next_copy_of_any_lane():
     assert ends[True] == pytest.approx(ends[False] + BOX.flag / US)
 
 
-def test_exchanged_results_are_copied_to_their_place():
-    """Behind the tiles: what came, and the rank's own part, read and written once each, and a launch."""
+@pytest.mark.parametrize("in_place", [False, True])
+def test_exchanged_results_are_copied_to_their_place(in_place):
+    """Behind the tiles: what came, and the rank's own part unless tiles stored it there, read and written once each, and a
+    launch."""
     plan = build_plan(
         find_template("all_to_all_1d")[1],
         world=2,
@@ -213,11 +215,12 @@ def test_exchanged_results_are_copied_to_their_place():
         direction="push",
     )
     machine = replace(BOX, memory=1e9)
-    timeline = simulate(plan, machine, work_per_chunk(plan, 8, 100 * US, produced=("c",)))
+    work = [replace(each, in_place=in_place) for each in work_per_chunk(plan, 8, 100 * US, produced=("c",))]
+    timeline = simulate(plan, machine, work)
     for rank in range(2):
         tiles, placed = (events_of(timeline, kind, rank)[-1] for kind in ("tile-run", "sum"))
         assert placed.start == tiles.end
-        assert placed.seconds == pytest.approx(2 * (2 * 2 * 250) * 2 / 1e9 + BOX.kernel)
+        assert placed.seconds == pytest.approx((2 - in_place) * (2 * 2 * 250) * 2 / 1e9 + BOX.kernel)
 
 
 def test_copies_wait_for_the_tiles_that_make_what_they_send():
