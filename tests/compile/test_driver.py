@@ -91,6 +91,14 @@ def test_a_graph_of_copies_out_of_the_callers_tensor_is_given_its_address(on_stu
     )
 
 
+def test_a_graph_of_tiles_that_store_in_the_result_is_given_its_address(on_stub):
+    """In a descriptor of the product's kernel, beside those of its operands, and in the sum's that brings the peers' pieces."""
+    assert on_stub("operators.py", "--world", "2", "--in-place", "gemm_a2a") == (
+        "gemm_a2a, 2 ranks: calls 12, lanes in graphs 12, one graph 5, nodes 6\n"
+        "by default repetition 16 of a call is a graph\n"
+    )
+
+
 @pytest.mark.one_triton
 def test_calls_that_are_alike_are_made_again_in_c_and_no_others(on_stub):
     """Layouts, alignment, settings, gradients, hooks, captures, streams, threads, faults, memory that grows, references."""

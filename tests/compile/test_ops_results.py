@@ -132,3 +132,16 @@ def test_results_stored_where_they_go():
     theirs = facts(plain)
     assert ours.tma_stores == ways * theirs.tma_stores and ours.spill_bytes == 0
     assert ours.shared_bytes <= theirs.shared_bytes + 256 and ours.registers <= theirs.registers + 32
+
+
+def test_what_stays_is_stored_through_another_descriptor_by_the_same_store():
+    """It is chosen ahead of the loop: there are no more stores, and stages and memory are the plain kernel's."""
+    batch, rows, columns, depth = 2, 8192, 4096, 3584
+    given = (meta(batch, rows, depth), meta(depth, columns), None, meta(batch, rows, columns), columns, True, RUNTIME)
+    kernel, _, arguments = partial_arguments(*given)
+    operator = compiled_partial(kernel, "M:N", "all_to_all_1d", 2).operator
+    assert operator.parameter("own") and operator.parameter("origin")
+    fused, plain = build(kernel, operator, arguments)
+    ours, theirs = check_build(fused, plain, operator), facts(plain)
+    assert ours.tma_stores == theirs.tma_stores and ours.buffers == theirs.buffers and ours.spill_bytes == 0
+    assert ours.shared_bytes <= theirs.shared_bytes + 256 and ours.registers <= theirs.registers + 32

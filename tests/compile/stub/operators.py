@@ -1,6 +1,6 @@
 """What calls of the prebuilt operators tell the driver, on a driver that keeps what it is told.
 
-    LD_LIBRARY_PATH=<folder of the stub> python operators.py [--world 4] [--time] [[--given] OPERATOR ...]
+    LD_LIBRARY_PATH=<folder of the stub> python operators.py [--world 4] [--time] [[--given] [--in-place] OPERATOR ...]
 
 Each operator is called again and again, with tensors somewhere else each time, in three ways: by calls of the driver, with lanes
 in graphs, and as a graph of the whole call. A graph must do what the calls do: the same kernels with the same parameters, byte
@@ -31,6 +31,7 @@ from overlap.runtime.cuda.driver import Stream
 from overlap.runtime.cuda.lanes import Lanes, own_lane
 from overlap.runtime.cuda.runtime import CudaRuntime
 from overlap.runtime.faults.faults import FaultRecord
+from overlap.runtime.launch import in_place, launch
 
 STUB = ctypes.CDLL("libcuda.so.1")
 CAPTURED = ctypes.c_int.in_dll(STUB, "stub_captured")
@@ -241,9 +242,19 @@ def main() -> None:
     parser.add_argument("--world", type=int, default=4)
     parser.add_argument("--time", action="store_true", help="times calls as well")
     parser.add_argument("--given", action="store_true", help="pushes out of the caller's tensor")
+    parser.add_argument("--in-place", action="store_true", help="fails unless tiles store in the call's result")
     options = parser.parse_args()
     if options.given:
         os.environ["OVERLAP_GIVEN_BYTES"] = "0"
+    if options.in_place:
+        made = in_place.own_arguments
+
+        def taken(*launch: Any, **more: Any) -> Any:
+            own = made(*launch, **more)
+            assert own.taken, "by the partial"
+            return own
+
+        launch.own_arguments = taken
     CompiledKernel._init_handles = load_nothing
     device._OnMeta = contextlib.nullcontext  # tensors are the CPU's
     with device.planned_device(parse_target("sm_90")):
