@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from overlap.annotate.source import SourceUnit
+from overlap.chunkplan.mesh import parse_mesh
 from overlap.chunkplan.region import shard_interval
 from overlap.codegen.module_io import load_module
 from overlap.ops import gemm_a2a, gemm_rs
@@ -155,13 +156,22 @@ SHAPE = {"M": 130, "N": 192, "K": 40}
 
 
 @pytest.fixture
-def module(repo, tmp_path, monkeypatch):
-    """A kernel with descriptors of its host, whose result is exchanged; its blocks are 32 x 32."""
+def made(repo, tmp_path, monkeypatch):
+    """Compiles a kernel with descriptors of its host, of blocks of 32 x 32, whose result is communicated."""
     monkeypatch.chdir(repo)
-    source = SourceUnit.from_file(repo / "tests" / "kernels" / "host_descriptors.py")
-    path = tmp_path / "exchanged.py"
-    path.write_text(compile_source(Request(source, "all_to_all_1d", "c[M:N]")).module.text)
-    return path
+
+    def make(plan="all_to_all_1d", on="c[M:N]", **more):
+        source = SourceUnit.from_file(repo / "tests" / "kernels" / "host_descriptors.py")
+        path = tmp_path / "made.py"
+        path.write_text(compile_source(Request(source, plan, on, **more)).module.text)
+        return path
+
+    return make
+
+
+@pytest.fixture
+def module(made):
+    return made()
 
 
 def check(path, world=3, **options):
@@ -221,6 +231,27 @@ def test_results_that_tma_can_store_are_stored_in_place_all_others_as_ever(modul
     monkeypatch.setenv("OVERLAP_IN_PLACE", "0")
     for got, other in zip(here, World(world).run(body), strict=True):
         assert all(map(torch.equal, got, other)) and not any(bool(y.isnan().any()) for y in got)
+
+
+@pytest.mark.parametrize(
+    ("plan", "more", "world"),
+    [
+        ("all_to_all_1d_push", {}, 3),
+        ("all_to_all_2d", {"world": 4, "mesh": parse_mesh("2x2"), "settings": {"split": "2"}}, 4),
+    ],
+    ids=["push", "two levels"],
+)
+def test_other_exchanges(made, plan, more, world, placed):
+    report = check(made(plan, **more), world, shape={**SHAPE, "N": 32 * world}, seeds=[0])
+    assert report.ok, str(report)
+    assert sorted(set(placed)) == list(range(world))
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_of_a_sum_nothing_stays_but_on_one_rank(made, world, placed):
+    report = check(made("reduce_scatter_1d", "c[M]"), world, seeds=[0])
+    assert report.ok, str(report)
+    assert sorted(set(placed)) == ([0] if world == 1 else [])
 
 
 def test_out_in_memory_of_an_argument_goes_by_the_partial(module, placed):
