@@ -7,6 +7,7 @@
 
 PYTHON ?= python3
 JOBS   ?= 2
+SHARD  ?=
 
 VENV   := .venv
 NEWEST := .venv-newest
@@ -27,7 +28,7 @@ help:
 	@echo "make test    every test that needs no GPU"
 	@echo "make lint    ruff, mypy, import directions"
 	@echo "make format  rewrites the sources with ruff"
-	@echo "make sweep   the full matrices (hours)"
+	@echo "make sweep   the full matrices (hours); SHARD=1/64 to 64/64: each a part of them"
 	@echo "make golden  accepts the generated files as the new goldens"
 	@echo "make wheel   dist/*.whl"
 
@@ -81,7 +82,8 @@ test: setup
 	@$(PY) tests/tiers.py --jobs $(JOBS) --python 3.6.0=$(PY) --python 3.9.0=$(NEWEST)/bin/python
 
 sweep: setup
-	@OVERLAP_SWEEP=1 $(PY) tests/tiers.py --jobs $(JOBS) --python 3.6.0=$(PY) --python 3.9.0=$(NEWEST)/bin/python
+	@OVERLAP_SWEEP=1 $(PY) tests/tiers.py --jobs $(JOBS) $(addprefix --shard ,$(SHARD)) \
+	  --python 3.6.0=$(PY) --python 3.9.0=$(NEWEST)/bin/python
 
 golden: $(VENV)/.test
 	@$(PY) -m pytest tests/golden --snapshot-update

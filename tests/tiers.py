@@ -8,6 +8,9 @@ interpreted (``TRITON_INTERPRET=1``) or compiled. Tiers that depend on the Trito
 Of a second version those tests are left out that are marked ``one_triton``: their subject is none of Triton's, or the compile
 tier has it too (a sweep runs them all). A tier fails when any test fails, and when it holds no test at all. The browser tier runs
 where there is a browser that works, and says why where there is none. Exit status: 0 all passed, 1 otherwise.
+
+``--shard 2/8`` runs one of eight parts of the tests of every tier, a test always in the same one: what takes hours can be run in
+pieces, on several machines. A tier of which a shard has nothing does not fail.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.support.sweep import SWEEP, Shard
 
 ROOT = Path(__file__).resolve().parent.parent
 NO_TESTS = 5
@@ -71,12 +76,12 @@ class Outcome:
         return f"{self.label:<32}{said:<28}{self.seconds:6.0f} s"
 
 
-EVERY_VERSION = [] if os.environ.get("OVERLAP_SWEEP") == "1" else ["-m", "not one_triton"]
+EVERY_VERSION = [] if SWEEP else ["-m", "not one_triton"]
 """What a version behind the first adds to pytest's arguments."""
 
 
-def run(tier: Tier, version: str, python: str, jobs: int, extra: list[str]) -> Outcome:
-    """One pytest process over the tier's folders."""
+def run(tier: Tier, version: str, python: str, jobs: int, extra: list[str], shard: Shard | None = None) -> Outcome:
+    """One pytest process over the tier's folders, or over what a shard has of them."""
     label = f"{tier.name}, Triton {version}"
     print(f"\n=== {label}", flush=True)
     if missing := tier.missing(python):
@@ -84,11 +89,23 @@ def run(tier: Tier, version: str, python: str, jobs: int, extra: list[str]) -> O
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     if tier.interpret:
         env["TRITON_INTERPRET"] = "1"
+    if shard is not None:
+        env["OVERLAP_SHARD"] = str(shard)
     workers = ["-n", str(jobs), "--dist", "worksteal"] if jobs > 1 else []
     command = [python, "-m", "pytest", "-q", *workers, *extra, *tier.folders]
     start = time.monotonic()
     status = subprocess.run(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, check=False).returncode
+    if shard is not None and status == NO_TESTS:
+        return Outcome(label, 0, time.monotonic() - start, f"nothing of shard {shard}")
     return Outcome(label, status, time.monotonic() - start)
+
+
+def shard_of(text: str) -> Shard:
+    """`Shard.read`, as an argument."""
+    try:
+        return Shard.read(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -96,6 +113,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--python", action="append", required=True, metavar="VERSION=PATH", help="oldest Triton first")
     parser.add_argument("--jobs", type=int, default=1, help="pytest workers a tier")
     parser.add_argument("--tier", action="append", choices=[tier.name for tier in TIERS], help="only these tiers")
+    parser.add_argument("--shard", type=shard_of, metavar="N/COUNT", help="only this part of the tests of each tier")
     parser.add_argument("pytest", nargs="*", help="more arguments for pytest, after --")
     options = parser.parse_args(argv)
     pythons = [entry.split("=", 1) for entry in options.python]
@@ -107,12 +125,13 @@ def main(argv: list[str] | None = None) -> int:
                 continue
             if number == 0 or tier.every_version:
                 extra = [*(EVERY_VERSION if number else ()), *options.pytest]
-                outcomes.append(run(tier, version, python, options.jobs, extra))
+                outcomes.append(run(tier, version, python, options.jobs, extra, options.shard))
 
     print("\n" + "\n".join(map(str, outcomes)))
     print(f"{'all tiers':<60}{sum(o.seconds for o in outcomes):6.0f} s")
     failed = [outcome.label for outcome in outcomes if outcome.status]
-    print(f"FAILED: {'; '.join(failed)}" if failed else "make test: ok", flush=True)
+    what = f"make {'sweep' if SWEEP else 'test'}{f' SHARD={options.shard}' if options.shard else ''}"
+    print(f"FAILED: {'; '.join(failed)}" if failed else f"{what}: ok", flush=True)
     return 1 if failed or not outcomes else 0
 
 
