@@ -24,6 +24,7 @@ from overlap.api.groups import group_by_name, no_group, resolve_group
 from overlap.chunkplan.cuts import Split, SplitLike, split_of, split_text
 from overlap.interop import define, group_name, traced
 from overlap.runtime.instance import Instance
+from overlap.runtime.launch.in_place import LastTiles
 from overlap.runtime.protocol import runtime_of
 from overlap.runtime.repeat.repeat import KernelLaunch
 
@@ -174,7 +175,7 @@ def run_a2a_gemm(
 
         warm_tail(tail, product, part, runtime, blocks)
         repeat = asked.repeat([y], rest) if asked is not None else None
-        more = behind if tail.left else None
+        more = LastTiles(tail.left, behind) if tail.left else None
         said = compiled.launch(grid, (), arguments, group=group, backend=choice.backend, behind=more, repeat=repeat)
         said = replace(said, tail=tail.left)
     said = replace(said, operator="a2a_gemm", shape=view.whole, considered=choice.considered, source=choice.source)

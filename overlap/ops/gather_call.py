@@ -21,6 +21,7 @@ from overlap.backends.capabilities import AUTO, SERIAL
 from overlap.chunkplan.cuts import Split
 from overlap.errors import UsageError
 from overlap.runtime.instance import Instance
+from overlap.runtime.launch.in_place import LastTiles
 from overlap.runtime.protocol import runtime_of
 from overlap.runtime.repeat.repeat import KernelLaunch
 
@@ -155,7 +156,9 @@ def run(
         warm_product(product, view, runtime)
     results = ys if whole is None else [*ys, whole]
     repeat = asked.repeat(results, further) if asked is not None else None
-    more: Callable[[Instance], None] | None = behind if others or whole is not None or tail.left else None
+    more: Callable[[Instance], None] | None = behind if others or whole is not None else None
+    if more is None and tail.left:
+        more = LastTiles(tail.left, behind)
     said = compiled.launch(grid, (), arguments, group=group, backend=choice.backend, behind=more, repeat=repeat)
     said = replace(said, operator="ag_gemm", considered=choice.considered, source=choice.source, tail=tail.left)
     remember(said, warn=choice.forced)

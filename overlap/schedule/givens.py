@@ -5,7 +5,10 @@
 
 A copy engine reads any memory of its own device, so what a rank pushes of its own shard can leave while the shard is still
 being staged for its tiles: what of it they read, so of an exchange one piece. A staged copy is what peers pull, and what other
-ways of moving read.
+ways of moving read. Where tiles read it in the caller's tensor as well, and nobody else reads any of it, nothing is staged:
+
+    main    entry | kernel: own tiles | tiles of what has arrived ...
+    lane           \\ copy of the own chunk to a peer | to the next peer | ...
 """
 
 from __future__ import annotations
@@ -45,6 +48,20 @@ def ahead_of_staging(plan: CommPlan, rank: int, copied: Iterable[int], given: Co
         # What is enqueued ahead of others must not wait for them, or a host that waits for kernels would for ever.
         ahead -= {own[i].channel for i in copied if any(_elsewhere(plan, (rank, i), dep) for dep in own[i].depends)}
     return frozenset(ahead)
+
+
+def needs_no_stage(plan: CommPlan, rank: int, copied: Iterable[int], given: Collection[OpId]) -> bool:
+    """Whether every operation, of any rank, that reads what the caller of ``rank`` holds is one that reads it there.
+
+    Args:
+        copied, given: as `ahead_of_staging` has them.
+    """
+    ahead = ahead_of_staging(plan, rank, copied, given)
+    return all(
+        isinstance(op, P2P)
+        and (op.src_rank != rank or not reads_held(plan, op_id) or (op_id in given and op.channel in ahead))
+        for op_id, op in plan.items()
+    )
 
 
 def reads_held(plan: CommPlan, op_id: OpId) -> bool:

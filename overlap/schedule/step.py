@@ -96,11 +96,13 @@ class Raise:
 class Kernel:
     """The user's kernel, on the main stream. ``stores``: operations that it carries out itself, storing tiles into slots
     of other ranks and raising the flags behind the last. ``moves``: operations that programs of its launch carry out beside
-    those that compute. ``placed``: pieces of results that its tiles store in the result itself (`staying.staying`)."""
+    those that compute. ``placed``: pieces of results that its tiles store in the result itself (`staying.staying`). ``given``:
+    chunks that its tiles read where the caller has them."""
 
     stores: tuple[OpId, ...] = ()
     moves: tuple[Move, ...] = ()
     placed: tuple[Piece, ...] = ()
+    given: tuple[Chunk, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@
              lane 0               | [Await] Copy Raise ...                /
     given    main    Entry | Fork | Stage | Kernel ...................... | Join | Credit*
              lane 0               | Copy Raise | Copy Raise ...           /
+    in place main    Entry | Fork | Kernel (own tiles read as given) .... | Join | Credit*
+             lane 0               | Copy Raise | Copy Raise ...           /
     produce  main    Entry | Fork | Kernel .......... | Sum (result) | Credit* | Join
              lane 0               | Hold Copy Raise | Hold Copy Raise ........ /
     two-shot main    Entry | Fork | Kernel .......... | Sum (own shard) | Fork | Sum (the rest) | Credit* | Join | Join
@@ -38,7 +40,9 @@ What each step orders, for launch n on rank r:
 * ``Stage`` stands where the entry does not stage: lanes that send the rank's own chunk out of the caller's tensor (``given``)
   are forked ahead of it and wait for credits alone, the kernel's own tiles read what is staged, and so do lanes that are
   forked behind it. Their joins, ahead of all that the caller enqueues next, keep that from overwriting what they still read.
-  With any pull the entry stages, since ``ready`` says that it has.
+  With any pull the entry stages, since ``ready`` says that it has. A kernel whose tiles read the rank's own chunk where the
+  caller has it (``Kernel.given``) needs no stage where all who send that chunk read it there; the caller's stream is behind
+  the kernel by itself.
 * ``Await`` holds a lane until the flag of an operation that the next copy depends on has been raised, wherever that
   landed: at r (to forward a chunk), at the peer that r pulls from (a relay), or at the peer that r pushes to. What
   the same lane did before needs none.
@@ -74,10 +78,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from overlap.chunkplan.order import happens_before, name_op
-from overlap.chunkplan.plan import P2P, CommPlan, OpId
-from overlap.errors import PlanError, UnsupportedError
+from overlap.chunkplan.plan import P2P, Chunk, CommPlan, OpId
+from overlap.errors import PlanError, ScheduleError, UnsupportedError
 
-from .givens import ahead_of_staging
+from .givens import ahead_of_staging, needs_no_stage
 from .moves import moves_of
 from .pieces import check_produced
 from .producing import Producing, carry_out, stages
@@ -150,11 +154,13 @@ def launch_steps(
         early: sums are made while the kernel runs, as far as they can (`early.can_be_early`).
         given: operations of the rank that may be copied out of the caller's tensor (`givens.sent_as_given`).
         sums_store: operations, of any rank, that the sums which they send carry out (`stored_sums.stored_sums`).
-        in_place: tiles store what stays of a result (`staying`) in the result itself, so that no sum copies it.
+        in_place: tiles store what stays of a result (`staying`) in the result itself, so that no sum copies it; of a plan that
+            feeds the kernel alone they read what the rank holds where its caller has it, and nothing is staged.
 
     Raises:
         UnsupportedError: the plan has an operation that a copy engine cannot do, or one that both feeds the kernel and
             waits for it; or one that sends what the kernel makes, with ``moves``.
+        ScheduleError: with ``in_place``, an operation that reads what is then not staged (`givens.needs_no_stage`).
         PlanError: an operation stands in the list of a rank that does not carry it out; with ``produced`` also as
             `pieces`.
     """
@@ -172,7 +178,8 @@ def launch_steps(
     if produced:
         made = Producing(plan, rank, produced, stores, early=early, sums_store=sums_store, in_place=in_place)
     moving = moves_of(plan, rank, moved=moved) if moved else ()
-    kernel = Kernel(made.stored, moving, made.placed) if made is not None else Kernel((), moving)
+    held = _held(plan, rank, feeding, given) if in_place and made is None else ()
+    kernel = Kernel(made.stored, moving, made.placed) if made is not None else Kernel((), moving, given=held)
 
     ahead = ahead_of_staging(plan, rank, feeding, given)
     sent: list[Step] = []
@@ -188,7 +195,7 @@ def launch_steps(
     counts = bool(kernel.moves) or (made is not None and (bool(made.partial) or bool(made.kept)))
     steps: list[Step] = [Entry(plan.world > 1, pulls, counts)]
     if ahead:
-        steps += [*(Fork(lane) for lane in lanes if lane in ahead), *sent, Stage()]
+        steps += [*(Fork(lane) for lane in lanes if lane in ahead), *sent, *(() if held else (Stage(),))]
     steps += [Fork(lane) for lane in lanes if lane not in ahead]
     if made is not None:
         steps += made.forks()
@@ -203,6 +210,19 @@ def launch_steps(
     if not on_lane:
         steps += [Credit(peer, None) for peer in peers]
     return (*steps, *(Join(lane) for lane in sending))
+
+
+def _held(plan: CommPlan, rank: int, copied: Sequence[int], given: Collection[OpId]) -> tuple[Chunk, ...]:
+    """What the rank's caller holds, for tiles to read it there.
+
+    Raises:
+        ScheduleError: an operation reads it in symmetric memory.
+    """
+    if not needs_no_stage(plan, rank, copied, given):
+        raise ScheduleError(
+            f"plan {plan.name}: rank {rank} stages nothing, and some operation reads what it holds staged"
+        )
+    return tuple(chunk for chunk in plan.before[rank] if not chunk.box.empty)
 
 
 def with_library(steps: Sequence[Step], tensors: Collection[str], produced: Collection[str]) -> tuple[Step, ...]:

@@ -245,7 +245,7 @@ def test_further_products_run_before_peers_may_overwrite_the_gathered_tensor(mon
     run(case, launches=3)
     original = launch_layer.launch
 
-    def late(operator, instance, given, bound, grid, results, behind=None, repeat=None):
+    def late(operator, instance, given, bound, grid, results, behind=None, repeat=None, left=None):
         original(operator, instance, given, bound, grid, results)
         if behind is not None:
             behind()

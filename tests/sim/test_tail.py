@@ -180,7 +180,7 @@ def test_the_rest_runs_before_peers_may_overwrite_what_it_reads(monkeypatch):
     case = Case((530, 16), (520,), (), plan="all_gather_1d_push")
     original = launch_layer.launch
 
-    def late(operator, instance, given, bound, grid, results, behind=None, repeat=None):
+    def late(operator, instance, given, bound, grid, results, behind=None, repeat=None, left=None):
         original(operator, instance, given, bound, grid, results)
         if behind is not None:
             behind()

@@ -22,6 +22,7 @@ from overlap.errors import AlignmentError, OverlapError, RuntimeContractError, S
 from ..instance import Instance
 from ..instances import instance_for
 from ..launch import launch
+from ..launch.in_place import LastTiles
 from ..memory.layout import dense_strides
 from ..memory.part import Given
 from ..operator import Comm, Operator
@@ -177,10 +178,11 @@ class KernelCall(HostCall):
         instance, behind = self.instance, self.behind
         assert instance is not None
         more = (lambda: behind(instance)) if behind is not None else None
+        left = behind.left if isinstance(behind, LastTiles) else None
         comms = self.operator.comms
         given = {c.tensor: self.shards[c.tensor] for c in comms if not c.produced or c.adds}
         results = {c.tensor: self.shards[c.tensor] for c in comms if c.produced}
-        launch.launch(self.operator, instance, given, bound, grid, results, more, self.repeat)
+        launch.launch(self.operator, instance, given, bound, grid, results, more, self.repeat, left)
 
 
 @lru_cache(maxsize=256)

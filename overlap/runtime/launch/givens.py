@@ -16,7 +16,7 @@ import torch
 
 from overlap import settings
 from overlap.chunkplan.plan import P2P, OpId
-from overlap.schedule.givens import sent_as_given
+from overlap.schedule.givens import needs_no_stage, sent_as_given
 from overlap.schedule.steps import Step, launch_steps
 
 from ..bound_plan import BoundPlan
@@ -84,6 +84,13 @@ def _steps(instance: Instance, taken: frozenset[OpId], in_place: bool) -> tuple[
             in_place=in_place,
         )
     return found
+
+
+def all_given(instance: Instance, given: Mapping[str, torch.Tensor]) -> bool:
+    """Whether all that is sent of what a call gives is copied out of its tensors, so that nobody but tiles reads it staged."""
+    rank = instance.runtime.rank
+    copied = [i for i in range(len(instance.plan.ops[rank])) if (rank, i) not in instance.moved]
+    return not instance.direct and needs_no_stage(instance.plan, rank, copied, _taken(instance, given))
 
 
 def _taken(instance: Instance, given: Mapping[str, torch.Tensor]) -> frozenset[OpId]:

@@ -10,7 +10,7 @@ lies in what it sees. Where nothing is accessed in place it is given the descrip
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +23,8 @@ from ..calls.resolve import Bound
 from ..calls.shapes import overlapping
 from ..instance import Instance, LaunchTable
 from ..memory.part import Part
+from .givens import all_given
+from .opening import layout_key
 
 ALIGNED = 16
 """Bytes that a descriptor's address and its strides are multiples of."""
@@ -38,6 +40,17 @@ class Own(NamedTuple):
 
 
 NOTHING = Own(False, {})
+
+
+class LastTiles:
+    """Work behind a kernel that makes the ``left`` last of its tiles, and reads the gathered buffer for nothing else."""
+
+    def __init__(self, left: int, enqueue: Callable[[Instance], None]) -> None:
+        self.left = left
+        self._enqueue = enqueue
+
+    def __call__(self, instance: Instance) -> None:
+        self._enqueue(instance)
 
 
 def own_arguments(
@@ -136,7 +149,45 @@ def _inputs_part(
     instance: Instance, table: LaunchTable, bound: Bound, given: Mapping[str, torch.Tensor], behind: int | None
 ) -> tuple[torch.Tensor, Box] | None:
     """What of an input is read where the caller has it: the view of the caller's tensor, and its box; None: nothing."""
-    return None
+    (comm,) = instance.operator.comms
+    part, described = instance.parts[comm.tensor], bound.arguments[comm.param]
+    if not in_place_asked() or not table.tiles or not described_as(described, part):
+        return None
+    box = part.held.intersect(part.window)
+    if box.empty:
+        return None
+    view = given[comm.tensor][part.inside(box)]
+    blocks = tuple(described.block_shape)
+    key = ("own part", table, blocks, behind, layout_key(given), settings.get("given_bytes"))
+    possible: bool | None = instance.prepared.get(key)
+    if possible is None:
+        alone = can_describe(view, part.tensor) and _nobody_else(instance, table, bound, box, blocks, behind)
+        possible = instance.prepared[key] = alone and all_given(instance, given)
+    return (view, box) if possible else None
+
+
+def _nobody_else(
+    instance: Instance, table: LaunchTable, bound: Bound, box: Box, blocks: tuple[int, ...], behind: int | None
+) -> bool:
+    """Whether all that read any of the rank's own part, ``box``, read nothing else at once, and are tiles of the kernel.
+
+    Args:
+        blocks: of the descriptor, which tiles load one of at a time.
+        behind: as `own_arguments` has it.
+    """
+    operator = instance.operator
+    (comm,) = operator.comms
+    dim, window = comm.dim, instance.parts[comm.tensor].window
+    across = all(d == dim or (box.lo[d], box.hi[d]) == (window.lo[d], window.hi[d]) for d in range(window.ndim))
+    if not across or behind is None or operator.parameter("log"):
+        return False
+    if operator.taken_by is None:
+        own = [run for run in table.schedule.runs if run.own]
+        return bool(own) and all(run.first + run.tiles <= table.tiles - behind for run in own)
+    _, block = operator.taken_by.sizes(bound.arguments)
+    begin, end = box.lo[dim] - window.lo[dim], box.hi[dim] - window.lo[dim]
+    whole = begin % block == 0 and (end % block == 0 or box.hi[dim] == window.hi[dim])
+    return whole and block == blocks[dim] and not behind
 
 
 def described_as(value: Any, part: Part) -> bool:

@@ -58,6 +58,7 @@ def launch(
     results: Mapping[str, torch.Tensor] = Nothing,
     behind: Callable[[], None] | None = None,
     repeat: Repeat | None = None,
+    left: int | None = None,
 ) -> None:
     """Enqueues one launch of ``operator`` on this rank: entry, copies, flags, kernel, sums, credits, join.
 
@@ -69,6 +70,7 @@ def launch(
         behind: enqueues more work that reads the gathered buffer, on the main stream behind the kernel and all
             copies, and ahead of the credits that let peers overwrite it.
         repeat: asks that the launch be made ready for other tensors, where it can be.
+        left: how many of the last tiles ``behind`` makes, if that is all it reads the buffer for.
 
     Raises:
         RuntimeContractError: the grid has fewer programs than there are tiles, or more of them in several dimensions.
@@ -83,7 +85,7 @@ def launch(
     ours |= log_arguments(instance, bound, table)
     if table.slots is not None:
         ours |= store_arguments(operator, table.slots, bound.arguments, table.tiles)
-    own = own_arguments(instance, table, bound, given, results)
+    own = own_arguments(instance, table, bound, given, results, 0 if behind is None else left)
     ours |= own.arguments
     words = given_words(instance, table, results, bound.options) if table.receivers is not None else {}
     ours |= {operator.parameter(name): value for name, value in words.items()}
@@ -268,8 +270,12 @@ def _opening(
     """The entry, and the staging among the steps, for what is given, of this layout."""
     apart = any(isinstance(s, st.Stage) for s in steps)
     from_caller = frozenset(s.op for s in steps if isinstance(s, st.Copy) and s.given)
-    key = (step, apart, from_caller, layout_key(given))
+    read = (chunk for s in steps if isinstance(s, st.Kernel) for chunk in s.given)
+    unstaged = frozenset(chunk.tensor for chunk in read)
+    key = (step, apart, from_caller, unstaged, layout_key(given))
     made: Opening | None = instance.prepared.get(key)
     if made is None:
-        made = instance.prepared[key] = Opening(instance, step, given, apart=apart, from_caller=from_caller)
+        made = instance.prepared[key] = Opening(
+            instance, step, given, apart=apart, from_caller=from_caller, unstaged=unstaged
+        )
     return made

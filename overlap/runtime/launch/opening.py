@@ -39,6 +39,7 @@ class Opening:
         given: by tensor, what the caller brought to be staged.
         apart: a stage step does that; the entry is a launch of its own, the first.
         from_caller: operations that read what the caller brought, so that nothing is staged for them.
+        unstaged: tensors that the kernel reads where the caller has them, and so does whoever sends them.
     """
 
     def __init__(
@@ -49,12 +50,13 @@ class Opening:
         *,
         apart: bool = False,
         from_caller: Collection[OpId] = (),
+        unstaged: Collection[str] = (),
     ) -> None:
         self._runtime = instance.runtime
         self._instance = instance
         self._step = step
         self._apart = apart
-        parts = instance.parts.values()
+        parts = [part for name, part in instance.parts.items() if name not in unstaged]
         staged = (_stage(instance, one, given) for part in parts for one in part.staged(given, from_caller))
         copies = [stage for stage in staged if stage.copy.dims]
         self._stages: list[_Stage | None] = [None, *copies] if apart or not copies else [*copies]

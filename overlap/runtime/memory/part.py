@@ -107,8 +107,8 @@ class Part(PlanTensor):
             yield Staged(None, everything, self.tensor)
         elif layout.source is not None:
             for box in self._sent(layout.source, both, from_caller):
-                yield Staged(self.name, self._inside(box), self.view(layout.source, box=box))
-        yield Staged(self.name, self._inside(both), self.view(layout.window, box=both))
+                yield Staged(self.name, self.inside(box), self.view(layout.source, box=box))
+        yield Staged(self.name, self.inside(both), self.view(layout.window, box=both))
 
     def _sent(self, source: Region, kept: Box, from_caller: Collection[OpId]) -> list[Box]:
         """What is staged of the shard in ``source`` for operations, of this rank's and of peers: the box of all that they read.
@@ -132,7 +132,7 @@ class Part(PlanTensor):
         worth = kept.size * self.dtype.itemsize >= WORTH_A_LAUNCH and not any(map(kept.overlaps, read))
         return others if worth and all(map(source.dense, others)) else [self.held]
 
-    def _inside(self, box: Box) -> tuple[slice, ...]:
+    def inside(self, box: Box) -> tuple[slice, ...]:
         """A part of what the caller holds, in its tensor."""
         return tuple(slice(a - o, b - o) for a, b, o in zip(box.lo, box.hi, self.held.lo, strict=True))
 

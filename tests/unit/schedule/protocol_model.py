@@ -77,7 +77,10 @@ class Model:
             )
             for held, own in zip(self.held, steps, strict=True)
         ]
-        self.staged_apart = [any(isinstance(step, st.Stage) for step in own) for own in steps]
+        self.staged_apart = [
+            any(isinstance(step, st.Stage) or (isinstance(step, st.Kernel) and step.given) for step in own)
+            for own in steps
+        ]
         for n in range(1, launches + 1):
             for rank, own in enumerate(steps):
                 if self.staged_apart[rank]:
@@ -193,9 +196,10 @@ class Model:
         landing = [op for op in self.plan.arriving(rank) if self.plan.op(op).dst.tensor not in self.produced]
         if rank not in self.idle:
             seen: list[Move] = []
-            own = [chunk for chunk in self.plan.before[rank] if chunk.tensor not in self.produced]
+            own = self.held_by(rank)
             for op, chunk in [*((op, self.plan.op(op).dst) for op in landing), *((None, chunk) for chunk in own)]:
-                read = self.read(str(chunk), [self.word("data", rank, chunk.tensor, e) for e in elements(chunk)], n)
+                where = "given" if op is None and chunk in step.given else "data"
+                read = self.read(str(chunk), [self.word(where, *at) for at in self.places(rank, chunk)], n)
                 if op is not None:
                     flag = self.word("flag", op)
                     moves += [Move(lambda s, flag=flag: s[flag] >= n, None, True), read]

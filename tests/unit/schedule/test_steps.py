@@ -8,7 +8,7 @@ import pytest
 
 from overlap.chunkplan.plan import P2P, Collective, CommPlan
 from overlap.errors import PlanError, ScheduleError, UnsupportedError
-from overlap.schedule.givens import ahead_of_staging, sent_as_given
+from overlap.schedule.givens import ahead_of_staging, needs_no_stage, sent_as_given
 from overlap.schedule.steps import Await, Copy, Credit, Entry, Fork, Join, Kernel, Raise, Stage, launch_steps
 from overlap.schedule.verify_steps import verify_steps
 
@@ -101,6 +101,36 @@ def test_push_out_of_the_callers_tensor():
         Credit(2, None),
         Credit(0, None),
     )
+
+
+def in_place_steps(plan: CommPlan) -> list[tuple]:
+    """As `given_steps`, of kernels that read what ranks hold in the caller's tensor, too."""
+    return given_steps(plan, in_place=True)
+
+
+def test_read_where_the_caller_has_it():
+    plan = gather((6, 2), 0, 3, direction="push")
+    staged = given_steps(plan)[1]
+    assert in_place_steps(plan)[1] == tuple(
+        Kernel(given=tuple(plan.before[1])) if isinstance(step, Kernel) else step for step in staged if step != Stage()
+    )
+    assert launch_steps(gather((6, 2), 0, 1), 0, in_place=True) == (
+        Entry(wait_done=False, ready=False),
+        Kernel(given=tuple(gather((6, 2), 0, 1).before[0])),
+    )
+    nothing = gather((1, 2), 0, 2, direction="push")
+    assert launch_steps(nothing, 1, in_place=True) == launch_steps(nothing, 1), "it holds nothing"
+
+
+def test_what_somebody_reads_staged_is_not_left_unstaged():
+    """Peers that pull; a part that is not given; one that is, on a lane that waits for the staging of another."""
+    pushed, parts = gather((6, 2), 0, 3, direction="push"), gather((8, 2), 0, 2, split=2, direction="push")
+    assert needs_no_stage(pushed, 1, (0, 1), sent_as_given(pushed, 1))
+    pulled = gather((6, 2), 0, 3)
+    for plan, rank, given in ((pulled, 1, ()), (pushed, 1, {(1, 0)}), (parts, 0, {(0, 1)})):
+        assert not needs_no_stage(plan, rank, range(len(plan.ops[rank])), given)
+        with pytest.raises(ScheduleError, match="reads what it holds staged"):
+            launch_steps(plan, rank, given=given, in_place=True)
 
 
 def test_of_a_ring_the_first_hop_is_the_callers():
@@ -225,7 +255,9 @@ def test_steps_are_verified(plan):
 @named
 def test_no_interleaving_reads_stale_data(plan):
     ways = [all_steps(plan), all_steps(plan, kernel_first=True)]
-    for steps in [*ways, *([given_steps(plan)] if any(sent_as_given(plan, r) for r in range(plan.world)) else ())]:
+    pushed = all(needs_no_stage(plan, r, range(len(plan.ops[r])), sent_as_given(plan, r)) for r in range(plan.world))
+    ways += [given_steps(plan)] if any(sent_as_given(plan, r) for r in range(plan.world)) else []
+    for steps in [*ways, *([in_place_steps(plan)] if pushed else ())]:
         for idle in ((), (0,), (plan.world - 1, 1), range(plan.world)):
             for seed in range(3):
                 assert outcome(plan, steps, seed, idle=idle) == "ok"
@@ -329,6 +361,42 @@ def test_what_breaks_copies_out_of_the_callers_tensor(case):
     assert "stale" in {outcome(PUSHED, steps, seed, idle=idle[0] if idle else ()) for seed in range(150)}
     with pytest.raises(ScheduleError, match=message):
         verify_steps(steps, PUSHED)
+
+
+IN_PLACE_BREAKS = {
+    "no join: the caller's next data": (lambda s: without(Join, s), "never joined", (0, 1, 2)),
+    "a kernel that reads what is not staged": (
+        lambda s: tuple(Kernel() if isinstance(x, Kernel) else x for x in s),
+        "need one, ahead of",
+    ),
+    "a copy of what is not staged": (
+        lambda s: tuple(dataclasses.replace(x, given=False) if isinstance(x, Copy) and x.op[1] else x for x in s),
+        "reads what is not staged",
+    ),
+    "nobody waits for credits": (no_wait_done, "done credits"),
+}
+
+
+@pytest.mark.parametrize("case", IN_PLACE_BREAKS.values(), ids=IN_PLACE_BREAKS.keys())
+def test_what_breaks_reads_of_the_callers_tensor(case):
+    broken, message, *idle = case
+    steps = [broken(own) for own in in_place_steps(PUSHED)]
+    assert "stale" in {outcome(PUSHED, steps, seed, idle=idle[0] if idle else ()) for seed in range(150)}
+    with pytest.raises(ScheduleError, match=message):
+        verify_steps(steps, PUSHED)
+
+
+def test_a_kernel_reads_all_or_nothing_of_what_is_held_where_the_caller_has_it():
+    """Beside a stage, or of another's chunk."""
+    other = tuple(PUSHED.before[2])
+    for change in (
+        lambda own: (*own[:-4], Stage(), *own[-4:]),
+        lambda own: tuple(Kernel(given=other) if isinstance(step, Kernel) else step for step in own),
+    ):
+        steps = in_place_steps(PUSHED)
+        steps[1] = change(steps[1])
+        with pytest.raises(ScheduleError, match="all of it, and no stage"):
+            verify_steps(steps, PUSHED)
 
 
 def test_a_copy_out_of_the_callers_tensor_of_what_it_does_not_hold_is_refused():
