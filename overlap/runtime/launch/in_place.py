@@ -158,7 +158,7 @@ def _inputs_part(
         return None
     view = given[comm.tensor][part.inside(box)]
     blocks = tuple(described.block_shape)
-    key = ("own part", table, blocks, behind, layout_key(given), settings.get("given_bytes"))
+    key = ("read in place", table, blocks, behind, layout_key(given), settings.get("given_bytes"))
     possible: bool | None = instance.prepared.get(key)
     if possible is None:
         alone = can_describe(view, part.tensor) and _nobody_else(instance, table, bound, box, blocks, behind)
