@@ -49,16 +49,14 @@ class Operator:
     def produced(self) -> bool:
         return self.moved == "MN"
 
-    def in_place(self, world: int, sizes: Sizes, block_n: int) -> bool:
+    def in_place(self, world: int, sizes: Sizes, block_n: int, itemsize: int) -> bool:
         """Whether tiles that are so wide can store what a rank keeps of an exchanged result in the result itself, on every rank:
-        none of them makes a part of it and a part of what is sent (`staying`)."""
+        none of them makes a part of it and a part of what is sent (`staying`), and elements of so many bytes go by TMA."""
+        if not self.produced or self.kind != "all_to_all" or itemsize != 2:
+            return False
         columns = sizes["N"]
         edges = {edge for rank in range(world) for edge in shard_interval(columns, world, rank)}
-        return (
-            self.produced
-            and self.kind == "all_to_all"
-            and all(edge % block_n == 0 or edge == columns for edge in edges)
-        )
+        return all(edge % block_n == 0 or edge == columns for edge in edges)
 
     @property
     def split_dim(self) -> int | None:

@@ -283,8 +283,9 @@ def test_no_plan_is_faster_than_its_links(kind):
 def test_what_a_rank_keeps_of_an_exchanged_result_is_copied_only_where_tiles_cannot_store_it_in_place(world):
     """The copies behind the product are shorter by what the rank keeps where columns of a rank are whole tiles."""
     sizes = {"M": 8192, "N": 4096, "K": 1024}
-    even, ragged = (OPERATORS["gemm_a2a"].in_place(world, sizes, block) for block in (128, 96))
-    assert even and not ragged and not OPERATORS["gemm_rs"].in_place(world, sizes, 128)
+    even, ragged = (OPERATORS["gemm_a2a"].in_place(world, sizes, block, 2) for block in (128, 96))
+    assert even and not ragged and not OPERATORS["gemm_rs"].in_place(world, sizes, 128, 2)
+    assert not OPERATORS["gemm_a2a"].in_place(world, sizes, 128, 4)
     copied = {}
     for width in (4096, 4096 - 8 * world):
         timeline = predicted_timeline("gemm_a2a", world=world, sizes={**sizes, "N": width}, machine=NVLINK)

@@ -119,6 +119,8 @@ def test_launches_with_sums_beside_the_kernel():
         steps: Steps = [launch_steps(plan, rank, produced=made_by_tiles, early=True) for rank in range(plan.world)]
         assert list(map(added, steps)) == list(map(added, late))
         verify_steps(steps, plan, made_by_tiles)
+        how = {"produced": made_by_tiles, "early": True, "in_place": True}
+        verify_steps([launch_steps(plan, rank, **how) for rank in range(plan.world)], plan, made_by_tiles)
         try:
             verify_steps(late, plan, made_by_tiles, blocking=True)
         except ScheduleError:
