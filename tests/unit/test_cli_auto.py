@@ -86,3 +86,19 @@ def test_all_that_can_are_predicted(capsys, repo, monkeypatch):
     assert any(line.startswith("  ldst_reserved: ldst_reserved moves what a kernel reads") for line in rest)
     code, _, said = run(capsys, "predict", "--op", "gemm_rs", "--backend", "auto", "--path", "synth", *shape)
     assert code == 2 and "--backend auto is for one node and a plan by name" in said
+
+
+def test_words_are_predicted_for_who_names_them_and_never_taken_by_auto(compiled, capsys):
+    """Of a result that they would be fastest for: whether all their programs are resident is seen at a launch."""
+    small = ("--world", "4", "--shape", "M=64,N=4096,K=4096")
+    code, said, text = compiled("reduce_scatter_1d", "c[M]", *small)
+    assert code == 0 and "words_inline: words_inline has all programs of a launch resident at once" in said, said
+    assert "backend='words_inline'" not in text.replace('"', "'") and "backend=" in text
+    predicted = ("predict", "--op", "gemm_rs", *small)
+    code, listed, _ = run(capsys, *predicted, "--backend", "auto")
+    assert code == 0 and "  words_inline: words_inline has all programs of a launch resident" in listed
+    code, named, _ = run(capsys, *predicted, "--backend", "words_inline")
+    assert code == 0 and "by reduce_scatter_1d, words_inline" in named
+    by_words = float(named.split("  overlapped ")[1].split()[0])
+    others = [float(line.split()[-2]) for line in listed.splitlines() if line.startswith("  ") and line.endswith(" ms")]
+    assert 0 < by_words < min(others)
