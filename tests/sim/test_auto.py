@@ -77,6 +77,21 @@ def test_copies_where_programs_were_not_measured(machines):
     assert any("ldst_reserved: machine h100-nvlink does not say how fast programs copy" in c for c in choice.considered)
 
 
+def test_words_are_for_those_who_name_them(machines):
+    """Where nothing else could be as fast."""
+    machines(replace(H100, programs=FAST))
+
+    def body(group):
+        y = gemm_rs(data(16, 32), data(32, 24, seed=1), group=group, backend="auto")
+        group.overlap_runtime.synchronize()
+        return y
+
+    World(2, sms=8).run(body)
+    said = last_plan("gemm_rs")
+    assert said is not None and said.backend in ("copy_engine", "ldst_inline")
+    assert any("words_inline has all programs of a launch resident at once" in each for each in said.considered)
+
+
 def test_what_one_rank_cannot_choose_all_refuse(machines, monkeypatch):
     def nowhere(world):
         raise PlanError("unknown machine `mine`")
