@@ -12,6 +12,7 @@ from overlap.annotate.source import SourceUnit
 from overlap.chunkplan.mesh import parse_mesh
 from overlap.chunkplan.region import shard_interval
 from overlap.codegen.module_io import load_module
+from overlap.errors import RuntimeContractError
 from overlap.ops import gemm_a2a, gemm_rs
 from overlap.pipeline import Request, compile_source
 from overlap.runtime.launch import in_place
@@ -262,6 +263,28 @@ def test_out_in_memory_of_an_argument_goes_by_the_partial(module, placed):
 
     (y,) = World(1).run(body)
     assert not placed and torch.equal(y, whole)
+
+
+def test_out_in_memory_of_an_argument_is_refused_where_it_is_written_while_the_kernel_runs(made, monkeypatch):
+    """Behind the kernel it may be: sums of two parts, the first of them early."""
+    m, n, k = 128, 128, 64
+    matmul = load_module(str(made(settings={"split": "2"}))).matmul
+    (x,), (w,) = operands(2, (m, n, k))
+
+    def body(group):
+        rank = group.overlap_runtime.rank
+        memory = torch.zeros(m, n // 2, dtype=HALF)
+        mine = memory[: m // 2].copy_(x.chunk(2)[rank])
+        matmul(mine, w, group=group, sizes={"M": m, "N": n, "K": k}, out=memory)
+        group.overlap_runtime.synchronize()
+        return memory
+
+    wanted = (x.double() @ w.double()).chunk(2, 1)
+    for rank, y in enumerate(World(2).run(body)):
+        assert torch.allclose(y.double(), wanted[rank], atol=2e-2, rtol=2e-3)
+    monkeypatch.setenv("OVERLAP_SUM_SMS", "1")
+    with pytest.raises(RuntimeContractError, match="out lies in the memory of `a_desc`"):
+        World(2).run(body)
 
 
 # mutations

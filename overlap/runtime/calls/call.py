@@ -230,8 +230,9 @@ class Call(HostCall):
             raise RuntimeContractError(
                 f"out is {found}; this rank's piece of `{part.comm.tensor}` has shape {shape} on {made.device}"
             )
-        if self.operator.carriers.words:
-            # Programs write it while others still read what the kernel reads.
+        assert self.instance is not None
+        if self.operator.carriers.words or self.instance.early:
+            # It is written while programs still read what the kernel reads.
             for name, value in bound.arguments.items():
                 base = getattr(value, "base", value)
                 if not isinstance(base, torch.Tensor) or not base.numel() or not out.numel():
