@@ -108,7 +108,11 @@ def look_up(
         if torch.cuda.is_current_stream_capturing():
             return None  # ranks cannot meet now, and all of them capture
         known[problem] = _agreed(runtime, key, refuse)
-    return known[problem]
+    found = known[problem]
+    if found is not None and found.config is not None and refuse(found.config):
+        # Calls of one problem may differ in layout: this one cannot take what an earlier one could.
+        return None
+    return found
 
 
 def _known(runtime: Any) -> dict[Any, Choice | None]:

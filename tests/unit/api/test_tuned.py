@@ -137,6 +137,16 @@ def test_what_cannot_serve_the_call_is_told_of_and_left(ranks, caplog):
     assert "needs Triton" in tuned.refusal(Config(Realization("copy_engine")), old, lambda name: "")
 
 
+def test_a_later_call_of_a_problem_that_cannot_take_it_is_left_without_it(ranks):
+    """Batches of short matrices, say, where the first call was one matrix; nobody meets for it, and others still take it."""
+    cache.write(kept("tma_reserved"))
+    other = replace(PROBLEM, lacking=lambda name: "rows that TMA does not take" * (name == "tma_reserved"))
+    assert other == PROBLEM
+    assert ranks.choose()[0].backend == "tma_reserved"
+    assert ranks.choose(other) == [None] * 4 and len(ranks.meetings) == 1
+    assert ranks.choose()[0].backend == "tma_reserved" and len(ranks.meetings) == 1
+
+
 def test_switched_off_alone_simulated_or_named(ranks, monkeypatch):
     assert tuned_choice(object(), torch.empty(1), replace(PROBLEM, open=False)) is None
     assert tuned_choice(None, torch.empty(1), PROBLEM) is None
