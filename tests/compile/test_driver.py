@@ -103,3 +103,11 @@ def test_a_graph_of_tiles_that_store_in_the_result_is_given_its_address(on_stub)
 def test_calls_that_are_alike_are_made_again_in_c_and_no_others(on_stub):
     """Layouts, alignment, settings, gradients, hooks, captures, streams, threads, faults, memory that grows, references."""
     assert on_stub("again.py") == "calls that are alike are made again in C, and no others\n"
+
+
+def test_a_graph_of_tiles_that_read_the_callers_tensor_is_given_its_address(on_stub):
+    """In a descriptor of the product's kernel. A graph is an entry, a copy, a flag, the product, a credit: nothing is staged."""
+    assert on_stub("operators.py", "--world", "2", "--given", "--in-place", "ag_gemm") == (
+        "ag_gemm, 2 ranks: calls 11, lanes in graphs 11, one graph 5, nodes 5\n"
+        "by default repetition 16 of a call is a graph\n"
+    )

@@ -209,14 +209,14 @@ def counted(op: str, world: int, options: dict[str, str]) -> dict[str, int]:
     return found
 
 
-def graph_from(op: str, world: int) -> int:
+def graph_from(op: str, world: int, options: dict[str, str]) -> int:
     """Which repetition of a call makes it a graph by default."""
     for name in ("LANE", "CALL"):
         os.environ.pop(f"OVERLAP_{name}_GRAPHS", None)
     group, runs, tensors = Group(world), getattr(overlap.ops, op), operands(op, world, 1024, 1024, 1024)
     for repetition in range(100):
         told()
-        runs(*tensors, group=group, backend="copy_engine")
+        runs(*tensors, group=group, backend="copy_engine", **options)
         if "launched;" in told():
             return repetition
     raise AssertionError("no graph")
@@ -242,7 +242,7 @@ def main() -> None:
     parser.add_argument("--world", type=int, default=4)
     parser.add_argument("--time", action="store_true", help="times calls as well")
     parser.add_argument("--given", action="store_true", help="pushes out of the caller's tensor")
-    parser.add_argument("--in-place", action="store_true", help="fails unless tiles store in the call's result")
+    parser.add_argument("--in-place", action="store_true", help="fails unless tiles access the call's tensor")
     options = parser.parse_args()
     if options.given:
         os.environ["OVERLAP_GIVEN_BYTES"] = "0"
@@ -251,7 +251,7 @@ def main() -> None:
 
         def taken(*launch: Any, **more: Any) -> Any:
             own = made(*launch, **more)
-            assert own.taken, "by the partial"
+            assert own.taken, "by symmetric memory"
             return own
 
         launch.own_arguments = taken
@@ -259,9 +259,10 @@ def main() -> None:
     device._OnMeta = contextlib.nullcontext  # tensors are the CPU's
     with device.planned_device(parse_target("sm_90")):
         driver._active.utils = nvidia.CudaUtils()
+        given = GIVEN if options.given else {}
         for op in options.ops:
             ctypes.c_int.in_dll(STUB, "stub_tell_kernels").value = 1
-            found = counted(op, options.world, GIVEN if options.given else {})
+            found = counted(op, options.world, given)
             shown = f"{op}, {options.world} ranks: " + ", ".join(f"{way} {count}" for way, count in found.items())
             if options.time:
                 ctypes.c_int.in_dll(STUB, "stub_tell_kernels").value = 0
@@ -269,7 +270,7 @@ def main() -> None:
                     os.environ["OVERLAP_LANE_GRAPHS"], os.environ["OVERLAP_CALL_GRAPHS"] = lanes, calls
                     shown += f", {way} {timed(op, options.world, {'backend': 'copy_engine'}):.1f} us"
             print(shown, flush=True)
-        print(f"by default repetition {graph_from(options.ops[0], options.world)} of a call is a graph")
+        print(f"by default repetition {graph_from(options.ops[0], options.world, given)} of a call is a graph")
 
 
 if __name__ == "__main__":
