@@ -95,8 +95,8 @@ def read(monkeypatch):
 
 
 def same_bits(group, operator, operands, read, monkeypatch, layout=torch.clone):
-    """By calls whose tensor is overwritten right behind them, calls that repeat them, and a graph of the caller; each call's tensor,
-    of a layout, is somewhere else."""
+    """By calls whose tensor is overwritten right behind them, calls that repeat them, and a graph of the caller. Each call's
+    tensor, of a layout, is somewhere else."""
     call, options = getattr(overlap.ops, operator), {"group": group, "backend": "copy_engine"}
     monkeypatch.setenv("OVERLAP_IN_PLACE", "0")
     wanted = [call(layout(x), w, **options) for x, w in operands]
