@@ -45,9 +45,11 @@ from overlap.schedule.work import itemsize_of
 MACHINES = Path(__file__).parent / "results" / "machines"
 RULES: Mapping[str, float | None] = {"43f0047": None, "e2d995b": None, "c633f0c": None, "d9030b7": None, "a23b81a": 0.6}
 """What `sums.LEAST_EARLY` was at commits of files measured before 9be3d31, which made it what it is; None: there was no rule."""
-SAID, STORED = "OVERLAP_SUM_SMS", "OVERLAP_STORE_SUMS"
+SAID, STORED, IN_PLACE = "OVERLAP_SUM_SMS", "OVERLAP_STORE_SUMS", "OVERLAP_IN_PLACE"
 STORED_SINCE = "2026-11-29T00:41"
 """Files of this date and later were made with sums stored at peers where nothing else is said."""
+IN_PLACE_SINCE = "2026-11-29T03:58"
+"""The same of what stays of a result, stored in it by tiles."""
 
 Case = tuple[str, int, int, int, int, str]
 """Operator, M, N, K, ranks and dtype."""
@@ -68,7 +70,7 @@ def config_of(
     """
     op, m, n, k, world, dtype = case
     said = said_by(way)
-    if set(said) - {"plan", "backend", "split", "comm_sms", SAID, STORED}:
+    if set(said) - {"plan", "backend", "split", "comm_sms", SAID, STORED, IN_PLACE}:
         return None
     operator, itemsize = operator_of(op, {"M": m, "N": n, "K": k}), itemsize_of(dtype)
     backend = said.get("backend", "copy_engine")
@@ -106,12 +108,15 @@ def of_ways(result: Mapping[str, Any], machine: Machine | None = None) -> Cases:
         row, times = rows[0], times_of(rows)
         case: Case = (row["op"], row["M"], row["N"], row["K"], row["world"], row["dtype"])
         for way in (each["how"] for each in rows if "how" in each and each["how"] in times):
-            config = config_of(way, case, result["commit"], date=result.get("date", ""))
-            stored = said_by(way).get(STORED, str(int(result.get("date", "") >= STORED_SINCE)))
-            with mock.patch.dict(os.environ, {STORED: stored}):
+            date, said = result.get("date", ""), said_by(way)
+            config = config_of(way, case, result["commit"], date=date)
+            since = {STORED: STORED_SINCE, IN_PLACE: IN_PLACE_SINCE}
+            how = {key: said.get(key, str(int(date >= first))) for key, first in since.items()}
+            with mock.patch.dict(os.environ, how):
                 ms = None if config is None else predicted(case, config, machine or machine_for(row["world"]))
             if ms is not None:
-                name = f"{config}, sums stored" if stored == "1" and case[0] == "gemm_ar" else str(config)
+                name = f"{config}, sums stored" if how[STORED] == "1" and case[0] == "gemm_ar" else str(config)
+                name += ", in place" if how[IN_PLACE] == "1" and case[0] == "gemm_a2a" else ""
                 several.setdefault(case, {}).setdefault(name, []).append((ms, times[way]))
     return averaged(several)
 

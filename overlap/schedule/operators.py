@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from overlap import settings
 from overlap.chunkplan.document import nearest
 from overlap.chunkplan.plan import CommPlan, TensorSpec
 from overlap.chunkplan.promise import verify_kind
@@ -52,7 +53,7 @@ class Operator:
     def in_place(self, world: int, sizes: Sizes, block_n: int, itemsize: int) -> bool:
         """Whether tiles that are so wide can store what a rank keeps of an exchanged result in the result itself, on every rank:
         none of them makes a part of it and a part of what is sent (`staying`), and elements of so many bytes go by TMA."""
-        if not self.produced or self.kind != "all_to_all" or itemsize != 2:
+        if not self.produced or self.kind != "all_to_all" or itemsize != 2 or not settings.get("in_place"):
             return False
         columns = sizes["N"]
         edges = {edge for rank in range(world) for edge in shard_interval(columns, world, rank)}

@@ -88,9 +88,10 @@ def way_seconds(
             work = work_per_chunk(rounds, task.tiles, task.tile_seconds(machine), produced=task.produced, free=way.free)
             work = _in_place(task, work)
             return simulate_ends(rounds, machine, work, itemsize=itemsize, carries=carries).total
-    found = carried(plan, machine, ways or (lambda op: way), itemsize=itemsize)
+    each = ways or (lambda op: way)
+    found = carried(plan, machine, each, itemsize=itemsize)
     work = found.slowed(_work(task, plan, found.machine))
-    if way.form == "lanes" and ways is None:
+    if task.in_place and all(each(op).form == "lanes" for _, op in plan.items()):
         work = _in_place(task, work)
     return simulate_ends(plan, found.machine, work, itemsize=itemsize, carries=found.carries).total
 

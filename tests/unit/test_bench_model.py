@@ -56,6 +56,23 @@ def test_exchanges_of_older_files_are_pulled(bench):
     assert sent < late, "staging ahead of what is pulled"
 
 
+def test_results_of_older_files_are_not_stored_in_place(bench):
+    """Nor are those of a way that says so; the model then has what stays copied behind the product."""
+    model, shape = bench("model"), {"M": 32768, "N": 4096, "K": 4096, "world": 2, "dtype": "bf16"}
+    found = {}
+    for how, date in (
+        ("split=1", "2026-11-29T02:44"),
+        ("split=1", "2026-11-29T04:09"),
+        ("split=1,OVERLAP_IN_PLACE=0", "9"),
+    ):
+        rows = [{"op": "gemm_a2a", **shape, "contender": "ours", "how": how, "ms": 0.8, "device": "NVIDIA H200"}]
+        (pairs,) = model.of_ways({"commit": "", "date": date, "rows": rows}).values()
+        ((name, (predicted, _)),) = pairs.items()
+        found[how, date] = predicted, "in place" in name
+    (old, was), (new, now), (copied, said) = found.values()
+    assert now and not was and not said and old == copied > new
+
+
 def test_settings_that_the_model_does_not_know_are_left_out(bench):
     assert bench("model").config_of("split=2,OVERLAP_OTHER=1", SCATTER) is None
 
