@@ -30,12 +30,13 @@ from overlap.errors import UsageError
 from overlap.schedule.cut import cut_along
 from overlap.schedule.early import can_be_early, in_rounds
 from overlap.schedule.events import ItemSize
+from overlap.schedule.givens import needs_no_stage, sent_as_given
 from overlap.schedule.interleave import levels, verify_interleaved, waits_of
 from overlap.schedule.machine import machine_for
 from overlap.schedule.model import AxisTiles, RankSchedule, TensorRead, TensorWrite
 from overlap.schedule.pushes import pushes
 from overlap.schedule.runs import schedule_all
-from overlap.schedule.steps import Kernel, launch_steps
+from overlap.schedule.steps import Kernel, Step, launch_steps
 from overlap.schedule.strided import narrow_by
 from overlap.schedule.verify import flatten_safe, verify_schedule
 from overlap.schedule.verify_steps import verify_steps
@@ -233,9 +234,11 @@ def plan_launch(
     if not carriers.words:  # nothing is raised, waited for or credited
         verify_steps(steps, plan, produced=produced)
         own = [any(run.own for run in schedule.runs) for schedule in schedules]
-        if produced and any(own) and not (stored or moved):
-            in_place = partial(launch_steps, plan, produced=produced, early=early)
-            verify_steps([in_place(rank, in_place=own[rank]) for rank in range(world)], plan, produced=produced)
+        if any(own) and not (stored or moved):
+            in_place = partial(_in_place, plan, produced=produced, early=early)
+            verify_steps(
+                [in_place(rank) if own[rank] else steps[rank] for rank in range(world)], plan, produced=produced
+            )
     parts = plan_parts(program, ons, plan, sizes, block_of, ordered=ordered, machine=machine, itemsize=itemsize)
     if carriers.moving is not None and find_backend(carriers.moving).inline:
         level = levels(happens_before(plan))
@@ -243,6 +246,15 @@ def plan_launch(
         walked = [[schedules[rank], *parts[rank : rank + 1]] for rank in range(world)]
         verify_interleaved(plan, moves, [waits_of(*given, level) for given in zip(walked, moves, strict=True)])
     return Planned(plan, reads, writes, windows, axes, schedules, flatten_safe(schedules, plan, writes), parts, free)
+
+
+def _in_place(plan: CommPlan, rank: int, produced: Sequence[str], early: bool) -> tuple[Step, ...]:
+    """The steps of a launch whose tiles access what is the rank's own in its caller's tensors, as far as they can."""
+    if produced:
+        return launch_steps(plan, rank, produced=produced, early=early, in_place=True)
+    given = sent_as_given(plan, rank)
+    possible = needs_no_stage(plan, rank, range(len(plan.ops[rank])), given)
+    return launch_steps(plan, rank, given=given, in_place=possible)
 
 
 def _in_rounds(

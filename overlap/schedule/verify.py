@@ -80,6 +80,8 @@ def verify_schedule(
         _check_counters(schedule, plan, graph)
         if writes:
             _check_making(schedule, plan, writes, seen[rank], values)
+        else:
+            _check_reading(schedule, graph)
     cycle = _cycle(schedules, plan, order, {write.tensor for write in writes}, flattened=flattened)
     if cycle:
         loop = cycle[:-1]
@@ -204,6 +206,21 @@ def _check_waits(schedule: RankSchedule, plan: CommPlan, graph: DependenceGraph,
 
 def _implied(op: OpId, waited: Sequence[OpId], order: HappensBefore | None) -> bool:
     return order is not None and any(order.before(op, later) for later in waited)
+
+
+def _check_reading(schedule: RankSchedule, graph: DependenceGraph) -> None:
+    """Tiles of own runs read nothing that arrives, and nobody else reads any of what they read."""
+    if not any(run.own for run in schedule.runs):
+        return
+    boxes = [(run.origin, run.counts) for run in schedule.runs]
+    held = [[chunk for chunk, sets in graph.own if any(s.meets(*box) for s in sets)] for box in boxes]
+    for i, (run, box, own) in enumerate(zip(schedule.runs, boxes, held, strict=True)):
+        if bool(own) != run.own or (run.own and graph.needed(*box)):
+            what = ", ".join(map(str, own)) or "nothing"
+            raise ScheduleError(
+                f"rank {schedule.rank}: run {i} is {'' if run.own else 'not '}said to read nothing but what the rank holds, of "
+                f"which it reads {what}, and {'some' if graph.needed(*box) else 'nothing'} of what arrives"
+            )
 
 
 def _check_making(

@@ -268,3 +268,21 @@ def test_the_command_writes_every_stage_and_ends_with_ok(generated, tmp_path, ca
     assert re.search(r"registers a thread +\d+ +\d+", out)
     written = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert written == [f"matmul_kernel.sm_90.{stage}" for stage in ("cubin", "llir", "ptx", "ttgir", "ttir")]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "rule"),
+    [
+        ("        pid_m = ol.after_async(pid_m, ol_seen)\n", "", "wait-feeds-load"),
+        ("ol.after_async(", "ol.after(", "proxy-fence"),
+        ("ol_a_desc.load([pid_m * BM", "ol_a_desc.load([(tile // cols) * BM", "wait-feeds-load"),
+    ],
+)
+def test_loads_through_a_chosen_descriptor_are_guarded_like_others(generated, tmp_path, old, new, rule):
+    """Whichever of the two it is: what arrives is read through one of them."""
+    text = open(generated("tests/kernels/host_descriptors.py", "a[M]")).read()
+    assert old in text
+    path = tmp_path / "broken.py"
+    path.write_text(text.replace(old, new))
+    found = build_module(str(path), target="sm_90").findings
+    assert rule in {finding.rule for finding in found if finding.severity == "error"}

@@ -82,6 +82,36 @@ def test_parameters_go_by_their_source_names(kernel):
     assert dataflow.parameter_of(kernel, kernel.params["d"]) == "d"
 
 
+def test_a_parameter_keeps_its_name_where_assignments_give_it_others():
+    """Of `chosen = own if ... else a`, two parameters are called `chosen`; a load through it may touch the memory of either."""
+    read = ttir.parse(CHOSEN)
+    assert list(read.params) == ["a", "own", "n"]
+    load = read.ops("tt.descriptor_load")[0]
+    assert {dataflow.parameter_of(read, base) for base in dataflow.bases(load.operands[0])} == {"a", "own"}
+
+
+CHOSEN = """\
+#loc = loc("kernel.py":3:0)
+#loc1 = loc("a"(#loc))
+#loc2 = loc("own"(#loc))
+#loc3 = loc("chosen"(#loc1))
+#loc4 = loc("chosen"(#loc2))
+module {
+  tt.func public @kernel(PARAMETERS) attributes {noinline = false} {
+    %c0 = arith.constant 0 : i32 loc(#loc)
+    %0 = arith.cmpi eq, %n, %c0 : i32 loc(#loc)
+    %1 = arith.select %0, %chosen_0, %chosen : !tt.tensordesc<tensor<16x32xbf16>> loc(#loc)
+    %w = tt.descriptor_load %1[%c0, %c0] : !tt.tensordesc<tensor<16x32xbf16>> -> tensor<16x32xbf16> loc(#loc)
+    tt.return loc(#loc)
+  } loc(#loc)
+} loc(#loc)
+""".replace(
+    "PARAMETERS",
+    '%chosen: !tt.tensordesc<tensor<16x32xbf16>> loc("chosen"(#loc1)), '
+    '%chosen_0: !tt.tensordesc<tensor<16x32xbf16>> loc("chosen"(#loc4)), %n: i32 loc("n"(#loc))',
+)
+
+
 def test_locations_lead_to_the_outermost_caller(kernel):
     """`loc3` is inlined code of words.py, called at line 7 of the kernel."""
     constant = kernel.ops("arith.constant")[0]
