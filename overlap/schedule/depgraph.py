@@ -135,6 +135,7 @@ def dependence_graph(
     windows: Windows | None = None,
     values: Values | None = None,
     early: bool = False,
+    finish: bool = False,
 ) -> DependenceGraph:
     """The graph of one rank of a plan whose structure is sound (`overlap.chunkplan.verify.check_structure`).
 
@@ -143,6 +144,7 @@ def dependence_graph(
         windows: the rank's windows.
         values: of the plan, where the caller has them already.
         early: sums are made while the kernel runs (`early.kept_chunks`).
+        finish: tiles of written tensors wait for what lands in their place (`tile_sums`).
 
     Raises:
         ScheduleError: a read or write that names an unknown tensor or axis, an axis that does not span its dimension,
@@ -176,6 +178,8 @@ def dependence_graph(
             # The rank's own part of a gathered tensor is there already.
             boxes = uncovered([chunk.box for chunk in own if chunk.tensor == op.dst.tensor], op.dst.box)
         arriving[op_id] = readers(op.dst.tensor, boxes)
+        if finish and not arriving[op_id]:
+            arriving[op_id] = tuple(tiles_at(op.dst.tensor, boxes, writes))
     made = []
     if writes:
         check_writes(plan, writes, axes, windows)

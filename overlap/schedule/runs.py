@@ -66,6 +66,7 @@ def schedule_rank(
     machine: Machine | None = None,
     itemsize: ItemSize = 2,
     early: bool = False,
+    finish: bool = False,
 ) -> RankSchedule:
     """The schedule of one rank.
 
@@ -80,6 +81,7 @@ def schedule_rank(
             run's counts the schedule lists the coordinates of every position, row-major inside each run.
         machine, itemsize: whose times decide in which order chunks arrive, and bytes of elements (`arrival.arrival_times`).
         early: sums are made while the kernel runs: what a rank keeps has counters as well (`early`).
+        finish: tiles that nobody is sent wait for what lands in their place, in the order in which it does (`tile_sums`).
 
     Raises:
         ScheduleError: reads, writes, windows, axes and plan do not fit each other, or ``tile_map`` gives no coordinates.
@@ -87,7 +89,7 @@ def schedule_rank(
         UnsupportedError: an operation on a written tensor that is no push.
     """
     return _schedule(
-        reads, writes, axes, windows or {}, rank, _Shared.of(plan, ordered, tile_map, machine, itemsize, early)
+        reads, writes, axes, windows or {}, rank, _Shared.of(plan, ordered, tile_map, machine, itemsize, early, finish)
     )
 
 
@@ -103,6 +105,7 @@ def schedule_all(
     machine: Machine | None = None,
     itemsize: ItemSize = 2,
     early: bool = False,
+    finish: bool = False,
 ) -> tuple[RankSchedule, ...]:
     """`schedule_rank` for every rank, with what they share computed once.
 
@@ -110,7 +113,7 @@ def schedule_all(
         axes: the same for all ranks, or one tuple a rank.
         windows: one mapping a rank.
     """
-    shared = _Shared.of(plan, ordered, tile_map, machine, itemsize, early)
+    shared = _Shared.of(plan, ordered, tile_map, machine, itemsize, early, finish)
     by_rank = axes_of_ranks(axes, plan.world)
     seen = windows_of_ranks(windows, plan.world)
     return tuple(_schedule(reads, writes, by_rank[rank], seen[rank], rank, shared) for rank in range(plan.world))
@@ -156,6 +159,7 @@ class _Shared:
     ordered: bool
     bijective: TileMapCheck | None
     early: bool
+    finish: bool
 
     @classmethod
     def of(
@@ -166,11 +170,13 @@ class _Shared:
         machine: Machine | None,
         itemsize: ItemSize,
         early: bool,
+        finish: bool,
     ) -> _Shared:
         check_structure(plan)
         order = happens_before(plan)
         bijective = TileMapCheck(tile_map) if tile_map is not None else None
-        return cls(plan, arrival_times(plan, machine, itemsize), Values(plan, order), ordered, bijective, early)
+        times = arrival_times(plan, machine, itemsize)
+        return cls(plan, times, Values(plan, order), ordered, bijective, early, finish)
 
 
 def _schedule(
@@ -183,9 +189,8 @@ def _schedule(
 ) -> RankSchedule:
     plan = shared.plan
     check_covered(plan, reads, axes, rank, windows)
-    graph = dependence_graph(
-        plan, reads, axes, rank, writes=writes, windows=windows, values=shared.values, early=shared.early
-    )
+    how = {"values": shared.values, "early": shared.early, "finish": shared.finish}
+    graph = dependence_graph(plan, reads, axes, rank, writes=writes, windows=windows, **how)
     arrivals = in_order(plan, rank, shared.times)
     slots = assign_slots(plan, rank)
     position = {op: i for i, op in enumerate(arrivals)}

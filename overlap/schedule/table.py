@@ -1,6 +1,6 @@
 """`ScheduleTable`: a rank's schedule as int32 words, the one form kernels read.
 
-    header (8 words)   version, runs, run base, coordinate base, flag base, axes, tiles, counter base
+    header (9 words)   version, runs, run base, coordinate base, flag base, axes, tiles, counter base, first tile that is finished
     runs               RUN_WORDS each, closed by a sentinel whose first tile is past every tile
     waits              (flag slot, count) pairs of each run
     raises             RAISE_WORDS each: counter slot, target, peer, flag slot there (-1, -1: nobody but this rank is told)
@@ -20,14 +20,15 @@ from .model import RankSchedule
 from .pushes import Pushes
 from .words import first_way
 
-VERSION = 4
+VERSION = 5
 
-HEADER_WORDS = 8
-H_VERSION, H_RUNS, H_RUN_BASE, H_COORD_BASE, H_FLAG_BASE, H_AXES, H_TILES, H_COUNTER_BASE = range(8)
+HEADER_WORDS = 9
+H_VERSION, H_RUNS, H_RUN_BASE, H_COORD_BASE, H_FLAG_BASE, H_AXES, H_TILES, H_COUNTER_BASE, H_FINISHED = range(9)
 
 RUN_WORDS = 18
 R_FIRST, R_UNIT, R_WAIT_BEGIN, R_WAIT_END, R_RAISE_BEGIN, R_RAISE_END, R_PEER, R_WAY, R_MOVES, R_OWN = range(10)
-"""R_WAY: where the tiles of the run are stored, the first of the entries of the table of ways (`overlap.schedule.pushes`).
+"""R_WAY: where the tiles of the run are stored, the first of the entries of the table of ways (`overlap.schedule.pushes`); or what is
+added to them, a record of the table of summands (`overlap.schedule.tile_sums`).
 R_MOVES: how many moves are ahead of the run's wait, if the programs that compute make them (`overlap.schedule.interleave`).
 R_OWN: 1 where the run's tiles touch nothing but the rank's own (`model.Run`)."""
 R_AXIS = 10
@@ -44,6 +45,17 @@ W_LOWEST, W_HIGHEST, W_STATES = range(3)
 """What the descriptor that reaches all places begins at and how far it goes; then the address of every rank's state tensor."""
 LOW_BYTES, HIGH_BYTES = 16, 1 << 30
 """Steps of the two coordinates that are a place: TMA's alignment, and what keeps both below 2^31 in any address space."""
+
+# The table of what is added to tiles (`overlap.runtime.tables.tile_sums`): int64 words, a record for each run that is finished.
+MOST_DIMS = 3
+"""Of a tensor whose tiles are finished."""
+F_FIRST = 0
+"""From here on, for each of `MOST_DIMS` dimensions: where the rank's part begins and ends in what the kernel makes, in elements."""
+F_ENDS = F_FIRST + MOST_DIMS
+F_STRIDES = F_ENDS + MOST_DIMS
+"""Of the slots, in elements, the last one 1."""
+F_SLOTS = F_STRIDES + MOST_DIMS
+"""Of each summand the address that the first element of what the kernel makes would have in its slot."""
 
 # The state tensor of an instance: int64 words, each slot alone in a 32-byte sector.
 SLOT_WORDS = 4
@@ -84,6 +96,7 @@ def to_words(
     pushes: Pushes | None = None,
     moves: Sequence[int] = (),
     sent: Sequence[int] | None = None,
+    summed: Sequence[int] | None = None,
 ) -> list[int]:
     """The schedule as int32 words.
 
@@ -92,6 +105,7 @@ def to_words(
         pushes: where tiles are stored, if the kernel stores them into other ranks' slots.
         moves: by run, the moves ahead of its wait, if the kernel makes them between tiles.
         sent: by run, how many receivers its tiles have, if the kernel sends them in words: nothing is counted then.
+        summed: by run, where the record of what is added to its tiles begins, if the kernel finishes tiles; -1: they are sent.
 
     Raises:
         ScheduleError: more than `MAX_AXES` axes or `MAX_RAISES` counters of one run, or a value outside int32.
@@ -124,7 +138,7 @@ def to_words(
             pairs += entry
         record[R_RAISE_END] = flag_words + len(pairs)
         record[R_PEER] = run.peer
-        record[R_WAY] = way
+        record[R_WAY] = way if summed is None else summed[i]
         record[R_MOVES] = moves[i] if moves else 0
         record[R_OWN] = int(run.own)
         way += sent[i] if sent is not None else len(pushes.ways[i]) if pushes is not None else 0
@@ -144,6 +158,7 @@ def to_words(
     header[H_FLAG_BASE] = flag_base(schedule.world) * SLOT_WORDS
     header[H_AXES] = axes
     header[H_TILES] = sum(run.tiles for run in runs)
+    header[H_FINISHED] = next((run.first for run, at in zip(runs, summed or (), strict=False) if at >= 0), SENTINEL)
     header[H_COUNTER_BASE] = counter_base(schedule.world, flags) * SLOT_WORDS
     words = header + records + sentinel + pairs + coordinates
     if any(not -(2**31) <= w < 2**31 for w in words):
