@@ -27,7 +27,7 @@ from .fallback import KNOWN, check_backend
 from .kernel_source import KernelSource
 from .made import Made
 
-_KEYS = ("split", "comm_sms", "num_warps", "num_stages", "machine", "strided", "sum_sms", "trace")
+_KEYS = ("split", "comm_sms", "num_warps", "num_stages", "machine", "strided", "sum_sms", "tile_sums", "trace")
 
 
 def compile(

@@ -61,7 +61,8 @@ class Realization:
     setting ``machine`` where it is None. ``strided``: the backend of strided chunks with rows of fewer bytes than the setting
     ``strided_row_bytes``, where ``backend`` is the copy engine; empty: as all others. ``sum_sms``: multiprocessors that a kernel
     leaves free for sums of its results that are made while it runs; 0: sums follow the kernel; None: as the setting ``sum_sms``
-    or a prebuilt operator says.
+    or a prebuilt operator says. ``tile_sums``: 1 has the tiles of the part of a reduce-scattered result that the rank keeps add what
+    others have sent of it, in place of a sum kernel behind all tiles.
     ``trace``: 1 has the kernel record when its tiles wait, begin and end (`overlap trace`); nothing else of it changes.
     """
 
@@ -74,13 +75,14 @@ class Realization:
     machine: str | None = None
     strided: str = ""
     sum_sms: int | None = None
+    tile_sums: int = 0
     trace: int = 0
 
     def __repr__(self) -> str:
         shown = [f"backend={self.backend!r}"]
         shown += [
             f"{k}={getattr(self, k)!r}"
-            for k in ("split", "comm_sms", "num_warps", "num_stages", "meta", "machine", "strided", "sum_sms", "trace")
+            for k in ("split", "comm_sms", "num_warps", "num_stages", "meta", "machine", "strided", "sum_sms", "tile_sums", "trace")
             if getattr(self, k) != type(self).__dataclass_fields__[k].default
         ]
         return f"Realization({', '.join(shown)})"
@@ -107,11 +109,11 @@ class Realization:
             elif key == "meta":
                 raise UsageError("set constexpr arguments by their own names", help="--set BLOCK_M=64")
             elif key in type(self).__dataclass_fields__:
-                low = 0 if key in ("comm_sms", "sum_sms", "trace") else 1
+                low = 0 if key in ("comm_sms", "sum_sms", "tile_sums", "trace") else 1
                 if number is None or number < low:
                     raise UsageError(f"{key} must be an integer of at least {low}, not {text!r}")
-                if key == "trace" and number > 1:
-                    raise UsageError(f"trace must be 1 or 0, not {text!r}")
+                if key in ("tile_sums", "trace") and number > 1:
+                    raise UsageError(f"{key} must be 1 or 0, not {text!r}")
                 if key == "num_warps" and number & (number - 1):
                     raise UsageError(f"num_warps must be a power of two, not {text!r}", help="--set num_warps=4")
                 result = replace(result, **{key: number})  # type: ignore[arg-type]
@@ -152,5 +154,5 @@ def _integer(key: str, text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        shown = {"trace": 1, "num_warps": 4}.get(key, 64 if key.startswith("BLOCK") else 2)
+        shown = {"trace": 1, "tile_sums": 1, "num_warps": 4}.get(key, 64 if key.startswith("BLOCK") else 2)
         raise UsageError(f"{key} must be an integer, not {text!r}", help=f"--set {key}={shown}") from None

@@ -147,6 +147,7 @@ class Context:
             "moves": self.moving,
             "own": self.in_place,
             "origin": self.in_place,
+            **dict.fromkeys(("result", "sums", "summands"), self.finishing),
         }
         return tuple(self.names.local(name) for name, there in wanted.items() if there)
 
@@ -166,6 +167,11 @@ class Context:
     def sending(self) -> bool:
         """Whether they send them in words that carry their own flag, and add up what comes."""
         return self.carriers.words
+
+    @property
+    def finishing(self) -> bool:
+        """Whether the tiles of the rank's own part of a result add what other ranks have sent of it."""
+        return self.realization.tile_sums == 1
 
     @property
     def pushing_async(self) -> bool:

@@ -7,6 +7,7 @@
     far.py     as moves.py, to ranks that no pointer reaches too; nvshmem.py are the functions of NVSHMEM below it
     interleave.py  above them: programs that move chunks between their tiles
     stores.py  for generated kernels: tiles stored where they go
+    tile_sums.py  for generated kernels: tiles to which what other ranks have sent is added
     inline_words.py  for generated kernels: tiles sent in packets (packets.py, packed.py), and what comes added up
     awaits.py  flags that every thread looks at by itself, for collectives by blocks
     record.py  for generated kernels that are traced: when tiles wait, begin and end
@@ -32,6 +33,7 @@ from .moves import computing_id, computing_position, computing_programs, move_ch
 from .record import log_ends, log_part, log_ready, log_tile, log_waits
 from .stores import lowest, no_run, pushed, pushed_async, shaped, shift, spot, steps, stride, ways
 from .symm import get, notify, notify_async, num_ranks, put, rank, symm_at, wait
+from .tile_sums import finish_tile, next_tile, own_tiles
 
 __all__ = [
     "WHOLE",
@@ -42,6 +44,7 @@ __all__ = [
     "computing_position",
     "computing_programs",
     "constexpr",
+    "finish_tile",
     "get",
     "landed",
     "log_ends",
@@ -51,6 +54,7 @@ __all__ = [
     "log_waits",
     "look",
     "lowest",
+    "next_tile",
     "no_run",
     "move_chunks",
     "move_chunks_async",
@@ -65,6 +69,7 @@ __all__ = [
     "notify",
     "notify_async",
     "num_ranks",
+    "own_tiles",
     "poll",
     "pushed",
     "pushed_async",

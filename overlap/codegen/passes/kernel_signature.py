@@ -26,13 +26,13 @@ from ..locate import replace_function, statements
 def run(module: cst.Module, context: Context) -> cst.Module:
     names = context.names
     added = list(context.ours)
-    constants = {names.local(name) for name in ("ways", "unit", "lanes", "sum")}
+    constants = {names.local(name) for name in ("ways", "unit", "lanes", "sum", "summands")}
 
     def change(node: cst.FunctionDef) -> cst.FunctionDef:
         if not isinstance(node.body, cst.IndentedBlock):
             raise CodegenError(f"`{node.name.value}` has no block to rewrite")
         now = f"{names.local('epoch')} = {names.language}.now({added[1]})\n"
-        epoch = statements(now) if context.waits else []
+        epoch = statements(now) if context.waits or context.finishing else []
         body = list(node.body.body)
         at = 1 if body and m.matches(body[0], m.SimpleStatementLine(body=[m.Expr(m.SimpleString())])) else 0
         return node.with_changes(

@@ -59,7 +59,7 @@ def run(module: cst.Module, context: Context) -> cst.Module:
 
     def moved(call: cst.Call, access: Access) -> tuple[list[cst.BaseStatement], cst.Call]:
         run = names.local("run", access.region or 0)
-        descriptor, offsets, value = _parts(call, access)
+        descriptor, offsets, value = store_parts(call, access)
         twin = names.local("anywhere", len(twins))
         if access.kind == "host_descriptor":
             # A parameter of this name, whichever store it is.
@@ -118,7 +118,7 @@ def _stores(context: Context) -> list[Access]:
     return stores
 
 
-def _parts(call: cst.Call, access: Access) -> tuple[str, Sequence[cst.BaseElement], cst.BaseExpression]:
+def store_parts(call: cst.Call, access: Access) -> tuple[str, Sequence[cst.BaseElement], cst.BaseExpression]:
     """Descriptor, coordinates and value of a store.
 
     Raises:
