@@ -197,6 +197,13 @@ SETTINGS: dict[str, Setting] = {
             "behind it.",
         ),
         Setting(
+            "tile_sums",
+            bool,
+            False,
+            "`gemm_rs` by copy engine has the tiles of the part that a rank keeps add what others have sent of it, where they can; "
+            "otherwise a sum kernel does.",
+        ),
+        Setting(
             "tail",
             str,
             "auto",

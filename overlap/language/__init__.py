@@ -33,7 +33,7 @@ from .moves import computing_id, computing_position, computing_programs, move_ch
 from .record import log_ends, log_part, log_ready, log_tile, log_waits
 from .stores import lowest, no_run, pushed, pushed_async, shaped, shift, spot, steps, stride, ways
 from .symm import get, notify, notify_async, num_ranks, put, rank, symm_at, wait
-from .tile_sums import finish_tile, next_tile, own_tiles
+from .tile_sums import finish_tile, next_tile, own_tiles, wait_summands
 
 __all__ = [
     "WHOLE",
@@ -88,6 +88,7 @@ __all__ = [
     "sum_words",
     "symm_at",
     "wait",
+    "wait_summands",
     "ways",
 ]
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from overlap import settings
 from overlap.api import CompiledKernel, LastPlan, compile
 from overlap.autotune.config import Config
 from overlap.backends import backends
@@ -149,19 +150,27 @@ def by_stores(plan: str, backend: str) -> bool:
 
 
 def compiled_partial(
-    kernel: Any, along: str, plan: str, split: Split, backend: str = "copy_engine", sum_sms: int | None = None
+    kernel: Any,
+    along: str,
+    plan: str,
+    split: Split,
+    backend: str = "copy_engine",
+    sum_sms: int | None = None,
+    tile_sums: bool = False,
 ) -> CompiledKernel:
     """A GEMM kernel whose C is communicated: ``M`` and such reduce-scatter, nothing all-reduces, ``M:N`` exchanges.
 
     ``split``: words go tile by tile, whatever it says.
     """
     split = 1 if backend in backends and backends[backend].words else split
-    return _compiled(kernel, along, plan, split, backend, sum_sms)
+    return _compiled(kernel, along, plan, split, backend, sum_sms, tile_sums)
 
 
 @cache
-def _compiled(kernel: Any, along: str, plan: str, split: Split, backend: str, sum_sms: int | None) -> CompiledKernel:
-    realization = Realization(backend, split, sum_sms=sum_sms)
+def _compiled(
+    kernel: Any, along: str, plan: str, split: Split, backend: str, sum_sms: int | None, tile_sums: bool
+) -> CompiledKernel:
+    realization = Realization(backend, split, sum_sms=sum_sms, tile_sums=int(tile_sums))
     return compile(plan=plan, on=f"{C_OF[kernel.fn.__name__]}[{along}]", realization=realization)(kernel)
 
 
@@ -197,7 +206,9 @@ def launch_partial(
         how |= {"again": not along, "split": split, "exchanged": exchanged is not None}
         offered = offered_sums(batch * rows if exchanged is None else exchanged, columns, depth, **how)
     kernel, grid, arguments = partial_arguments(x, w, bias, part, columns, tma, runtime, stored, blocks)
-    compiled = compiled_partial(kernel, along, plan, split, backend, sum_sms)
+    finished = exchanged is None and bool(along) and tma and not stored and backend == "copy_engine"
+    finished = finished and settings.get("tile_sums")
+    compiled = compiled_partial(kernel, along, plan, split, backend, sum_sms, finished)
     return compiled.launch(
         grid, (), arguments, group=group, backend=backend, transport=moved, repeat=repeat, sum_sms=offered
     )

@@ -18,10 +18,12 @@ from overlap.chunkplan.order import happens_before
 from overlap.chunkplan.plan import Chunk, CommPlan, OpId
 from overlap.chunkplan.verify import verify_contributions, verify_plan
 from overlap.errors import RuntimeContractError, ScheduleError, UnsupportedError
+from overlap.schedule import tile_sums
 from overlap.schedule.early import can_be_early, in_rounds
 from overlap.schedule.interleave import levels, moves_ahead
 from overlap.schedule.machine import Machine, machine_for
 from overlap.schedule.model import AxisTiles, Counter, RankSchedule, TensorRead, TensorWrite
+from overlap.schedule.pieces import Piece
 from overlap.schedule.pushes import pushes
 from overlap.schedule.runs import schedule_rank
 from overlap.schedule.steps import Kernel, Step, launch_steps, with_library
@@ -41,6 +43,7 @@ from .protocol import Runtime
 from .tables.hosteval import on_host
 from .tables.inline_words import InlineWords, Receiver
 from .tables.slots import Slots, slots_of
+from .tables.tile_sums import summand_records
 from .workspace import Memory, plan_for, plans_for, workspace_of
 
 
@@ -49,7 +52,8 @@ class LaunchTable:
     """The schedule of this rank for the block sizes and sizes of a launch, and its device table.
 
     ``counters``: by the operation that a counter holds back. ``slots``: where tiles are stored, if in other ranks' memory.
-    ``receivers``: by run, who is sent its tiles in words, if anybody is.
+    ``receivers``: by run, who is sent its tiles in words, if anybody is. ``finished``: by run, the piece of the result that its tiles add
+    up, and ``records`` the table of what they add, if they do.
     """
 
     schedule: RankSchedule
@@ -58,6 +62,8 @@ class LaunchTable:
     counters: dict[OpId, Counter]
     slots: Slots | None = None
     receivers: tuple[tuple[Receiver, ...], ...] | None = None
+    finished: tuple[Piece | None, ...] | None = None
+    records: Any = None
 
     @cached_property
     def chunks(self) -> dict[Chunk, Counter]:
@@ -197,8 +203,11 @@ class Instance(BoundPlan):
         """What the kernel of this rank gets for the first communicated tensor, in the user's dimension order."""
         return self.part.tensor
 
-    def table(self, bound: Bound) -> LaunchTable:
+    def table(self, bound: Bound, finish: bool = False) -> LaunchTable:
         """The schedule of this rank and its device table, for the block sizes and sizes of a launch; cached by them.
+
+        Args:
+            finish: tiles of the rank's own part add what comes of it, where they can.
 
         Raises:
             RuntimeContractError: an extent that the launch passes is not that of a communicated tensor.
@@ -207,12 +216,12 @@ class Instance(BoundPlan):
         arguments = bound.arguments
         sizes = tuple(axis.sizes(arguments) for axis in operator.axes)
         constants = {name: _plain(arguments[name]) for name in _keyword_only(operator.tile_map)}
-        key = (sizes, tuple(sorted(constants.items())))
+        key = (sizes, tuple(sorted(constants.items())), finish)
         found = self._tables.get(key)
         if found is None:
             schedule = self._schedules.get(key)
             if schedule is None:
-                schedule = self._schedules[key] = self._schedule(sizes, constants)
+                schedule = self._schedules[key] = self._schedule(sizes, constants, finish)
             pushed, slots, receivers = None, None, None
             if self.operator.carriers.storing:
                 writes = [w for w in self._writes if w.tensor == self.made.comm.tensor]
@@ -221,16 +230,20 @@ class Instance(BoundPlan):
                     slots = slots_of(self, pushed)
                 else:
                     receivers = self.words.receivers(pushed)
+            finished = tile_sums.finished(self.plan, schedule, self._writes, self.made.window) if finish else None
+            records, begins = (None, None) if finished is None else summand_records(self, finished)
             ahead = self.moves_ahead(schedule)
             sent = None if receivers is None else [len(several) for several in receivers]
-            words = self.workspace.table(to_words(schedule, self.memory.room.flags, pushed, ahead, sent))
+            words = self.workspace.table(to_words(schedule, self.memory.room.flags, pushed, ahead, sent, begins))
             counters = {op: counter for counter in schedule.counters for op in counter.ops}
             tiles = sum(run.tiles for run in schedule.runs)
-            found = LaunchTable(schedule, words, tiles, counters, slots, receivers)
+            found = LaunchTable(schedule, words, tiles, counters, slots, receivers, finished, records)
             self._tables[key] = found
         return found
 
-    def _schedule(self, sizes: tuple[tuple[int, int], ...], constants: dict[str, Any]) -> RankSchedule:
+    def _schedule(
+        self, sizes: tuple[tuple[int, int], ...], constants: dict[str, Any], finish: bool
+    ) -> RankSchedule:
         operator = self.operator
         axes = []
         for axis, (extent, block) in zip(operator.axes, sizes, strict=True):
@@ -260,6 +273,7 @@ class Instance(BoundPlan):
             machine=self.machine,
             itemsize=self.itemsize,
             early=self.early,
+            finish=finish,
         )
 
     @cached_property

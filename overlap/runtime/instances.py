@@ -93,6 +93,8 @@ def instance_for(
             shown = own.order if comm.produced else next((t[i] for t, *_ in told if t[i] is not None), None)
             settled.append(own._replace(order=shown))
         left = (told[0][2] or 0) if asked is None else asked
+        if operator.realization.tile_sums:
+            left = 0  # tiles add, nothing runs beside them
         instance = cache[key] = Instance(operator, runtime, settled, left, store_sums)
         instance.known_as = key
     else:

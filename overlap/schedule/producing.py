@@ -45,6 +45,7 @@ class Producing:
         early: bool = False,
         sums_store: Collection[OpId] = (),
         in_place: bool = False,
+        finished: Collection[Piece] = (),
     ) -> None:
         values = Values(plan)
         stage = stages(produced, values)
@@ -73,6 +74,8 @@ class Producing:
         found = (staying(plan, rank, tensor, values) for tensor in (sorted(produced) if in_place else ()))
         self.placed = tuple(piece for several in found for piece in several)
         """What tiles store in results themselves."""
+        self.finished = tuple(finished)
+        """What tiles add up themselves, and store there too."""
         self._pieces = {tensor: self._summed(tensor, values) for tensor in produced}
         self._waited: set[OpId] = set()
         """What the main stream's sums have seen landed."""
@@ -88,7 +91,7 @@ class Producing:
     def _summed(self, tensor: str, values: Values) -> tuple[Sums, tuple[Piece, ...]]:
         """As `pieces`, without what tiles store in the result themselves."""
         sums, result = pieces(self._plan, self._rank, tensor, values)
-        return sums, tuple(piece for piece in result if piece not in self.placed)
+        return sums, tuple(piece for piece in result if piece not in (*self.placed, *self.finished))
 
     def forks(self) -> list[Step]:
         """Lanes whose first operation sends what the kernel makes; with early sums all of them, and that of the sums."""

@@ -96,13 +96,15 @@ class Raise:
 class Kernel:
     """The user's kernel, on the main stream. ``stores``: operations that it carries out itself, storing tiles into slots
     of other ranks and raising the flags behind the last. ``moves``: operations that programs of its launch carry out beside
-    those that compute. ``placed``: pieces of results that its tiles store in the result itself (`staying.staying`). ``given``:
-    chunks that its tiles read where the caller has them."""
+    those that compute. ``placed``: pieces of results that its tiles store in the result itself (`staying.staying`);
+    ``finished``: those to which its tiles add what has come of them, and store there too (`tile_sums`). ``given``: chunks that
+    its tiles read where the caller has them."""
 
     stores: tuple[OpId, ...] = ()
     moves: tuple[Move, ...] = ()
     placed: tuple[Piece, ...] = ()
     given: tuple[Chunk, ...] = ()
+    finished: tuple[Piece, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ from overlap.errors import PlanError, ScheduleError, UnsupportedError
 
 from .givens import ahead_of_staging, needs_no_stage
 from .moves import moves_of
-from .pieces import check_produced
+from .pieces import Piece, check_produced
 from .producing import Producing, carry_out, stages
 from .step import (
     Await,
@@ -141,6 +141,7 @@ def launch_steps(
     given: Collection[OpId] = (),
     sums_store: Collection[OpId] = (),
     in_place: bool = False,
+    finished: Collection[Piece] = (),
 ) -> tuple[Step, ...]:
     """The steps of ``rank`` for one launch of ``plan``, by copy engine where nothing else is said.
 
@@ -156,6 +157,7 @@ def launch_steps(
         sums_store: operations, of any rank, that the sums which they send carry out (`stored_sums.stored_sums`).
         in_place: tiles store what stays of a result (`staying`) in the result itself, so that no sum copies it; of a plan that
             feeds the kernel alone they read what the rank holds where its caller has it, and nothing is staged.
+        finished: pieces of results that tiles add up themselves (`tile_sums.finished`).
 
     Raises:
         UnsupportedError: the plan has an operation that a copy engine cannot do, or one that both feeds the kernel and
@@ -176,10 +178,12 @@ def launch_steps(
     behind: dict[int, set[OpId]] = {lane: set() for lane in lanes}
     made = None
     if produced:
-        made = Producing(plan, rank, produced, stores, early=early, sums_store=sums_store, in_place=in_place)
+        made = Producing(plan, rank, produced, stores, early=early, sums_store=sums_store, in_place=in_place, finished=finished)
     moving = moves_of(plan, rank, moved=moved) if moved else ()
     held = _held(plan, rank, feeding, given) if in_place and made is None else ()
-    kernel = Kernel(made.stored, moving, made.placed) if made is not None else Kernel((), moving, given=held)
+    kernel = Kernel((), moving, given=held)
+    if made is not None:
+        kernel = Kernel(made.stored, moving, made.placed, finished=made.finished)
 
     ahead = ahead_of_staging(plan, rank, feeding, given)
     sent: list[Step] = []

@@ -158,7 +158,8 @@ def to_words(
     header[H_FLAG_BASE] = flag_base(schedule.world) * SLOT_WORDS
     header[H_AXES] = axes
     header[H_TILES] = sum(run.tiles for run in runs)
-    header[H_FINISHED] = next((run.first for run, at in zip(runs, summed or (), strict=False) if at >= 0), SENTINEL)
+    finished = (run.first for run, at in zip(runs, summed or (), strict=False) if at >= 0)
+    header[H_FINISHED] = next(finished, header[H_TILES])
     header[H_COUNTER_BASE] = counter_base(schedule.world, flags) * SLOT_WORDS
     words = header + records + sentinel + pairs + coordinates
     if any(not -(2**31) <= w < 2**31 for w in words):

@@ -104,6 +104,12 @@ def check_sums(steps: Sequence[Step], rank: int, made: Produced, *, kernel: bool
             made_partial = True
             _check_placed(step, rank, made, expected)
             summed.update(step.placed)
+            for piece in step.finished:
+                if piece not in expected or piece in summed or piece.keep or None not in piece.summands:
+                    raise ScheduleError(
+                        f"rank {rank}: the kernel adds up {piece.chunk}, which is no part of its own that it keeps, or twice"
+                    )
+                summed.add(piece)
         elif isinstance(step, Whole):
             there.setdefault(step.lane, set()).add(step.chunk)
         elif isinstance(step, Gather):

@@ -18,10 +18,10 @@ After::
     for tile in tl.range(ol.next_tile(tl.program_id(0), ol_own_tiles, NUM_PROGRAMS), tiles, NUM_PROGRAMS, flatten=True):
         ...
         # Wait for what other ranks send of the tile; its summands' loads depend on the wait through pid_m.
-        ol_seen = ol.wait_run(ol_table, ol_run, ol_state, ol_epoch)
+        ol_seen = ol.wait_summands(ol_table, ol_run, ol_state, ol_epoch, ol_summands)
         pid_m = ol.after(pid_m, ol_seen)
         ...
-        ol.finish_tile(ol_own, c, ol_table, ol_run, ol_sums, ol_summands, off_m, off_n)
+        ol.finish_tile(ol_result, c, ol_table, ol_run, ol_sums, ol_summands, off_m, off_n)
 
 Two loops, because in a flattened one the wait of the first own tile would stand ahead of the count of the last tile that is sent, and
 ranks would wait in a circle. Runs behind all passes that add to a tile. Other kernels pass through.
@@ -56,15 +56,18 @@ def run(module: cst.Module, context: Context) -> cst.Module:
     names = context.names
     ol, table, first = names.language, names.local("table"), names.local("own_tiles")
     start, stop, step = (_code(argument.value) for argument in loop.iter.args[:3])  # type: ignore[attr-defined]
-    (read,) = statements(f"{first} = {ol}.own_tiles({table})\n")
+    begin = names.local("next_tile")
+    ahead = statements(f"{first} = {ol}.own_tiles({table})\n")
+    between = statements(f"{begin} = {ol}.next_tile({start}, {first}, {step})\n")
     sent = _over(loop, start, f"min({stop}, {first})")
     lines = [*loop.leading_lines, comment("The tiles that other ranks add up.")]
     change = _Own(context, store)
-    own = _over(loop, f"{ol}.next_tile({start}, {first}, {step})", stop).visit(change)
+    own = _over(loop, begin, stop).visit(change)
     if not isinstance(own, cst.For) or change.stored != 1:
         raise CodegenError(f"{change.stored} stores of the tiles of `{store.tensor}` were rewritten")
     said = "The tiles of the rank's own part: what other ranks have sent is added here, and none of it is sent."
-    loops = [read, sent.with_changes(leading_lines=lines), own.with_changes(leading_lines=[comment(said)])]
+    between[0] = between[0].with_changes(leading_lines=[comment(said)])
+    loops = [*ahead, sent.with_changes(leading_lines=lines), *between, own.with_changes(leading_lines=[])]
     return replaced(module, loop, cst.FlattenSentinel(loops))
 
 
@@ -172,7 +175,8 @@ class _Own(cst.CSTTransformer):
         self.run, self.seen = run, seen
         said = f"# Wait for what other ranks send of the tile; its summands' loads depend on the wait through {self.through}.\n"
         self.wait = statements(
-            f"{said}{seen} = {ol}.wait_run({names.local('table')}, {run}, {names.local('state')}, {names.local('epoch')})\n"
+            f"{said}{seen} = {ol}.wait_summands(\n"
+            f"    {names.local('table')}, {run}, {names.local('state')}, {names.local('epoch')}, {names.local('summands')}\n)\n"
             f"{self.through} = {ol}.after({self.through}, {seen})\n"
         )
         self.stored = 0
@@ -201,7 +205,7 @@ class _Own(cst.CSTTransformer):
         _, offsets, value = store_parts(expression.value, self.access)
         names = self.context.names
         ol = names.language
-        given = [names.local("own"), _code(value), names.local("table"), self.run, names.local("sums"), names.local("summands")]
+        given = [names.local("result"), _code(value), names.local("table"), self.run, names.local("sums"), names.local("summands")]
         given += [_code(element.value) for element in offsets]
         (changed,) = statements(f"{ol}.finish_tile(\n    " + ",\n    ".join(given) + ",\n)\n")
         said = "Add what other ranks have sent of the tile, and store it where the result goes."

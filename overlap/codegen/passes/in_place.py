@@ -91,6 +91,8 @@ def site_of(context: Context) -> Site | None:
     carriers, kernel = context.carriers, context.program.kernel
     if len(context.ons) != 1 or carriers.chosen != "copy_engine" or carriers.moving or carriers.storing:
         return None
+    if context.finishing:
+        return None  # such tiles have a loop of their own
     (on,) = context.ons
     if on.ranged or on.kind == "all_reduce":
         return None

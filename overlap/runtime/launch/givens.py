@@ -17,6 +17,7 @@ import torch
 from overlap import settings
 from overlap.chunkplan.plan import P2P, OpId
 from overlap.schedule.givens import needs_no_stage, sent_as_given
+from overlap.schedule.pieces import Piece
 from overlap.schedule.steps import Step, launch_steps
 
 from ..bound_plan import BoundPlan
@@ -34,18 +35,21 @@ MOST_PITCH = 2**31 - 1
 """Between two rows, of any device."""
 
 
-def steps_for(instance: Instance, given: Mapping[str, torch.Tensor], in_place: bool = False) -> tuple[Step, ...]:
+def steps_for(
+    instance: Instance, given: Mapping[str, torch.Tensor], in_place: bool = False, finished: tuple[Piece, ...] = ()
+) -> tuple[Step, ...]:
     """The steps of a launch for what a call gives; the same object for all of one layout.
 
     Args:
         in_place: tiles store what stays of a result in the result itself (`launch_steps`).
+        finished: pieces of a result that tiles add up.
     """
     if not _possible(instance):
-        return _steps(instance, frozenset(), in_place)
-    key = ("steps", layout_key(given), settings.get("given_bytes"), in_place)
+        return _steps(instance, frozenset(), in_place, finished)
+    key = ("steps", layout_key(given), settings.get("given_bytes"), in_place, finished)
     found: tuple[Step, ...] | None = instance.prepared.get(key)
     if found is None:
-        found = instance.prepared[key] = _steps(instance, _taken(instance, given), in_place)
+        found = instance.prepared[key] = _steps(instance, _taken(instance, given), in_place, finished)
     return found
 
 
@@ -65,11 +69,13 @@ def _produced(instance: Instance) -> list[str]:
     return [part.name for part in instance.parts.values() if part.made]
 
 
-def _steps(instance: Instance, taken: frozenset[OpId], in_place: bool) -> tuple[Step, ...]:
+def _steps(
+    instance: Instance, taken: frozenset[OpId], in_place: bool, finished: tuple[Piece, ...]
+) -> tuple[Step, ...]:
     """The steps of a launch that copies these operations so; the same object each time."""
-    if not taken and not in_place:
+    if not (taken or in_place or finished):
         return instance.steps
-    key = ("steps", taken, in_place)
+    key = ("steps", taken, in_place, finished)
     found: tuple[Step, ...] | None = instance.prepared.get(key)
     if found is None:
         found = instance.prepared[key] = launch_steps(
@@ -82,6 +88,7 @@ def _steps(instance: Instance, taken: frozenset[OpId], in_place: bool) -> tuple[
             given=taken,
             sums_store=instance.sums_store,
             in_place=in_place,
+            finished=finished,
         )
     return found
 

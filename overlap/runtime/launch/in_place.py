@@ -125,7 +125,7 @@ def _results_part(
         return None  # the kernel counts from where it begins along one dimension
     view = result[tuple(slice(a - o, b - o) for a, b, o in zip(box.lo, box.hi, part.held.lo, strict=True))]
     fits = described_as(bound.arguments[comm.param], part) and can_describe(view, part.tensor)
-    return (view, box) if fits and not _read(result, bound) else None
+    return (view, box) if fits and not read_by(result, bound) else None
 
 
 def _staying(instance: Instance, part: Part) -> Box | None:
@@ -137,7 +137,7 @@ def _staying(instance: Instance, part: Part) -> Box | None:
     return found
 
 
-def _read(result: torch.Tensor, bound: Bound) -> bool:
+def read_by(result: torch.Tensor, bound: Bound) -> bool:
     """Whether a result lies in memory of an argument of the launch."""
     storage = result.untyped_storage().data_ptr()
     bases = (getattr(value, "base", value) for value in bound.arguments.values())

@@ -35,6 +35,7 @@ from ..tables.slots import store_arguments
 from ..tracing.recording import log_arguments
 from .acts import Act, Ends, InFlight, carry_out, make_acts
 from .beside import beside_sums
+from .finish import finish_table
 from .givens import steps_for
 from .in_place import own_arguments
 from .opening import Opening, layout_key
@@ -79,14 +80,14 @@ def launch(
     """
     runtime = instance.runtime
     bound, grid = beside_sums(instance, bound, grid)
-    table = instance.table(bound)
+    table, finish = finish_table(instance, bound, results)
     grid = tiles_only(operator, grid, table.tiles)
     ours = {operator.ours[0]: table.words, operator.ours[1]: instance.state, **range_arguments(instance, bound)}
     ours |= log_arguments(instance, bound, table)
     if table.slots is not None:
         ours |= store_arguments(operator, table.slots, bound.arguments, table.tiles)
     own = own_arguments(instance, table, bound, given, results, 0 if behind is None else left)
-    ours |= own.arguments
+    ours |= own.arguments | finish.arguments
     words = given_words(instance, table, results, bound.options) if table.receivers is not None else {}
     ours |= {operator.parameter(name): value for name, value in words.items()}
     linked = runtime.linked if operator.moves and operator.mover.far else {}
@@ -108,7 +109,7 @@ def launch(
         counted, grid = all_resident(instance, kernel, bound, arguments, grid)
         arguments |= counted
     carried, ends = _brought(given, results)
-    steps = _filtered(instance, steps_for(instance, given, own.taken))
+    steps = _filtered(instance, steps_for(instance, given, own.taken, finish.pieces))
     acts = partial(_acts, instance, table, steps)
     variant = variant_of(kernel, arguments)
     moves = next((step.moves for step in steps if isinstance(step, st.Kernel)), ())
@@ -136,7 +137,7 @@ def launch(
         if words:
             # A result is the caller's.
             kept -= {place}
-        kept -= own.callers
+        kept -= own.callers | finish.callers
         ready = repeat.prepare(instance, ends, acts, KernelLaunch(kernel, grid, arguments, kept) if runs else None)
         if ready is not None:
             ready.enqueue(repeat.carried)

@@ -1,0 +1,49 @@
+"""Whether the tiles of a launch add up the rank's own part of the result themselves, and what its kernel is given for it.
+
+    tiles that are sent | own tiles: wait, add, store          no sum behind them
+    tiles that are sent | own tiles, stored in the partial     a sum behind them, where a tile makes two pieces or a result cannot take it
+
+Either way it is the same kernel: without anything to finish its second loop is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from overlap.schedule.pieces import Piece
+
+from ..calls.resolve import Bound
+from ..tables.tile_sums import can_finish, finish_arguments
+from .in_place import read_by
+
+if TYPE_CHECKING:
+    from ..instance import Instance, LaunchTable
+
+
+class Finish(NamedTuple):
+    """``pieces``: of the result, that tiles add up. ``arguments``: what the kernel is given, by parameter; ``callers``: those that
+    lie in a tensor of the call."""
+
+    pieces: tuple[Piece, ...] = ()
+    arguments: dict[str, Any] = {}
+    callers: frozenset[str] = frozenset()
+
+
+def finish_table(
+    instance: Instance, bound: Bound, results: Mapping[str, torch.Tensor]
+) -> tuple[LaunchTable, Finish]:
+    """The table of a launch, and what tiles finish of its results."""
+    if not instance.operator.parameter("summands"):
+        return instance.table(bound), Finish()
+    (out,) = results.values()
+    table = instance.table(bound, finish=True)
+    if not can_finish(instance, table, out) or read_by(out, bound):
+        table = instance.table(bound)
+        return table, Finish((), finish_arguments(instance, table, bound, None))
+    assert table.finished is not None
+    pieces = tuple(dict.fromkeys(piece for piece in table.finished if piece is not None))
+    callers = frozenset((instance.operator.parameter("result"),))
+    return table, Finish(pieces, finish_arguments(instance, table, bound, out), callers)
