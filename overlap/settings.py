@@ -200,7 +200,7 @@ SETTINGS: dict[str, Setting] = {
             "tile_sums",
             bool,
             False,
-            "`gemm_rs` by copy engine has the tiles of the part that a rank keeps add what others have sent of it, where they can; "
+            "`gemm_rs` by copy engine has the tiles of a rank's own part add what others have sent of it, where they can; "
             "otherwise a sum kernel does.",
         ),
         Setting(

@@ -61,8 +61,8 @@ class Realization:
     setting ``machine`` where it is None. ``strided``: the backend of strided chunks with rows of fewer bytes than the setting
     ``strided_row_bytes``, where ``backend`` is the copy engine; empty: as all others. ``sum_sms``: multiprocessors that a kernel
     leaves free for sums of its results that are made while it runs; 0: sums follow the kernel; None: as the setting ``sum_sms``
-    or a prebuilt operator says. ``tile_sums``: 1 has the tiles of the part of a reduce-scattered result that the rank keeps add what
-    others have sent of it, in place of a sum kernel behind all tiles.
+    or a prebuilt operator says. ``tile_sums``: 1 has the tiles of the part of a reduce-scattered result that the rank
+    keeps add what others have sent of it, in place of a sum kernel behind all tiles.
     ``trace``: 1 has the kernel record when its tiles wait, begin and end (`overlap trace`); nothing else of it changes.
     """
 
@@ -82,8 +82,8 @@ class Realization:
         shown = [f"backend={self.backend!r}"]
         shown += [
             f"{k}={getattr(self, k)!r}"
-            for k in ("split", "comm_sms", "num_warps", "num_stages", "meta", "machine", "strided", "sum_sms", "tile_sums", "trace")
-            if getattr(self, k) != type(self).__dataclass_fields__[k].default
+            for k, field in type(self).__dataclass_fields__.items()
+            if k != "backend" and getattr(self, k) != field.default
         ]
         return f"Realization({', '.join(shown)})"
 

@@ -1,13 +1,13 @@
-"""Words of kernels that finish the tiles of the rank's own part of a result: what other ranks have sent is added ahead of the store.
+"""Words of kernels that finish the tiles of the rank's own part of a result: what other ranks have sent is added to them.
 
     own tile [rows, columns] as it would travel | cut in columns, since registers hold a part and a summand
     part 0    own value + slot of rank 0 + slot of rank 2 ...      in ACCUMULATOR, rounded once, stored
     part 1    ...
 
 Such tiles come last and have a loop of their own (`overlap.schedule.tile_sums`). ``sums`` is the table of
-`overlap.runtime.tables.tile_sums`; where a run's record begins in it stands in the run's R_WAY. The rank's own value is the first summand and
-the others follow in the order of the ranks, whatever arrives first: one more value to hold, as the sum kernel's order takes, would not
-fit the registers beside the tile.
+`overlap.runtime.tables.tile_sums`; where a run's record begins in it stands in its R_WAY. The own value is the first summand
+and the others follow in the order of the ranks, whatever arrives first: to add it in its place, as the sum kernel does, is
+one value more to hold, and the registers beside a tile have no room for that.
 """
 
 from __future__ import annotations

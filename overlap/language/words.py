@@ -156,7 +156,11 @@ WORDS = {
             "the program's share of the rank's part of the result: packets of all ranks, added in rank order",
             nvidia=True,
         ),
-        Word("own_tiles", ("table",), "position of the first tile of the rank's own part, their number where none is finished"),
+        Word(
+            "own_tiles",
+            ("table",),
+            "position of the first tile of the rank's own part, their number where none is finished",
+        ),
         Word("next_tile", ("start", "first", "step"), "a program's first tile from position `first` on"),
         Word(
             "wait_summands",

@@ -52,8 +52,8 @@ class LaunchTable:
     """The schedule of this rank for the block sizes and sizes of a launch, and its device table.
 
     ``counters``: by the operation that a counter holds back. ``slots``: where tiles are stored, if in other ranks' memory.
-    ``receivers``: by run, who is sent its tiles in words, if anybody is. ``finished``: by run, the piece of the result that its tiles add
-    up, and ``records`` the table of what they add, if they do.
+    ``receivers``: by run, who is sent its tiles in words, if anybody is. ``finished``: by run, the piece of the
+    result that its tiles add up, and ``records`` the table of what they add, if they do.
     """
 
     schedule: RankSchedule
@@ -241,9 +241,7 @@ class Instance(BoundPlan):
             self._tables[key] = found
         return found
 
-    def _schedule(
-        self, sizes: tuple[tuple[int, int], ...], constants: dict[str, Any], finish: bool
-    ) -> RankSchedule:
+    def _schedule(self, sizes: tuple[tuple[int, int], ...], constants: dict[str, Any], finish: bool) -> RankSchedule:
         operator = self.operator
         axes = []
         for axis, (extent, block) in zip(operator.axes, sizes, strict=True):

@@ -189,8 +189,17 @@ def _schedule(
 ) -> RankSchedule:
     plan = shared.plan
     check_covered(plan, reads, axes, rank, windows)
-    how = {"values": shared.values, "early": shared.early, "finish": shared.finish}
-    graph = dependence_graph(plan, reads, axes, rank, writes=writes, windows=windows, **how)
+    graph = dependence_graph(
+        plan,
+        reads,
+        axes,
+        rank,
+        writes=writes,
+        windows=windows,
+        values=shared.values,
+        early=shared.early,
+        finish=shared.finish,
+    )
     arrivals = in_order(plan, rank, shared.times)
     slots = assign_slots(plan, rank)
     position = {op: i for i, op in enumerate(arrivals)}

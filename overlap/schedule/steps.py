@@ -178,7 +178,9 @@ def launch_steps(
     behind: dict[int, set[OpId]] = {lane: set() for lane in lanes}
     made = None
     if produced:
-        made = Producing(plan, rank, produced, stores, early=early, sums_store=sums_store, in_place=in_place, finished=finished)
+        made = Producing(
+            plan, rank, produced, stores, early=early, sums_store=sums_store, in_place=in_place, finished=finished
+        )
     moving = moves_of(plan, rank, moved=moved) if moved else ()
     held = _held(plan, rank, feeding, given) if in_place and made is None else ()
     kernel = Kernel((), moving, given=held)

@@ -27,8 +27,8 @@ H_VERSION, H_RUNS, H_RUN_BASE, H_COORD_BASE, H_FLAG_BASE, H_AXES, H_TILES, H_COU
 
 RUN_WORDS = 18
 R_FIRST, R_UNIT, R_WAIT_BEGIN, R_WAIT_END, R_RAISE_BEGIN, R_RAISE_END, R_PEER, R_WAY, R_MOVES, R_OWN = range(10)
-"""R_WAY: where the tiles of the run are stored, the first of the entries of the table of ways (`overlap.schedule.pushes`); or what is
-added to them, a record of the table of summands (`overlap.schedule.tile_sums`).
+"""R_WAY: where the tiles of the run are stored, the first of the entries of the table of ways (`overlap.schedule.pushes`); or
+what is added to them, a record of the table of summands (`overlap.schedule.tile_sums`).
 R_MOVES: how many moves are ahead of the run's wait, if the programs that compute make them (`overlap.schedule.interleave`).
 R_OWN: 1 where the run's tiles touch nothing but the rank's own (`model.Run`)."""
 R_AXIS = 10
@@ -50,7 +50,7 @@ LOW_BYTES, HIGH_BYTES = 16, 1 << 30
 MOST_DIMS = 3
 """Of a tensor whose tiles are finished."""
 F_FIRST = 0
-"""From here on, for each of `MOST_DIMS` dimensions: where the rank's part begins and ends in what the kernel makes, in elements."""
+"""From here on, for each of `MOST_DIMS` dimensions: where the rank's part begins and ends in what the kernel makes."""
 F_ENDS = F_FIRST + MOST_DIMS
 F_STRIDES = F_ENDS + MOST_DIMS
 """Of the slots, in elements, the last one 1."""

@@ -1,11 +1,11 @@
 """Sums in tiles: the tiles of the part that a rank keeps add what other ranks have sent of it, ahead of their store.
 
-    reduce-scatter, rank 1 of 3, two parts    sent to 2, to 0, to 2, to 0 | own part 0, behind flags of what 0 and 2 sent of it | own part 1 ...
-    sum kernel behind                         sent ...                    | own parts, stored as they are | read again, and added
+    reduce-scatter, rank 1 of 3    sent to 2, to 0, to 2, to 0 | own part 0, behind flags of what 0 and 2 sent | own part 1 ...
+    with a sum kernel              sent ...                    | own parts, stored as they are | read again, and added
 
-The rank's own partial is neither stored nor read again, no launch stands behind the product, and nothing is left free for one beside
-it. What tiles add is there by then or nearly so, since they come last. They are in a loop of their own: in a flattened one the wait of
-the first of them would stand ahead of the count of the last tile that is sent, and ranks would wait in a circle.
+The rank's own partial is neither stored nor read again, no launch stands behind the product, and nothing is left free for one
+beside it. What tiles add is there by then or nearly so, since they come last. They have a loop of their own: in a flattened one
+the wait of the first of them would stand ahead of the count of the last tile that is sent, and ranks would wait in a circle.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ After::
     for tile in tl.range(tl.program_id(0), min(tiles, ol_own_tiles), NUM_PROGRAMS, flatten=True):
         ... as before
     # The tiles of the rank's own part: what other ranks have sent is added here, none of it is sent.
-    for tile in tl.range(ol.next_tile(tl.program_id(0), ol_own_tiles, NUM_PROGRAMS), tiles, NUM_PROGRAMS, flatten=True):
+    ol_next_tile = ol.next_tile(tl.program_id(0), ol_own_tiles, NUM_PROGRAMS)
+    for tile in tl.range(ol_next_tile, tiles, NUM_PROGRAMS, flatten=True):
         ...
         # Wait for what other ranks send of the tile; its summands' loads depend on the wait through pid_m.
         ol_seen = ol.wait_summands(ol_table, ol_run, ol_state, ol_epoch, ol_summands)
@@ -23,8 +24,8 @@ After::
         ...
         ol.finish_tile(ol_result, c, ol_table, ol_run, ol_sums, ol_summands, off_m, off_n)
 
-Two loops, because in a flattened one the wait of the first own tile would stand ahead of the count of the last tile that is sent, and
-ranks would wait in a circle. Runs behind all passes that add to a tile. Other kernels pass through.
+Two loops, because in a flattened one the wait of the first own tile would stand ahead of the count of the last tile that is
+sent, and ranks would wait in a circle. Runs behind all passes that add to a tile. Other kernels pass through.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ from ..spread import communicated_stores
 from .push_async import store_parts
 
 _HELP = "leave out tile_sums: a kernel behind this one adds"
-_COUNTS = m.SimpleStatementLine(body=[m.Expr(m.Call(func=m.Attribute(attr=m.Name("produced") | m.Name("produced_async"))))])
+_COUNTS = m.SimpleStatementLine(
+    body=[m.Expr(m.Call(func=m.Attribute(attr=m.Name("produced") | m.Name("produced_async"))))]
+)
 
 
 def run(module: cst.Module, context: Context) -> cst.Module:
@@ -181,7 +184,9 @@ class _Own(cst.CSTTransformer):
         )
         self.stored = 0
 
-    def leave_IndentedBlock(self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock) -> cst.IndentedBlock:
+    def leave_IndentedBlock(
+        self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock
+    ) -> cst.IndentedBlock:
         body: list[cst.BaseStatement] = []
         last = max((i for i, s in enumerate(updated_node.body) if m.matches(s, self.placed)), default=-1)
         for number, statement in enumerate(updated_node.body):
@@ -205,7 +210,14 @@ class _Own(cst.CSTTransformer):
         _, offsets, value = store_parts(expression.value, self.access)
         names = self.context.names
         ol = names.language
-        given = [names.local("result"), _code(value), names.local("table"), self.run, names.local("sums"), names.local("summands")]
+        given = [
+            names.local("result"),
+            _code(value),
+            names.local("table"),
+            self.run,
+            names.local("sums"),
+            names.local("summands"),
+        ]
         given += [_code(element.value) for element in offsets]
         (changed,) = statements(f"{ol}.finish_tile(\n    " + ",\n    ".join(given) + ",\n)\n")
         said = "Add what other ranks have sent of the tile, and store it where the result goes."
@@ -219,4 +231,3 @@ def _plain(statement: cst.SimpleStatementLine) -> Sequence[cst.EmptyLine]:
 
 def _code(node: cst.CSTNode) -> str:
     return cst.Module([]).code_for_node(node)
-

@@ -1,7 +1,7 @@
 """Whether the tiles of a launch add up the rank's own part of the result themselves, and what its kernel is given for it.
 
     tiles that are sent | own tiles: wait, add, store          no sum behind them
-    tiles that are sent | own tiles, stored in the partial     a sum behind them, where a tile makes two pieces or a result cannot take it
+    tiles that are sent | own tiles, stored in the partial     a sum: tiles make parts of two pieces, or TMA takes no such result
 
 Either way it is the same kernel: without anything to finish its second loop is empty.
 """
@@ -24,17 +24,15 @@ if TYPE_CHECKING:
 
 
 class Finish(NamedTuple):
-    """``pieces``: of the result, that tiles add up. ``arguments``: what the kernel is given, by parameter; ``callers``: those that
-    lie in a tensor of the call."""
+    """``pieces``: of the result, that tiles add up. ``arguments``: what the kernel is given, by parameter; ``callers``: those
+    that lie in a tensor of the call."""
 
     pieces: tuple[Piece, ...] = ()
     arguments: dict[str, Any] = {}
     callers: frozenset[str] = frozenset()
 
 
-def finish_table(
-    instance: Instance, bound: Bound, results: Mapping[str, torch.Tensor]
-) -> tuple[LaunchTable, Finish]:
+def finish_table(instance: Instance, bound: Bound, results: Mapping[str, torch.Tensor]) -> tuple[LaunchTable, Finish]:
     """The table of a launch, and what tiles finish of its results."""
     if not instance.operator.parameter("summands"):
         return instance.table(bound), Finish()

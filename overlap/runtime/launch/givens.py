@@ -69,9 +69,7 @@ def _produced(instance: Instance) -> list[str]:
     return [part.name for part in instance.parts.values() if part.made]
 
 
-def _steps(
-    instance: Instance, taken: frozenset[OpId], in_place: bool, finished: tuple[Piece, ...]
-) -> tuple[Step, ...]:
+def _steps(instance: Instance, taken: frozenset[OpId], in_place: bool, finished: tuple[Piece, ...]) -> tuple[Step, ...]:
     """The steps of a launch that copies these operations so; the same object each time."""
     if not (taken or in_place or finished):
         return instance.steps

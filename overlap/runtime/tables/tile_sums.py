@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 ALIGNED = 16
 """Bytes: of TMA, and of the widest load."""
 PART_BYTES = 32 << 10
-"""Of a part of a tile that is added at once: what comes of it is brought into the tile's layout through as much shared memory, and
-stages of the product's loop leave no more (227 KiB on sm_90)."""
+"""Of a part of a tile that is added at once: what comes of it is brought into the tile's layout through as much shared memory,
+and stages of the product's loop leave no more (227 KiB on sm_90)."""
 PART_ELEMENTS = 64
 """Of such a part a thread's elements, at most: beside them registers hold a summand's and the rest of the tile."""
 MANY = 4
-"""Summands from elsewhere, beyond which parts are half as large: more are on their way at a time."""
+"""Summands from elsewhere, beyond which parts are a quarter as large: more are on their way at a time."""
 
 
 def summand_records(instance: Instance, finished: Sequence[Piece | None]) -> tuple[Any, list[int]]:
@@ -91,9 +91,7 @@ def _slots_fit(instance: Instance, part: Part, piece: Piece) -> bool:
     return all(step * size % ALIGNED == 0 for slot in slots for step in slot.strides[:-1])
 
 
-def finish_arguments(
-    instance: Instance, table: LaunchTable, bound: Bound, out: torch.Tensor | None
-) -> dict[str, Any]:
+def finish_arguments(instance: Instance, table: LaunchTable, bound: Bound, out: torch.Tensor | None) -> dict[str, Any]:
     """By parameter of ours, what such a kernel is given.
 
     Args:
@@ -107,11 +105,11 @@ def finish_arguments(
         given["sums"] = instance.state
     if hasattr(described, "block_shape"):
         block = list(described.block_shape)
-        block[-1] //= parts_of(block, instance.made.dtype.itemsize, int(bound.options.get("num_warps", 4)), instance.runtime.world - 1)
-        base = described.base if out is None else out
-        shape, strides = (
-            (described.shape, described.strides) if out is None else (list(out.shape), list(out.stride()))
+        block[-1] //= parts_of(
+            block, instance.made.dtype.itemsize, int(bound.options.get("num_warps", 4)), instance.runtime.world - 1
         )
+        base = described.base if out is None else out
+        shape, strides = (described.shape, described.strides) if out is None else (list(out.shape), list(out.stride()))
         given["result"] = replace(described, base=base, shape=list(shape), strides=list(strides), block_shape=block)
     return {operator.parameter(name): value for name, value in given.items()}
 
@@ -125,7 +123,7 @@ def parts_of(block: Sequence[int], itemsize: int, warps: int, summands: int) -> 
         summands: that come from elsewhere.
     """
     elements = prod(int(extent) for extent in block)
-    most = min(PART_BYTES // itemsize, PART_ELEMENTS * 32 * warps) // (2 if summands > MANY else 1)
+    most = min(PART_BYTES // itemsize, PART_ELEMENTS * 32 * warps) // (4 if summands > MANY else 1)
     parts = 1
     while (parts < 2 or elements // parts > most) and int(block[-1]) // (2 * parts) * itemsize >= ALIGNED:
         parts *= 2
