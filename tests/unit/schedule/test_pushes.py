@@ -90,7 +90,7 @@ def test_the_table_holds_ways_and_tells():
     plan = reduce_scatter((136, 40), 0, 4)
     schedule, pushed, _ = everything(plan)[1]
     words = to_words(schedule, 7, pushed)
-    base = 8
+    base = 9
     for i, (ways, tells) in enumerate(zip(pushed.ways, pushed.tells, strict=True)):
         record = words[base + i * RUN_WORDS : base + (i + 1) * RUN_WORDS]
         following = words[base + (i + 1) * RUN_WORDS : base + (i + 2) * RUN_WORDS]

@@ -14,7 +14,7 @@ from overlap.errors import ScheduleError
 from overlap.schedule import table
 from overlap.schedule.model import AxisTiles, Counter, CountIn, RankSchedule, Run, Wait
 from overlap.schedule.runs import schedule_rank
-from overlap.schedule.table import counter_base, done_base, flag_base, state_words, to_words
+from overlap.schedule.table import counter_base, done_base, flag_base, state_words, to_words, way_base
 from tests.support.sweep import examples
 
 from .oracle import tiles_of
@@ -25,9 +25,9 @@ SMALL = st.integers(1, 5)
 
 
 def decode(words: list[int]) -> dict:
-    """Header, runs, flags, counters and coordinates of version 4."""
-    version, runs, run_base, coordinate_base, flags, axes, tiles, counters = words[:8]
-    assert version == 4
+    """Header, runs, flags, counters and coordinates of version 5."""
+    version, runs, run_base, coordinate_base, flags, axes, tiles, counters, finished = words[:9]
+    assert version == 5
     records = [words[run_base + 18 * i : run_base + 18 * (i + 1)] for i in range(runs + 1)]
 
     def entries(begin, end, size):
@@ -38,6 +38,7 @@ def decode(words: list[int]) -> dict:
         "flags": flags,
         "counters": counters,
         "tiles": tiles,
+        "finished": finished,
         "axes": axes,
         "sentinel": records[-1][0],
         "runs": [
@@ -47,6 +48,7 @@ def decode(words: list[int]) -> dict:
                 "waits": entries(r[2], r[3], 2),
                 "raises": entries(r[4], r[5], 4),
                 "peer": r[6],
+                "way": r[7],
                 "moves": r[8],
                 "own": r[9],
                 "origin": tuple(r[10 : 10 + 2 * axes : 2]),
@@ -96,6 +98,7 @@ def test_words_hold_the_schedule(schedule, room):
             "waits": [(w.slot, w.count) for w in run.waits],
             "raises": [(count.slot, targets[count.slot], -1, -1) for count in run.raises],
             "peer": run.peer,
+            "way": way_base(schedule.world),
             "moves": moves[i] if moves else 0,
             "own": int(run.own),
             "origin": run.origin,
@@ -105,6 +108,7 @@ def test_words_hold_the_schedule(schedule, room):
     ]
     assert found["tiles"] == sum(run.tiles for run in schedule.runs) and found["axes"] == len(schedule.axes)
     assert found["sentinel"] == 2**31 - 1
+    assert found["finished"] == found["tiles"], "none is"
     assert found["flags"] == (4 + 2 * schedule.world) * 4
     assert found["counters"] == (4 + 2 * schedule.world + room) * 4, "counters stand behind room for the flags"
     assert found["coordinates"] == (list(schedule.coordinates) if schedule.coordinates else None)
@@ -131,7 +135,7 @@ def test_words_of_a_real_schedule_place_every_tile(mapped):
 def test_an_empty_schedule_is_a_header_and_a_sentinel():
     schedule = schedule_rank(gather((0, 8), 0, 4), reads_a(), gemm_axes(0, 8, 4, 4), 2)
     words = to_words(schedule)
-    assert len(words) == 8 + 18 and decode(words)["tiles"] == 0 and words[8] == table.SENTINEL
+    assert len(words) == 9 + 18 and decode(words)["tiles"] == 0 and words[9] == table.SENTINEL
 
 
 @pytest.mark.parametrize("world", [1, 2, 5])
