@@ -1,6 +1,7 @@
 """The fused kernels of operators whose result is communicated, and those around exchanges, for sm_90: every rule holds, the
 pipeline is the plain kernel's."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from overlap.ops.views import GatherView
 from overlap.runtime.calls.resolve import resolve
 from overlap.runtime.launch.prepared import BESIDE_WARPS
 from overlap.runtime.tables.slots import Slots, store_arguments
+from overlap.runtime.tables.tile_sums import parts_of
 
 from .support import own_arguments
 from .test_sum import built
@@ -91,6 +93,47 @@ def test_results(case, along, plan):
     assert [write.axes for write in operator.writes] == [("M", "B", "N")]
     ours = check_build(*build(kernel, operator, given), operator)
     assert bool(ours.tma_stores) == bool(ours.tma_loads) == tma
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth", "batch", "world"),
+    [
+        (8192, 8192, 2048, 1, 4),
+        (8192, 4096, 7168, 1, 2),
+        (4096, 8192, 7168, 2, 8),
+        pytest.param(1000, 136, 96, 1, 3, marks=pytest.mark.one_triton),
+        pytest.param(48, 512, 4096, 1, 4, marks=pytest.mark.one_triton),
+    ],
+)
+def test_tiles_that_add_what_has_come(rows, columns, depth, batch, world):
+    """Two loops with the stages of one, no more shared memory, and registers for a part of a tile and what is added to it."""
+    x, w, c = meta(batch, rows, depth), meta(depth, columns), meta(batch, rows, columns)
+    kernel, _, given = partial_arguments(x, w, meta(columns) if batch > 1 else None, c, columns, True, RUNTIME)
+    operator = compiled_partial(kernel, "M", "reduce_scatter_1d", 2, tile_sums=True).operator
+    bound = resolve(operator.kernel, (), given, ours=operator.ours, realization=operator.realization)
+    described = given["c_desc"]
+    parts = parts_of(described.block_shape, 2, bound.options["num_warps"], world - 1)
+    block = [*described.block_shape[:-1], described.block_shape[-1] // parts]
+    ours = dict(zip(operator.ours, (words(torch.int32), words(torch.int64)), strict=False))
+    ours |= {
+        "ol_result": replace(described, block_shape=block),
+        "ol_sums": words(torch.int64),
+        "ol_summands": world - 1,
+    }
+    fused = compile_kernel(bound.kernel, {**bound.arguments, **ours}, HOPPER, bound.options)
+    bound = resolve(kernel, (), given, ours=(), realization=operator.realization)
+    plain = compile_kernel(bound.kernel, bound.arguments, HOPPER, bound.options)
+    found = check(fused, guarded=frozenset(), original=plain, flags=operator.ours[1])
+    assert [f for f in found if f.severity == "error"] == []
+    ours, theirs = facts(fused), facts(plain)
+    pipelines = [{b for b in made.buffers if b.depth > 1} for made in (ours, theirs)]
+    assert pipelines[0] == pipelines[1]
+    assert (ours.wgmma, ours.tma_loads) == (2 * theirs.wgmma, 2 * theirs.tma_loads)
+    assert ours.shared_bytes <= theirs.shared_bytes and ours.spill_bytes <= (64 if world > 4 else 0)
+
+
+def words(dtype):
+    return torch.empty(64, dtype=dtype, device="meta")
 
 
 @pytest.mark.parametrize("dims", [1, 2])

@@ -37,6 +37,7 @@ CASES = {
     "scatter_persistent_descriptors": ("templates/kernels/persistent_gemm.py", "reduce_scatter_1d", "c[M]", {}, None),
     "scatter_gemm_2d": ("templates/kernels/gemm_2d.py", "reduce_scatter_1d", "c[M]", {}, 3),
     "scatter_two_regions": ("tests/kernels/persistent_epilogue_tile.py", "reduce_scatter_1d", "c[M]", {}, None),
+    "scatter_tile_sums": ("tests/kernels/host_descriptors.py", "reduce_scatter_1d", "c[M]", {"tile_sums": "1"}, None),
     "scatter_split_k": ("tests/kernels/split_k.py", "reduce_scatter_1d", "c[M]", {}, None),
     "scatter_stored": (
         "templates/kernels/grouped_gemm.py",

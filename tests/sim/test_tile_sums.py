@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from overlap.errors import RaceFault, RuntimeContractError, UnsupportedError
+from overlap.errors import RaceFault, RuntimeContractError
 from overlap.ops import gemm_rs
 from overlap.runtime import instance as instances
 from overlap.runtime.launch import launch
@@ -55,9 +55,7 @@ def called(world, shape, *, calls=1, seed=0, outs=None, bias=False, batch=(), **
         made = []
         for x, w in zip(xs, ws, strict=True):
             out = None if outs is None else outs(rank)
-            made.append(
-                gemm_rs(x[rank], w[rank], bias=more, group=group, out=out, backend="copy_engine", **options)
-            )
+            made.append(gemm_rs(x[rank], w[rank], bias=more, group=group, out=out, backend="copy_engine", **options))
         group.overlap_runtime.synchronize()
         return made
 
@@ -175,16 +173,3 @@ def test_ranks_must_agree(monkeypatch):
 
     with pytest.raises(RuntimeContractError, match="realization"):
         World(2).run(body)
-
-
-def test_kernels_that_cannot_are_told_why():
-    from overlap.annotate.source import SourceUnit
-    from overlap.pipeline import Request, compile_source
-
-    source = SourceUnit.from_file("templates/kernels/persistent_gemm.py")
-    from overlap.backends.base import Realization
-
-    with pytest.raises(UnsupportedError, match="tile_sums"):
-        compile_source(
-            Request(source, plan="reduce_scatter_1d", on="c[M]", realization=Realization("copy_engine", tile_sums=1))
-        )

@@ -63,7 +63,7 @@ def run(module: cst.Module, context: Context) -> cst.Module:
     ahead = statements(f"{first} = {ol}.own_tiles({table})\n")
     between = statements(f"{begin} = {ol}.next_tile({start}, {first}, {step})\n")
     sent = _over(loop, start, f"min({stop}, {first})")
-    lines = [*loop.leading_lines, comment("The tiles that other ranks add up.")]
+    lines = [comment("The tiles that other ranks add up."), *loop.leading_lines]
     change = _Own(context, store)
     own = _over(loop, begin, stop).visit(change)
     if not isinstance(own, cst.For) or change.stored != 1:
@@ -78,9 +78,18 @@ def _store(context: Context) -> Access:
     """The one store of a tile.
 
     Raises:
-        UnsupportedError: there are several, they add, or go through something else than a descriptor of the host.
+        UnsupportedError: there are several, they add, or go through something else than a descriptor of the host; what is
+            communicated is another thing than a reduce-scattered result, or carried by programs of the kernel.
     """
     name = "tile_sums"
+    kinds, chosen = [on.kind for on in context.ons], context.carriers.chosen
+    if kinds != ["reduce_scatter"] or chosen != "copy_engine" or context.moving or context.pushing:
+        by = "" if chosen == "copy_engine" else f" by {chosen}"
+        raise UnsupportedError(
+            f"{name} is for one reduce-scattered result by copy_engine, not for {' and '.join(map(str, context.ons))}{by}",
+            where=context.program.kernel.span,
+            help=_HELP,
+        )
     stores = communicated_stores(context)
     (on,) = context.produced
     for access in stores:
@@ -177,10 +186,9 @@ class _Own(cst.CSTTransformer):
         seen, run = names.local("seen", self.region), names.local("run", self.region)
         self.run, self.seen = run, seen
         said = f"# Wait for what other ranks send of the tile; its summands' loads depend on the wait through {self.through}.\n"
+        given = ", ".join([names.local("table"), run, *map(names.local, ("state", "epoch", "summands"))])
         self.wait = statements(
-            f"{said}{seen} = {ol}.wait_summands(\n"
-            f"    {names.local('table')}, {run}, {names.local('state')}, {names.local('epoch')}, {names.local('summands')}\n)\n"
-            f"{self.through} = {ol}.after({self.through}, {seen})\n"
+            f"{said}{seen} = {ol}.wait_summands({given})\n{self.through} = {ol}.after({self.through}, {seen})\n"
         )
         self.stored = 0
 

@@ -85,7 +85,9 @@ def test_no_rows_are_nothing_to_finish():
     assert finished(plan, schedule, WRITES, Box.whole((0, 8))) == ()
 
 
-@pytest.mark.parametrize("plan", [two_shot((16, 8), 0, 2), one_shot((16, 8), 2), exchange((16, 8), 2)], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "plan", [two_shot((16, 8), 0, 2), one_shot((16, 8), 2), exchange((16, 8), 2)], ids=lambda p: p.name
+)
 def test_what_is_sent_on_or_only_brought_is_left(plan):
     window = Box.whole((16, 8)) if plan.name != "exchange" else Box((0, 0), (8, 8))
     windows = {"c": window}
