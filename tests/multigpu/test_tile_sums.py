@@ -101,28 +101,26 @@ def test_right_and_the_same_bits_every_time(name, finished):
 
 
 @pytest.mark.ranks(2)
-def test_a_rank_that_comes_too_late_is_told(monkeypatch):
-    """A tile that waits in vain records it and ends, as any wait does."""
-    inputs = operands(SHAPES["whole"][0], 1)
+def test_a_rank_that_comes_too_late_is_named(monkeypatch, finished):
+    """Tiles that wait in vain end, and the next call says which chunk did not come."""
+    monkeypatch.setenv("OVERLAP_DEADLINE_S", "3")
+    release(None)  # memory that was made before has another deadline
+    inputs = operands(SHAPES["whole"][0], 9)
+    wanted = call("whole", inputs)
     call("whole", inputs)
     torch.cuda.synchronize()
     dist.barrier()
-    monkeypatch.setenv("OVERLAP_DEADLINE_S", "1")
-    release()
-    call("whole", inputs)
-    torch.cuda.synchronize()
-    dist.barrier()
-    last = WORLD - 1
-    if dist.get_rank() == last:
-        time.sleep(4)
-        with contextlib.suppress(DeadlineError):
-            call("whole", inputs)
-            torch.cuda.synchronize()
-            check()
+    late = WORLD - 1
+    if dist.get_rank() == late:
+        time.sleep(9)
     else:
         call("whole", inputs)
-        torch.cuda.synchronize()
-        with pytest.raises(DeadlineError, match=f"rank {last}"):
-            check()
-    dist.barrier()
-    release()
+        with pytest.raises(DeadlineError, match=rf"from rank {late} \(flag \d+ of rank \d+; rank {late} operation"):
+            check(None)
+    with contextlib.suppress(DeadlineError):
+        if dist.get_rank() == late:
+            call("whole", inputs)
+            check(None)
+    monkeypatch.setenv("OVERLAP_DEADLINE_S", "60")
+    release(None)
+    assert torch.equal(call("whole", inputs), wanted) and all(finished)
