@@ -116,7 +116,8 @@ def of_ways(result: Mapping[str, Any], machine: Machine | None = None) -> Cases:
                 ms = None if config is None else predicted(case, config, machine or machine_for(row["world"]))
             if ms is not None:
                 name = f"{config}, sums stored" if how[STORED] == "1" and case[0] == "gemm_ar" else str(config)
-                name += ", in place" if how[IN_PLACE] == "1" and case[0] == "gemm_a2a" else ""
+                pushed = case[0] in ("a2a_gemm", "gemm_a2a") or "_push" in config.plan
+                name += ", in place" if how[IN_PLACE] == "1" and pushed else ""
                 several.setdefault(case, {}).setdefault(name, []).append((ms, times[way]))
     return averaged(several)
 

@@ -152,8 +152,9 @@ class _Run(HandOut):
         """Whether what ranks hold is staged behind the entry, while they push it."""
         if self.apart:
             staging = 2 * read_bytes(plan, self.width, staged, map(self.ids.__getitem__, self.carries)) / machine.memory
+            staging = 0.0 if self._read_in_place() else staging + machine.kernel
         self.begun = ticks(machine.entry)
-        self.entry = ticks(machine.entry + staging + (machine.kernel if self.apart else 0.0))
+        self.entry = ticks(machine.entry + staging)
         """From when on what is staged is there."""
         slowing = machine.contention or machine.contention_sent
         self._start_tiles(slowing > 0 or any(carry.contention for carry in self.carries.values()))
@@ -175,6 +176,10 @@ class _Run(HandOut):
         pulls = any(not isinstance(op, Collective) and op.direction == "pull" for op in self.ops)
         least = 2 * settings.get("given_bytes") / self.machine.memory
         return staging > 0 and not pulls and staging >= least and any(map(self._given, self.first))
+
+    def _read_in_place(self) -> bool:
+        """Whether tiles read what ranks hold where callers have it, and so does all that is sent of it."""
+        return not self.carries and all(work.in_place for work in self.work)
 
     def _given(self, node: int) -> bool:
         """Whether the first operation of a channel is a copy out of the caller's tensor: nothing has come that it could send on,

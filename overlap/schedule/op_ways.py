@@ -38,7 +38,7 @@ def operator_task(
         kinds={TENSOR: (op.kind, whole / world if op.kind == "all_to_all" else whole)},
         produced=(TENSOR,) if op.produced else (),
         inside=op.inside,
-        in_place=op.in_place(world, sizes, gemm.block_n, itemsize),
+        in_place=op.in_place(world, sizes, (gemm.block_m, gemm.block_n), itemsize),
     )
 
 

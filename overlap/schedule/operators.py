@@ -50,20 +50,30 @@ class Operator:
     def produced(self) -> bool:
         return self.moved == "MN"
 
-    def in_place(self, world: int, sizes: Sizes, block_n: int, itemsize: int) -> bool:
-        """Whether tiles that are so wide can store what a rank keeps of an exchanged result in the result itself, on every rank:
-        none of them makes a part of it and a part of what is sent (`staying`), and elements of so many bytes go by TMA."""
-        if not self.produced or self.kind != "all_to_all" or itemsize != 2 or not settings.get("in_place"):
+    def in_place(self, world: int, sizes: Sizes, blocks: tuple[int, int], itemsize: int) -> bool:
+        """Whether tiles of ``blocks`` (rows and columns) can access what is a rank's own in its caller's tensors, on every rank:
+        store what it keeps of an exchanged result in the result itself (`staying`), or read what it holds of an input where
+        that is. None of them makes, or loads at once, a part of that and a part of another's, and elements of so many bytes go
+        by TMA."""
+        if (
+            self.kind not in ("all_gather", "all_to_all")
+            or self.inside
+            or itemsize != 2
+            or not settings.get("in_place")
+        ):
             return False
-        columns = sizes["N"]
-        edges = {edge for rank in range(world) for edge in shard_interval(columns, world, rank)}
-        return all(edge % block_n == 0 or edge == columns for edge in edges)
+        axis, block = ("N", blocks[1]) if self.produced else ("M", blocks[0]) if self.dim == 0 else ("K", BLOCK_K)
+        edges = {edge for rank in range(world) for edge in shard_interval(sizes[axis], world, rank)}
+        return all(edge % block == 0 or edge == sizes[axis] for edge in edges)
 
     @property
     def split_dim(self) -> int | None:
         """The dimension that parts of a transfer are cut along, as `cut.cut_along` has it; None: ``dim``."""
         return 0 if self.inside else None if self.produced else self.to_dim
 
+
+BLOCK_K = 64
+"""Elements of K that tiles load at once."""
 
 OPERATORS: Mapping[str, Operator] = {
     "ag_gemm": Operator("all_gather", "all_gather_1d", "MK", "N"),

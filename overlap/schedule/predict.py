@@ -228,7 +228,7 @@ class _Case:
         produced = (TENSOR,) if self.op.produced else ()
         made = work_per_chunk(self.plan, gemm.tiles, seconds, produced=produced, free=self.free)
         if all(way.form == "lanes" for way in self.used) and self.op.in_place(
-            self.world, sizes, gemm.block_n, self.itemsize
+            self.world, sizes, (gemm.block_m, gemm.block_n), self.itemsize
         ):
             made = tuple(replace(work, in_place=True) for work in made)
         return self.fused.slowed(made, self.scale(sizes))

@@ -41,7 +41,7 @@ class Task:
             (`collective.library_seconds`).
         produced: communicated tensors that tiles make.
         inside: tiles wait inside their loop.
-        in_place: tiles that lanes copy from store what stays of a result in the result itself.
+        in_place: tiles beside lanes access what is the rank's own in its caller's tensors (`Work.in_place`).
     """
 
     tiles: int

@@ -125,7 +125,7 @@ class Work:
     """The runs of one rank, in their order, or with ``as_arrived`` each as soon as it can (the first of equals first).
 
     ``free``: units beside those that compute, for sums that are made meanwhile. ``in_place``: tiles store what stays of a result
-    (`staying`) in the result itself.
+    (`staying`) in the result itself, or read what their rank holds where its caller has it.
     """
 
     runs: tuple[TileRun, ...]

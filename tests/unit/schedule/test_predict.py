@@ -283,15 +283,38 @@ def test_no_plan_is_faster_than_its_links(kind):
 def test_what_a_rank_keeps_of_an_exchanged_result_is_copied_only_where_tiles_cannot_store_it_in_place(world):
     """The copies behind the product are shorter by what the rank keeps where columns of a rank are whole tiles."""
     sizes = {"M": 8192, "N": 4096, "K": 1024}
-    even, ragged = (OPERATORS["gemm_a2a"].in_place(world, sizes, block, 2) for block in (128, 96))
-    assert even and not ragged and not OPERATORS["gemm_rs"].in_place(world, sizes, 128, 2)
-    assert not OPERATORS["gemm_a2a"].in_place(world, sizes, 128, 4)
+    even, ragged = (OPERATORS["gemm_a2a"].in_place(world, sizes, (128, block), 2) for block in (128, 96))
+    assert even and not ragged and not OPERATORS["gemm_rs"].in_place(world, sizes, (128, 128), 2)
+    assert not OPERATORS["gemm_a2a"].in_place(world, sizes, (128, 128), 4)
     copied = {}
     for width in (4096, 4096 - 8 * world):
         timeline = predicted_timeline("gemm_a2a", world=world, sizes={**sizes, "N": width}, machine=NVLINK)
         copied[width] = [event for event in timeline.events if event.kind == "sum" and event.rank == 0][-1].seconds
     moved = 2 * 8192 * 4096 // world**2 * 2 / NVLINK.memory
     assert copied[4096 - 8 * world] - copied[4096] == pytest.approx(moved, rel=0.1)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_what_a_rank_holds_of_a_pushed_input_is_staged_only_where_tiles_cannot_read_it_in_place(world, monkeypatch):
+    """The first tile begins with the entry where shards are whole tiles, or blocks of K; elsewhere behind the staging too."""
+    even = {"M": 8192, "N": 4096, "K": 4096}
+    for op, ragged in (("ag_gemm", {**even, "M": 8192 - 40 * world}), ("a2a_gemm", {**even, "K": 4096 - 40 * world})):
+        found = OPERATORS[op]
+        assert found.in_place(world, even, (128, 256), 2) and not found.in_place(world, even, (128, 256), 4)
+        assert found.in_place(world, ragged, (128, 256), 2) == (world == 1)
+    path, text = find_template("all_gather_1d_push")
+    held = 8192 // world * 4096 * 2
+    for rows, sooner in (
+        (8192, 2 * held / NVLINK.memory + NVLINK.kernel if world > 1 else 0.0),
+        (8192 - 40 * world, 0.0),
+    ):
+        plan = build_plan(text, world=world, tensor=TensorSpec("x", (rows, 4096)), dim=0, path=path)
+        begun = []
+        for asked in ("0", "1"):
+            monkeypatch.setenv("OVERLAP_IN_PLACE", asked)
+            timeline = predicted_timeline("ag_gemm", world=world, sizes={**even, "M": rows}, machine=NVLINK, plan=plan)
+            begun.append(min(event.start for event in timeline.events if event.kind == "tile-run"))
+        assert begun[0] - begun[1] == pytest.approx(sooner, abs=1e-7)
 
 
 def test_what_is_only_passed_on_is_not_read():
