@@ -11,6 +11,10 @@ import torch
 from overlap.chunkplan.region import shard_interval
 from overlap.errors import OverlapError
 from overlap.ops import a2a_gemm, ag_gemm, last_plan
+from overlap.ops.gather_call import compiled_kernel
+from overlap.ops.kernels import ag_gemm_tma
+from overlap.ops.products import Product, product_arguments
+from overlap.ops.views import GatherView
 from overlap.runtime.launch import givens as givens_layer
 from overlap.runtime.launch import in_place as in_place_layer
 from overlap.runtime.launch import launch as launch_layer
@@ -323,3 +327,32 @@ def test_peers_that_pull_need_it_staged(monkeypatch):
     case = replace(GATHERS["even"][0], more=(("plan", "all_gather_1d_pull"),))
     monkeypatch.setattr(in_place_layer, "all_given", lambda *_: True)
     assert is_wrong(case)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_what_lies_in_the_memory_of_a_result_is_staged_ahead_of_the_kernel(world, seen):
+    """A decorated kernel's caller may have its shard in the rows of the result that are its own: tiles write there, while copies
+    and other tiles would still read it."""
+    m, k = 256, 128
+    x, w = torch.randn(m, k).half(), torch.randn(k, k).half() / 8
+    kernel = compiled_kernel(ag_gemm_tma, "M", PUSH, 1)
+
+    def body(group):
+        runtime = group.overlap_runtime
+        low, high = shard_interval(m, world, runtime.rank)
+        found = []
+        for inside in (True, False):
+            y = torch.full((1, m, k), float("nan"), dtype=torch.float16)
+            shard = y[:, low:high] if inside else torch.empty(1, high - low, k, dtype=torch.float16)
+            shard.copy_(x[None, low:high])
+            view = GatherView((m, k), 1, m, k, "M")
+            _, grid, arguments = product_arguments(Product(w, y, None), shard, view, runtime, tma=True)
+            kernel.launch(grid, (), arguments, group=group, backend="copy_engine")
+            found.append(y)
+        runtime.synchronize()
+        return [y.clone() for y in found]
+
+    for ys in World(world, seed=world).run(body):
+        for y in ys:
+            torch.testing.assert_close(y[0].double(), x.double() @ w.double(), atol=4e-2, rtol=1e-2)
+    assert all(found == {False, True} for found in seen.taken.values()) and len(seen.taken) == world

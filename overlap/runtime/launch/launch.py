@@ -37,7 +37,7 @@ from .acts import Act, Ends, InFlight, carry_out, make_acts
 from .beside import beside_sums
 from .finish import finish_table
 from .givens import steps_for
-from .in_place import own_arguments
+from .in_place import own_arguments, read_by
 from .opening import Opening, layout_key
 from .prepared import layout_of
 from .residents import all_resident, alone_grid
@@ -86,7 +86,9 @@ def launch(
     ours |= log_arguments(instance, bound, table)
     if table.slots is not None:
         ours |= store_arguments(operator, table.slots, bound.arguments, table.tiles)
-    own = own_arguments(instance, table, bound, given, results, 0 if behind is None else left)
+    # What lies in memory that the kernel may write is staged ahead of it.
+    shared = any(read_by(tensor, bound) for name, tensor in given.items() if not instance.parts[name].made)
+    own = own_arguments(instance, table, bound, given, results, None if shared else 0 if behind is None else left)
     ours |= own.arguments | finish.arguments
     words = given_words(instance, table, results, bound.options) if table.receivers is not None else {}
     ours |= {operator.parameter(name): value for name, value in words.items()}
@@ -109,7 +111,8 @@ def launch(
         counted, grid = all_resident(instance, kernel, bound, arguments, grid)
         arguments |= counted
     carried, ends = _brought(given, results)
-    steps = _filtered(instance, steps_for(instance, given, own.taken, finish.pieces))
+    steps = instance.steps if shared else steps_for(instance, given, own.taken, finish.pieces)
+    steps = _filtered(instance, steps)
     acts = partial(_acts, instance, table, steps)
     variant = variant_of(kernel, arguments)
     moves = next((step.moves for step in steps if isinstance(step, st.Kernel)), ())
