@@ -21,7 +21,7 @@ SHAPES = {
     "short": ((8192, 8192, 2048), 2),
     "whole": ((2048 * WORLD, 1024, 1024), 1),
     "three parts": ((768 * WORLD, 264, 512), 3),
-    "a last block cut short": ((512 * WORLD - 24, 512, 384), 1),
+    "a last block cut short": ((512 * WORLD - 1, 512, 384), 1),
 }
 """M, N and a rank's K; parts of a rank's piece."""
 
