@@ -199,7 +199,7 @@ SETTINGS: dict[str, Setting] = {
         Setting(
             "tile_sums",
             bool,
-            False,
+            True,
             "`gemm_rs` by copy engine has the tiles of a rank's own part add what others have sent of it, where they can; "
             "otherwise a sum kernel does.",
         ),

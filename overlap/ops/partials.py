@@ -26,10 +26,12 @@ from overlap.runtime.repeat.repeat import Repeat
 from .blocks import Blocks, blocks_of, choose_blocks
 from .kernels import ag_gemm_any, gemm_out_stored, gemm_out_tma
 from .products import FEWEST_ROWS, descriptor, rows_fit, weight_by
-from .sums import offered_sums
+from .sums import in_whole_tiles, offered_sums
 
 C_OF = {"gemm_out_tma": "c_desc", "gemm_out_stored": "c_ptr", "ag_gemm_any": "c_ptr"}
 """The communicated parameter, by kernel."""
+FINISHED = ("reduce_scatter_1d", "M")
+"""The plan, and what is cut, of results whose own tiles can add what has come: nothing else is added to them, or sent on."""
 
 
 def left_by(x: torch.Tensor) -> str:
@@ -206,8 +208,10 @@ def launch_partial(
         how |= {"again": not along, "split": split, "exchanged": exchanged is not None}
         offered = offered_sums(batch * rows if exchanged is None else exchanged, columns, depth, **how)
     kernel, grid, arguments = partial_arguments(x, w, bias, part, columns, tma, runtime, stored, blocks)
-    finished = exchanged is None and bool(along) and tma and not stored and backend == "copy_engine"
-    finished = finished and settings.get("tile_sums")
+    finished = tma and backend == "copy_engine" and (plan, along) == FINISHED and part.dtype == moved
+    finished = (
+        finished and settings.get("tile_sums") and in_whole_tiles(rows, runtime.world, split, arguments["BLOCK_M"])
+    )
     compiled = compiled_partial(kernel, along, plan, split, backend, sum_sms, finished)
     return compiled.launch(
         grid, (), arguments, group=group, backend=backend, transport=moved, repeat=repeat, sum_sms=offered

@@ -1,10 +1,12 @@
 """`gemm_rs`: y = this rank's piece of the sum over ranks of x @ w, the reduce-scatter hidden behind the product.
 
-    rank r   tiles of the rows of r+1 | rows of r+2 | ... | own rows   [sum]
+    rank r   tiles of the rows of r+1 | rows of r+2 | ... | own rows and what has come of them
                                       copy to r+1 | copy to r+2 | ...
 
 Every rank multiplies its part of the sum over K. Each partial result is rounded once, to the transport's dtype; all are
-added in fp32, in the order of the ranks, and rounded once more.
+added in fp32, in one order, and rounded once more. Where chunks are whole tiles, the tiles of the own rows add what has come
+themselves (the setting `tile_sums`): the rank's own first, the others in the order of the ranks. Else a sum kernel adds all of
+them in that order.
 """
 
 from __future__ import annotations

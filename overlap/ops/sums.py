@@ -1,4 +1,4 @@
-"""Whether an operator's sums are made while its kernel runs, where nobody says: a rule of thumb in the place of a model.
+"""Where an operator's sums are made: by tiles, or while its kernel runs, by a rule of thumb in the place of a model.
 
 The multiprocessors that are left free must be done with all sums but the last round's by the time the product is, and what no
 longer follows the kernel must be more than the waves of tiles that they cost. That is what was measured when sums ran on those
@@ -7,7 +7,7 @@ alone; since they spread to all multiprocessors it asks for more than it must.
 
 from __future__ import annotations
 
-from overlap.chunkplan.cuts import Split, weights_at
+from overlap.chunkplan.cuts import Split, cut, weights_at
 
 SHARE = 32
 """One multiprocessor of so many is left free. On 132, 4 were better than 8 and 16 (2 x H200, bench/results/sums)."""
@@ -61,3 +61,20 @@ def offered_sums(
     gain = touched / MEMORY + (part * (world - 1) / LINK if again else 0.0)
     waves = [-(-max(1, rows * columns // TILE) // programs) for programs in (units, units - free)]
     return free if gain > product * (waves[1] / waves[0] - 1) else 0
+
+
+def in_whole_tiles(rows: int, world: int, split: Split, block: int) -> bool:
+    """Whether no tile makes parts of two chunks of a result whose rows are scattered, so that each can be added up by its tiles.
+
+    Args:
+        rows: of the result of every rank.
+        split: of a rank's piece; ``block``: rows of a tile.
+    """
+    piece = -(-rows // max(1, world))
+    pieces = [min(piece, max(0, rows - rank * piece)) for rank in range(world)]
+    if any(rank * piece % block for rank in range(world) if pieces[rank]):
+        return False
+    cuts = {weights_at(split, place, world - 1) for place in range(world - 1)}
+    return not any(
+        end % block for size in set(pieces) for weights in cuts for _, end in cut(size, weights) if end < size
+    )

@@ -2,10 +2,13 @@
 
 import pytest
 
+from overlap.chunkplan.build import build_plan
+from overlap.chunkplan.library import find_template
+from overlap.chunkplan.plan import TensorSpec
 from overlap.ops.gemm_exchange import PLAN as EXCHANGE
 from overlap.ops.gemm_exchange import default_split as exchange_split
 from overlap.ops.reduce_gemm import ONE_SHOT, TWO_SHOT, default_split
-from overlap.ops.sums import offered_sums
+from overlap.ops.sums import in_whole_tiles, offered_sums
 
 GEMM = {"itemsize": 2, "moved": 2, "units": 132}
 
@@ -85,3 +88,35 @@ def test_pieces_that_are_exchanged(mebibytes, world, backend, wanted):
 )
 def test_what_is_left_free_for_pieces_that_are_exchanged(shape, split, wanted):
     assert offered_sums(*shape, world=4, again=False, split=split, exchanged=True, **GEMM) == wanted
+
+
+@pytest.mark.parametrize(
+    ("rows", "world", "split", "wanted"),
+    [
+        (8192, 4, 2, True),
+        (8192, 4, 1, True),
+        (8192, 3, 1, False),
+        (768, 3, 2, True),
+        (768, 3, (3, 1), True),
+        (768, 3, (7, 1), False),
+        (1024, 2, (3, 1), True),
+        (511, 4, 1, True),
+        (510, 4, 2, False),
+        (500, 4, 1, False),
+        (130, 4, 1, False),
+        (100, 1, 3, True),
+        (0, 4, 2, True),
+        (64, 4, 1, False),
+        (1024, 2, ((1,), (1,), (3, 1)), True),
+        (768, 2, ((1,), (1,), (3, 1)), False),
+    ],
+)
+def test_chunks_are_whole_tiles_where_no_tile_makes_parts_of_two(rows, world, split, wanted):
+    """Against the plan itself: every chunk begins at a multiple of the block."""
+    block = 64 if rows in (510, 768) else 128
+    assert in_whole_tiles(rows, world, split, block) == wanted
+    path, text = find_template("reduce_scatter_1d")
+    spec = TensorSpec("c", (rows, 8))
+    plan = build_plan(text, world=world, tensor=spec, dim=0, split=split, direction="push", path=path)
+    begins = {op.src.box.lo[0] for _, op in plan.items() if not op.src.box.empty}
+    assert all(begin % block == 0 for begin in begins) == wanted
