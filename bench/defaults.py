@@ -5,7 +5,8 @@
 A shape's entry is the fastest of the ways that were measured for it, where that is fused: tensors below the setting
 ``serial_below_bytes`` stay as they are, since no file of ways has serial in it. Times with the host ahead (``queued``) count
 where there are any of a shape on as many devices, and single calls where there are none. Ways that say otherwise than the
-default of a setting that no config has (`OTHERWISE`) count for nothing.
+default of a setting that no config has (`OTHERWISE`) count for nothing, and so does that pulling was faster for `ag_gemm` than
+pushing what is staged.
 """
 
 from __future__ import annotations
@@ -36,12 +37,18 @@ SPLITS = {"gemm_rs": 2, "a2a_gemm": 4}
 """Of a way that names none, where they are not as in `Realization`."""
 PUSHED_SINCE = "2026-11-29T00:57"
 """Files older than that have `a2a_gemm` as above where nothing else is said, later ones as it is built in now."""
+IN_PLACE_SINCE = "2026-11-29T04:06"
+"""In older files what `ag_gemm` pushes is staged, and a way that names no plan pulls: that pulling was faster there says nothing
+of calls now, which push where tiles read in place. Ways of later files that name none go as calls do."""
+PULLS = ("all_gather_1d", "all_gather_1d_pull")
 
 
 def usual(op: str, date: str) -> tuple[str, Split]:
     """Plan and split of a way that names none, in a file of a date."""
     if op == "a2a_gemm" and date >= PUSHED_SINCE:
         return BUILT_IN[op]
+    if op == "ag_gemm" and date >= IN_PLACE_SINCE:
+        return "", 1
     return PLANS.get(op, "all_to_all_1d"), SPLITS.get(op, 1)
 
 
@@ -95,8 +102,16 @@ def entries(paths: Iterable[Path]) -> dict[str, list[Entry]]:
             continue
         counted = times[True] or times[False]
         ms, how, cite, date = min(counted)
+        config = config_of(op, how, date)
+        if (
+            op == "ag_gemm"
+            and config.plan in PULLS
+            and config.realization.backend == "copy_engine"
+            and date < IN_PLACE_SINCE
+        ):
+            continue
         key = Key(op, (("M", m), ("N", n), ("K", k)), dtype, world, device)
-        found[device].append(Entry(key, config_of(op, how, date), ms, date[:10], len(counted), cite))
+        found[device].append(Entry(key, config, ms, date[:10], len(counted), cite))
     return found
 
 

@@ -19,7 +19,7 @@ from overlap.errors import UsageError
 from overlap.interop import define, group_name, tracing
 
 from .autograd import AgGemm, ag_gemm_backward, keep_for_ag_gemm, recorded
-from .gather_call import PLAN, check_arguments, run
+from .gather_call import check_arguments, run
 from .grad_pair import Half
 from .grad_weights import Accumulate, MainGrad, main_grads_of
 from .repeat import repeated
@@ -36,7 +36,7 @@ def ag_gemm(
     out: torch.Tensor | Sequence[torch.Tensor] | None = None,
     return_gathered: bool = False,
     backend: str | None = None,
-    plan: str = PLAN,
+    plan: str | None = None,
     split: SplitLike = 1,
     comm_sms: int = 0,
     save_gathered: bool = True,
@@ -57,8 +57,8 @@ def ag_gemm(
             the shards), ``ldst_inline`` or ``tma_inline`` (fused, all of them do between their tiles) or ``serial`` (a
             collective, then torch's product); by default fused, and serial where that is impossible or slower, which
             `last_plan` and the log say.
-        plan: the plan template that moves the shards: ``all_gather_1d``, which pulls or pushes as the backend does it
-            better, ``all_gather_1d_push``, ...
+        plan: the plan template that moves the shards; by default ``all_gather_1d``, which pulls or pushes as the backend does
+            it better, and by copy engine ``all_gather_1d_push`` where tiles can then read the rank's own shard where it is.
         split: chunks a shard is cut into.
         comm_sms: programs that move the shards, with a backend that reserves some; 0: an eighth of the multiprocessors.
         save_gathered: keep the gathered x for the gradients of the weights; else it is gathered again in the backward.
@@ -135,7 +135,7 @@ def _call(
     gather_size: int | None,
     group: str,
     backend: str | None,
-    plan: str,
+    plan: str | None,
     split: str,
     comm_sms: int,
     return_gathered: bool,
@@ -170,7 +170,7 @@ def _fake(
     gather_size: int | None,
     group: str,
     backend: str | None,
-    plan: str,
+    plan: str | None,
     split: str,
     comm_sms: int,
     return_gathered: bool,

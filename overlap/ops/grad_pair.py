@@ -41,7 +41,7 @@ class Half:
     extent: int | None
     group: Any
     backend: str | None
-    plan: str = "all_gather_1d"
+    plan: str | None = None
     split: Split = 1
     comm_sms: int = 0
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from overlap import settings
 from overlap.api import CompiledKernel
 from overlap.api.fallback import MOVING, STORING, check_backend
 from overlap.api.groups import resolve_group
@@ -19,7 +20,8 @@ from overlap.errors import UsageError
 from .arguments import check_programs, ranks
 from .exchange_gemm import PLAN as EXCHANGE_PLAN
 from .exchange_gemm import SPLIT as EXCHANGE_SPLIT
-from .gather_call import compiled_kernel
+from .gather_call import PLAN as GATHER_PLAN
+from .gather_call import PUSHED, compiled_kernel
 from .gather_k_gemm import along_of
 from .gemm_exchange import default_split as exchange_split
 from .kernels import ag_gemm_any, ag_gemm_tma, gemm_out_stored, gemm_out_tma
@@ -47,7 +49,7 @@ class Form:
 
 
 FORMS = {
-    "ag_gemm": Form(compiled_kernel, ag_gemm_tma, ("M", "B"), "K", ("all_gather_1d",)),
+    "ag_gemm": Form(compiled_kernel, ag_gemm_tma, ("M", "B"), "K", (GATHER_PLAN, PUSHED)),
     "ag_gemm_k": Form(compiled_kernel, ag_gemm_tma, ("K",), "K", ("all_gather_1d",)),
     "gemm_rs": Form(compiled_partial, gemm_out_tma, ("M", "B", "N"), "N", ("reduce_scatter_1d",), SPLIT),
     "gemm_ar": Form(compiled_partial, gemm_out_tma, ("",), "N", (ONE_SHOT, TWO_SHOT)),
@@ -117,6 +119,11 @@ def reserve(
             tokens, width = (max_tokens, hidden) if wanted else (0, 0)
             rows = {"B": tokens, "M": 1} if "B" in along else {"B": 1, "M": tokens}
             for chosen in plans:
+                sizes = {**rows, form.width: width}
+                if chosen == PUSHED and plan is None:
+                    by_default = kernel is ag_gemm_tma and moved_by == "copy_engine"
+                    if not by_default or not _may_push(group, tokens * width * dtype.itemsize):
+                        sizes[form.width] = 0
                 splits = [form.split] if split is None else [split_of(split)]
                 if split is None and operator in ("gemm_ar", "gemm_a2a"):
                     # What larger results are cut into, and smaller ones are not.
@@ -130,5 +137,11 @@ def reserve(
                 for pieces in splits:
                     where = along_of(pieces) if operator == "ag_gemm_k" else along
                     compiled = form.make(kernel, where, chosen, pieces, *how)
-                    reserve_operator(compiled.operator, group, {**rows, form.width: width}, dtype)
+                    reserve_operator(compiled.operator, group, sizes, dtype)
     settle(group, operator)
+
+
+def _may_push(group: Any, whole: int) -> bool:
+    """Whether `ag_gemm` by copy engine pushes any gathered tensor of ``whole`` bytes or less of itself (`default_plan`)."""
+    world, _ = ranks(resolve_group(group))
+    return world > 1 and bool(settings.get("in_place")) and -(-whole // world) >= settings.get("given_bytes")

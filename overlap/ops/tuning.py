@@ -34,6 +34,7 @@ from .exchange_gemm import PLAN as EXCHANGE
 from .exchange_gemm import SPLIT as EXCHANGE_SPLIT
 from .exchange_gemm import a2a_gemm
 from .gather_call import PLAN as GATHER
+from .gather_call import default_plan as gather_plan
 from .gather_gemm import ag_gemm
 from .gather_k_gemm import ag_gemm_k
 from .gemm_exchange import PLAN as EXCHANGE_RESULT
@@ -46,6 +47,7 @@ from .scatter_gemm import PLAN as SCATTER
 from .scatter_gemm import SPLIT as SCATTER_SPLIT
 from .scatter_gemm import gemm_rs
 from .tuned import key_of, need_of
+from .views import GatherView
 
 CALLS: dict[str, Callable[..., Any]] = {
     "ag_gemm": ag_gemm,
@@ -63,7 +65,7 @@ BUILT_IN = {
     "a2a_gemm": (EXCHANGE, EXCHANGE_SPLIT),
     "gemm_a2a": (EXCHANGE_RESULT, 1),
 }
-"""Plan and split of a call that names none; those of `gemm_ar`, and the split of `gemm_a2a`, follow its size."""
+"""Plan and split of a call that names none; both of `gemm_ar`, `ag_gemm`'s plan and `gemm_a2a`'s split follow its size."""
 
 
 def tune(
@@ -151,6 +153,8 @@ def problem_of(operator: str, sizes: Mapping[str, int], dtype: torch.dtype, worl
         moved = m * n * dtype.itemsize
         plan = default_plan(moved)
         split = default_split(plan, moved, world)
+    if operator == "ag_gemm":
+        plan = gather_plan(GatherView((m, k), 1, m, k, "M"), dtype, world)
     if operator == "gemm_a2a":
         split = exchange_split(plan, m * n * dtype.itemsize // world, world)
     problem = Problem(operator, m, n, k, dtype, plan, split, open=True)

@@ -75,7 +75,8 @@ def operator_candidates(
 
         def seconds(way: Way = way) -> float:
             task = operator_task(operator, world, sizes, machine, dtype, tile)
-            made = _plan(operator, world, sizes, split, plan, way.pushed, parts=way.free > 0)
+            by_default = plan is None and way.form == "lanes" and operator.pushes(world, sizes, itemsize)
+            made = _plan(operator, world, sizes, split, plan, way.pushed or by_default, parts=way.free > 0)
             own = None if named is None or way.free else named(way)
             return way_seconds(way, task, made, machine, itemsize=itemsize, ways=own)
 

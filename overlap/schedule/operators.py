@@ -66,14 +66,22 @@ class Operator:
         edges = {edge for rank in range(world) for edge in shard_interval(sizes[axis], world, rank)}
         return all(edge % block == 0 or edge == sizes[axis] for edge in edges)
 
+    def pushes(self, world: int, sizes: Sizes, itemsize: int) -> bool:
+        """Whether a call by copy engine that names no plan pushes what it gathers, which is then read in place: shards of whole
+        tiles, large enough to be pushed out of the caller's tensor (`overlap.ops.gather_call.default_plan`)."""
+        if self.kind != "all_gather" or world == 1 or sizes["K"] * itemsize % 16:
+            return False
+        shard = -(-sizes["M"] // world) * sizes["K"] * itemsize
+        return self.in_place(world, sizes, (TILE_ROWS, 1), itemsize) and shard >= settings.get("given_bytes")
+
     @property
     def split_dim(self) -> int | None:
         """The dimension that parts of a transfer are cut along, as `cut.cut_along` has it; None: ``dim``."""
         return 0 if self.inside else None if self.produced else self.to_dim
 
 
-BLOCK_K = 64
-"""Elements of K that tiles load at once."""
+BLOCK_K, TILE_ROWS = 64, 128
+"""Elements of K that tiles load at once, and a multiple of the rows of any tile."""
 
 OPERATORS: Mapping[str, Operator] = {
     "ag_gemm": Operator("all_gather", "all_gather_1d", "MK", "N"),

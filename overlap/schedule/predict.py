@@ -135,7 +135,8 @@ def _case(
     if plan is None:
         levels = machine.between is not None and world > machine.node > 1 and world % machine.node == 0
         shape, node = tensor_of(operator, sizes).shape, machine.node if levels else 0
-        plan = operator_plan(operator, world, shape, split, node, pushed=way.pushed, parts=way.free > 0)
+        by_default = not node and way.form == "lanes" and operator.pushes(world, sizes, itemsize_of(dtype))
+        plan = operator_plan(operator, world, shape, split, node, pushed=way.pushed or by_default, parts=way.free > 0)
     else:
         check_plan(operator, plan, world, sizes)
     free = 0 if ways else way.free

@@ -24,7 +24,7 @@ from overlap.sim import World
 
 pytestmark = pytest.mark.one_triton
 
-PUSH = "all_gather_1d_push"
+PUSH, PULL = "all_gather_1d_push", "all_gather_1d"
 
 
 class Seen:
@@ -227,6 +227,59 @@ def test_small_shards_are_staged(seen, monkeypatch):
     seen.taken.clear()
     results(case)
     assert seen.ranks == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("case", "plan", "ranks"),
+    [
+        (GATHERS["even"][0], PUSH, [0, 1]),
+        (GATHERS["five ranks, the last short"][0], PUSH, [0, 1, 2, 3, 4]),
+        (GATHERS["ranks hold whole matrices, one none"][0], PUSH, [0, 1, 2]),
+        (GATHERS["rows that TMA does not take"][0], PUSH, []),
+        (replace(GATHERS["even"][0], more=(("split", 2),)), PUSH, [0, 1]),
+        (GATHERS["one rank"][0], PULL, [0]),
+        (GATHERS["a tile of rows of two ranks"][0], PULL, []),
+        (GATHERS["two batches"][0], PULL, []),
+        (replace(GATHERS["even"][0], more=(("return_gathered", True),)), PULL, []),
+        (replace(GATHERS["even"][0], more=(("plan", PULL),)), PULL, []),
+        (replace(GATHERS["even"][0], more=(("backend", "ldst_reserved"), ("comm_sms", 1))), PULL, []),
+    ],
+    ids=str,
+)
+def test_calls_that_name_no_plan_push_where_sizes_let_tiles_read_in_place(case, plan, ranks, seen, monkeypatch):
+    """Whatever a rank's own x is like: ranks must all push. Copies of rows, in batches, are pulled."""
+    case = replace(case, more=tuple(each for each in case.more if each != ("plan", PUSH)))
+    results(case)
+    assert last_plan("ag_gemm").plan == plan and seen.ranks == ranks
+    monkeypatch.setenv("OVERLAP_IN_PLACE", "0")
+    results(replace(case, calls=1))
+    assert last_plan("ag_gemm").plan == PULL
+
+
+def test_large_shards_alone_are_pushed_by_calls_that_name_no_plan(monkeypatch):
+    case = replace(GATHERS["even"][0], calls=1, more=())
+    for least, plan in ((128 * 48 * 2, PUSH), (128 * 48 * 2 + 1, PULL)):
+        monkeypatch.setenv("OVERLAP_GIVEN_BYTES", str(least))
+        results(case)
+        assert last_plan("ag_gemm").plan == plan
+
+
+def test_a_rank_whose_shard_tma_cannot_read_pushes_what_it_stages(seen):
+    """The others do not know."""
+    x, w = torch.randn(256, 48).half(), torch.randn(48, 40).half()
+
+    def body(group):
+        runtime = group.overlap_runtime
+        low, high = shard_interval(256, 2, runtime.rank)
+        wider = torch.full((high - low, 48 + 3 * runtime.rank), float("nan")).half()
+        wider[:, :48] = x[low:high]
+        y = ag_gemm(wider[:, :48], w, group=group, backend="copy_engine")
+        runtime.synchronize()
+        return y.clone()
+
+    for y in World(2).run(body):
+        torch.testing.assert_close(y.double(), x.double() @ w.double(), atol=4e-2, rtol=1e-2)
+    assert last_plan("ag_gemm").plan == PUSH and seen.ranks == [0] and seen.staged.get(1)
 
 
 def test_several_weights_read_what_was_gathered(seen):

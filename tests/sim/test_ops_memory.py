@@ -23,7 +23,8 @@ CALLS = {
 }
 """By operator: a call, and rows and columns of the whole of the tensor that it moves."""
 RESERVED = {
-    "ag_gemm": {("all_gather_1d", 1)},
+    # So here: what is pushed is shards of whole tiles, in sizes that these two are of.
+    "ag_gemm": {("all_gather_1d", 1), ("all_gather_1d_push", 1)},
     "ag_gemm_k": {("all_gather_1d", 1)},
     "gemm_rs": {("reduce_scatter_1d", 2)},
     # Which of the two a call runs is up to its size.

@@ -35,6 +35,40 @@ def test_ways_are_configs(bench, case, way, commit, realization, plan):
     assert bench("model").config_of(way, case, commit) == wanted
 
 
+def test_gathers_of_older_files_are_pulled(bench, tmp_path, monkeypatch):
+    """And that they were faster than pushing what is staged makes them no defaults; later ones do, and faster pushes."""
+    defaults = bench("defaults")
+    old, since = "2026-11-28T13:31:25+00:00", defaults.IN_PLACE_SINCE
+    for way, date, plan in (
+        ("split=2", old, "all_gather_1d"),
+        ("split=2", since, ""),
+        ("plan=all_gather_1d", since, "all_gather_1d"),
+    ):
+        assert defaults.config_of("ag_gemm", way, date).plan == plan
+    row = {
+        "op": "ag_gemm",
+        "M": 8192,
+        "N": 8192,
+        "K": 8192,
+        "world": 4,
+        "dtype": "bf16",
+        "device": "NVIDIA H200",
+        "queued": None,
+    }
+    monkeypatch.setattr(defaults, "ROOT", tmp_path)
+    for date, ms, plan in (
+        (old, (0.4, 0.5), None),
+        (old, (0.5, 0.4), "all_gather_1d_push"),
+        (since, (0.4, 0.5), "all_gather_1d"),
+    ):
+        ways = ("plan=all_gather_1d", "plan=all_gather_1d_push")
+        rows = [{**row, "how": how, "ms": time} for how, time in zip(ways, ms, strict=True)]
+        path = tmp_path / "rows.json"
+        path.write_text(json.dumps({"commit": "0", "date": date, "rows": rows}))
+        found = [entry.config.plan for entry in defaults.entries([path]).get("H200", [])]
+        assert found == ([] if plan is None else [plan])
+
+
 def test_exchanges_of_older_files_are_pulled(bench):
     model, case = bench("model"), ("a2a_gemm", 32768, 8192, 8192, 4, "bf16")
     old, since = "2026-11-28T13:31:25+00:00", bench("defaults").PUSHED_SINCE

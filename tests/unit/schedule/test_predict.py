@@ -224,11 +224,13 @@ def test_two_levels_where_there_are_nodes():
 
 
 def test_a_plan_that_is_given_moves_the_tensor():
-    """The operator's own plan, given, changes nothing; another takes its own bytes and its own time."""
+    """The operator's own plan, given in the direction that calls take, changes nothing; another takes its own bytes and time."""
     sizes = {"M": 4096, "N": 4096, "K": 2048}
     for op, operator in OPERATORS.items():
         tensor = tensor_of(operator, sizes)
-        more = {"dim": operator.dim, "to_dim": operator.to_dim, "direction": "push" if operator.produced else "pull"}
+        pushed = operator.produced or operator.pushes(4, sizes, 2)
+        assert pushed == (op in ("ag_gemm", "gemm_rs", "gemm_ar", "gemm_a2a"))
+        more = {"dim": operator.dim, "to_dim": operator.to_dim, "direction": "push" if pushed else "pull"}
         path, text = find_template(operator.plan)
         plan = build_plan(text, world=4, tensor=tensor, path=path, **more)
         given = predict(op, world=4, sizes=sizes, machine=NVLINK, plan=plan, break_even=False)
@@ -315,6 +317,28 @@ def test_what_a_rank_holds_of_a_pushed_input_is_staged_only_where_tiles_cannot_r
             timeline = predicted_timeline("ag_gemm", world=world, sizes={**even, "M": rows}, machine=NVLINK, plan=plan)
             begun.append(min(event.start for event in timeline.events if event.kind == "tile-run"))
         assert begun[0] - begun[1] == pytest.approx(sooner, abs=1e-7)
+
+
+def test_a_gather_that_names_no_plan_is_pushed_where_it_is_read_in_place(monkeypatch):
+    """Shards of whole tiles, of 16-bit elements in rows that TMA takes, of 4 MiB and more; not on one rank, nor with the setting
+    off."""
+    sizes = {"M": 8192, "N": 4096, "K": 2048}
+    monkeypatch.delenv("OVERLAP_GIVEN_BYTES", raising=False)
+    pushes = OPERATORS["ag_gemm"].pushes
+    assert pushes(2, sizes, 2) and pushes(4, {**sizes, "M": 8192 - 3}, 2)
+    for world, other, itemsize in (
+        (1, {}, 2),
+        (2, {}, 4),
+        (2, {"M": 8192 - 40}, 2),
+        (2, {"K": 2052}, 2),
+        (16, {}, 2),
+    ):
+        assert not pushes(world, {**sizes, **other}, itemsize), (world, other)
+    assert not any(OPERATORS[op].pushes(2, sizes, 2) for op in OPERATORS if op != "ag_gemm")
+    monkeypatch.setenv("OVERLAP_GIVEN_BYTES", str(8192 * 1024 * 2 // 16))
+    assert pushes(16, sizes, 2)
+    monkeypatch.setenv("OVERLAP_IN_PLACE", "0")
+    assert not pushes(2, sizes, 2)
 
 
 def test_what_is_only_passed_on_is_not_read():
