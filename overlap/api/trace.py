@@ -144,7 +144,8 @@ def record(
         on,
         dtype=dtype,
         tile=seconds,
-        in_place=bool(operator.parameter("own")) and settings.get("in_place"),
+        # Of inputs a call that is recorded stages what its rank holds.
+        in_place=bool(operator.parameter("own")) and operator.comms[0].produced and settings.get("in_place"),
     )
     try:
         timeline = predicted(
