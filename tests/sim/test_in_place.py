@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from overlap.annotate.source import SourceUnit
 from overlap.chunkplan.region import shard_interval
 from overlap.errors import OverlapError
 from overlap.ops import a2a_gemm, ag_gemm, last_plan
@@ -15,12 +16,13 @@ from overlap.ops.gather_call import compiled_kernel
 from overlap.ops.kernels import ag_gemm_tma
 from overlap.ops.products import Product, product_arguments
 from overlap.ops.views import GatherView
+from overlap.pipeline import Request, compile_source
 from overlap.runtime.launch import givens as givens_layer
 from overlap.runtime.launch import in_place as in_place_layer
 from overlap.runtime.launch import launch as launch_layer
 from overlap.runtime.memory.part import Part
 from overlap.schedule import runs as runs_layer
-from overlap.sim import World
+from overlap.sim import World, check_module
 
 pytestmark = pytest.mark.one_triton
 
@@ -409,3 +411,35 @@ def test_what_lies_in_the_memory_of_a_result_is_staged_ahead_of_the_kernel(world
         for y in ys:
             torch.testing.assert_close(y[0].double(), x.double() @ w.double(), atol=4e-2, rtol=1e-2)
     assert all(found == {False, True} for found in seen.taken.values()) and len(seen.taken) == world
+
+
+@pytest.fixture
+def generated(repo, tmp_path, monkeypatch):
+    """A host function that makes its descriptors itself, their boxes, of 32 x 32, set by an autotuner's hook."""
+    monkeypatch.chdir(repo)
+
+    def make(plan, on):
+        source = SourceUnit.from_file(repo / "tests" / "kernels" / "host_descriptors.py")
+        path = tmp_path / "made.py"
+        path.write_text(compile_source(Request(source, plan, on)).module.text)
+        return str(path)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("plan", "on", "shape", "ranks"),
+    [
+        (PUSH, "a[M]", {"M": 192, "N": 40, "K": 48}, [0, 1, 2]),
+        (PUSH, "a[M]", {"M": 190, "N": 40, "K": 48}, [0, 1, 2]),
+        (PUSH, "a[M]", {"M": 180, "N": 40, "K": 48}, []),
+        (PULL, "a[M]", {"M": 192, "N": 40, "K": 48}, []),
+        (PUSH, "a[K/M]", {"M": 70, "N": 40, "K": 192}, [0, 1, 2]),
+        ("all_to_all_1d_push", "a[K:M]", {"M": 70, "N": 40, "K": 192}, [0, 1, 2]),
+        ("all_to_all_1d_push", "a[K:M]", {"M": 70, "N": 40, "K": 240}, [2]),
+    ],
+)
+def test_generated_host_functions(plan, on, shape, ranks, generated, seen):
+    report = check_module(generated(plan, on), world=3, shape=shape, dtype="fp16", seeds=range(2), launches=3)
+    assert report.ok, str(report)
+    assert seen.ranks == ranks
