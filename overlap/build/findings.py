@@ -8,7 +8,7 @@ shows here and not as a race on a cluster.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from overlap.backends.memory_rules import PROXY_FENCE, READERS, SCOPE, SEM, WRITERS
 from overlap.schedule import table
@@ -263,7 +263,7 @@ def _machine_code(kernel: _Kernel, program: ptx.Program) -> Iterable[Finding]:
     for instruction in program.instructions:
         if not _releases(instruction):
             continue
-        store = program.meets_before(instruction, stores, ptx.synchronises)
+        store = program.meets_before(instruction, stores, _with(ptx.synchronises, instruction, program))
         if store is not None and WRITERS["load/store"].barrier:
             yield Finding(
                 "barrier-before-release",
@@ -271,7 +271,8 @@ def _machine_code(kernel: _Kernel, program: ptx.Program) -> Iterable[Finding]:
                 instruction.line,
                 f"no barrier between the store of line {store.line} and this release: one thread raises, others store",
             )
-        tma = program.meets_before(instruction, ptx.stores_by_tma, ptx.drains)
+        drained = _with(ptx.drains, instruction, program)
+        tma = program.meets_before(instruction, ptx.stores_by_tma, drained)
         if tma is not None and WRITERS["tma store"].completes:
             yield Finding(
                 "store-drained",
@@ -290,6 +291,14 @@ def _machine_code(kernel: _Kernel, program: ptx.Program) -> Iterable[Finding]:
         if acquires and load.line in lines and _loads(load):
             if not any(program.can_follow(acquire, load) for acquire in acquires):
                 yield Finding("load-after-wait", "error", load.line, "a copy of this load runs before any wait")
+
+
+def _with(
+    kind: Callable[[ptx.Instruction], bool], release: ptx.Instruction, program: ptx.Program
+) -> Callable[[ptx.Instruction], bool]:
+    """Instructions of a kind that run whenever ``release`` does: under no predicate, or under one that it is under too."""
+    mine = program.guards(release)
+    return lambda i: kind(i) and (not i.predicated or not mine.isdisjoint(program.guards(i)))
 
 
 def _releases(i: ptx.Instruction) -> bool:

@@ -1,6 +1,6 @@
 """Reads PTX text into instructions and a control-flow graph.
 
-Enough to ask what every path from one instruction meets first; no values are followed.
+Enough to ask what every path from one instruction meets first. Of values only predicates are followed (`guards`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ _LABEL = re.compile(r"^([$\w]+):")
 _LOC = re.compile(r"^\.loc\s+(\d+\s+\d+\s+\d+)(.*)$")
 _INLINED = re.compile(r"inlined_at\s+(\d+\s+\d+\s+\d+)")
 _CALLED = re.compile(r"@\[ [^\]:]*:(\d+):\d+")
+_GUARD = re.compile(r"^@!?([%$\w]+)")
+_MADE = re.compile(r"^(?:@!?[%$\w]+\s+)?(setp|and|selp)\.\S+\s+([%$\w]+)\s*,\s*(.*)$")
+_REGISTER = re.compile(r"%\w+")
 _TARGET = re.compile(r"\bbra(?:\.uni)?\s+([$\w]+)")
 
 
@@ -105,6 +108,41 @@ class Program:
                     seen.add(successor)
                     todo.append((successor, self.blocks[successor].instructions))
         return False
+
+    def guards(self, instruction: Instruction) -> frozenset[str]:
+        """Predicates that are true whenever a predicated ``instruction`` runs: its own, and what that is the conjunction of.
+
+        A number that was chosen by a predicate (``selp``) and is compared with 0 stands for that.
+        """
+        found: set[str] = set()
+        guard = _GUARD.match(instruction.text)
+        todo = [(guard[1], instruction.index)] if guard and "!" not in guard[0] else []
+        while todo:
+            name, before = todo.pop()
+            found.add(name)
+            made = next((d for d in reversed(self._made.get(name, [])) if d[0] < before), None)
+            if made is not None:
+                index, sources = made
+                todo += [(source, index) for source in sources if source not in found]
+        return frozenset(found)
+
+    @cached_property
+    def _made(self) -> dict[str, list[tuple[int, list[str]]]]:
+        """By register, where predicates are made, and of which other ones."""
+        made: dict[str, list[tuple[int, list[str]]]] = {}
+        for instruction in self.instructions:
+            found = _MADE.match(instruction.text)
+            if not found or instruction.predicated:
+                continue
+            opcode, name, rest = found.groups()
+            words, registers = instruction.words, _REGISTER.findall(rest)
+            if opcode == "and" and "pred" in words:
+                made.setdefault(name, []).append((instruction.index, registers))
+            elif opcode == "selp" and re.match(r"\s*(?:1|-1)\s*,\s*0\s*,", rest):
+                made.setdefault(name, []).append((instruction.index, registers))
+            elif opcode == "setp" and "ne" in words and re.search(r",\s*0$", rest):
+                made.setdefault(name, []).append((instruction.index, registers))
+        return made
 
     def can_follow(self, first: Instruction, last: Instruction) -> bool:
         """Whether ``last`` can run after ``first`` on some path."""

@@ -26,7 +26,7 @@ from overlap.schedule import table as _layout
 
 from .boxes import box_memory
 from .far import move_chunks_far
-from .flags import after, after_async, landed, look, poll, raise_flag, raise_flags
+from .flags import after, after_async, landed, landed_if, look, poll, raise_flag, raise_flags
 from .inline_words import WHOLE, send_words, send_words_async, sum_words
 from .interleave import move_rest, move_rest_async, move_rest_boxes, move_some, move_some_async, move_some_boxes
 from .moves import computing_id, computing_position, computing_programs, move_chunks, move_chunks_async, moving
@@ -47,6 +47,7 @@ __all__ = [
     "finish_tile",
     "get",
     "landed",
+    "landed_if",
     "log_ends",
     "log_part",
     "log_ready",
@@ -97,6 +98,7 @@ _H_RUNS: tl.constexpr = tl.constexpr(_layout.H_RUNS)
 _H_RUN_BASE: tl.constexpr = tl.constexpr(_layout.H_RUN_BASE)
 _H_COORD_BASE: tl.constexpr = tl.constexpr(_layout.H_COORD_BASE)
 _H_FLAG_BASE: tl.constexpr = tl.constexpr(_layout.H_FLAG_BASE)
+_H_TILES: tl.constexpr = tl.constexpr(_layout.H_TILES)
 _H_AXES: tl.constexpr = tl.constexpr(_layout.H_AXES)
 _R_FIRST: tl.constexpr = tl.constexpr(_layout.R_FIRST)
 _R_WAIT_BEGIN: tl.constexpr = tl.constexpr(_layout.R_WAIT_BEGIN)
@@ -227,16 +229,17 @@ def advanced(value, iterations, step):
 
 
 @triton.jit
-def _count_in(table, run, state):
-    """Adds one to every counter of the run, with what this program has stored before its last barrier."""
+def _count_in(table, run, state, tiles=1, there=1):
+    """Adds ``tiles`` to every counter of the run, with what this program has stored before its last barrier; if ``there``."""
     begin = tl.load(table + run + _R_RAISE_BEGIN)
     end = tl.load(table + run + _R_RAISE_END)
     # Lanes instead of a loop, which would keep a tile loop from being flattened.
     entries = begin + tl.arange(0, _MAX_RAISES) * _RAISE_WORDS
-    inside = entries < end
+    inside = (entries < end) & (there != 0)
     slots = tl.load(table + entries, mask=inside, other=0)
     counters = state + tl.load(table + _H_COUNTER_BASE) + slots * _SLOT_WORDS
-    tl.atomic_add(counters, tl.full((_MAX_RAISES,), 1, tl.int64), mask=inside, sem="release", scope="sys")
+    counted = tl.zeros((_MAX_RAISES,), tl.int64) + tiles
+    tl.atomic_add(counters, counted, mask=inside, sem="release", scope="sys")
 
 
 @triton.jit
@@ -253,3 +256,16 @@ def produced(table, run, state):
 def produced_async(table, run, state):
     """As `produced`: TMA stores have landed, not only been read, and the barrier leaves a flattened loop its stages (sm_90)."""
     _count_in(table, landed(run), state)
+
+
+@triton.jit
+def produced_once(table, run, state, tile, step):
+    """As `produced_async`, once for all tiles of the run that this program makes, ``step`` apart: behind the last of them.
+
+    Until then nothing is waited for. Each count takes a store's way to the memory, a barrier and a release at system scope, in
+    which nothing is multiplied; and a chunk is whole no sooner by the tiles that come before a program's last.
+    """
+    first = tl.load(table + run + _R_FIRST)
+    end = tl.minimum(tl.load(table + run + _RUN_WORDS + _R_FIRST), tl.load(table + _H_TILES))
+    last = (tile + step >= end).to(tl.int32)
+    _count_in(table, landed_if(run, last), state, (tile - first) // step + 1, last)

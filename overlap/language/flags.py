@@ -87,6 +87,28 @@ def landed(value):
 
 
 @triton.jit
+def landed_if(value, there):
+    """As `landed` where the int32 ``there``, the same for all threads, is not 0; else nothing is waited for.
+
+    By a predicate, since a branch at the tail of a flattened loop is more than Triton 3.6 takes.
+    """
+    return tl.inline_asm_elementwise(
+        """{
+            .reg .pred there;
+            setp.ne.b32 there, $2, 0;
+            @there cp.async.bulk.wait_group 0;
+            @there bar.sync 0;
+            mov.b32 $0, $1;
+        }""",
+        "=r,r,r",
+        [value, there],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
 def raise_flag(flag, value):
     """Raises an int64 ``flag``, local or a peer's, to ``value`` after all stores of this program.
 

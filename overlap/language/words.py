@@ -83,6 +83,12 @@ WORDS = {
             "as `produced`, for tiles stored by TMA, and in loops that are flattened",
             nvidia=True,
         ),
+        Word(
+            "produced_once",
+            ("table", "run", "state", "tile", "step"),
+            "as `produced_async`, for all of the program's tiles of the run at once, behind the last",
+            nvidia=True,
+        ),
         Word("ways", ("table", "run"), "in how many places the tiles of the run are stored"),
         Word(
             "shift",
@@ -245,6 +251,7 @@ WORDS = {
             ("flags", "there", "wanted"),
             "the least of a block of flags, as far as they are `there`, seen at once (int64)",
         ),
+        Word("landed_if", ("value", "there"), "as `landed`, where `there` is not 0", nvidia=True),
         Word("landed", ("value",), "`value`, behind the landing of TMA stores and a barrier", nvidia=True),
         Word("raise_flag", ("flag", "value"), "all stores of the program, then a release of `value` at system scope"),
         Word(

@@ -62,6 +62,10 @@ def _barrier(world: Any, *operands: np.ndarray) -> list[np.ndarray]:
     return [operands[0] if operands else np.zeros(1, np.int32)]
 
 
+def _landed_if(world: Any, value: np.ndarray, there: np.ndarray) -> list[np.ndarray]:
+    return _landed_barrier(world, value) if there.any() else [value]
+
+
 def _landed_barrier(world: Any, *operands: np.ndarray) -> list[np.ndarray]:
     world.kernel_memory.wait_tma_stores()
     return _barrier(world, *operands)
@@ -72,6 +76,10 @@ register("mov.b32 $0, $1;", lambda world, value, *_: [value])
 register("cp.async.bulk.wait_group 0; mov.b32 $0, $1;", _landed)
 register("cp.async.bulk.wait_group 0; mov.u32 $0, 0;", _landed)
 register("cp.async.bulk.wait_group 0; bar.sync 0; mov.b32 $0, $1;", _landed_barrier)
+register(
+    "{ .reg .pred there; setp.ne.b32 there, $2, 0; @there cp.async.bulk.wait_group 0; @there bar.sync 0; mov.b32 $0, $1; }",
+    _landed_if,
+)
 register("bar.sync 0; mov.b32 $0, $1;", _barrier)
 register("mov.u64 $0, %globaltimer;", _steps)
 register("mov.u32 $0, %smid;", lambda world, *_: [np.array([world.scheduler.current.agent.rank], np.int32)])

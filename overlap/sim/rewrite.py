@@ -24,6 +24,7 @@ STORE_WORDS = frozenset(
         "put",
         "produced",
         "produced_async",
+        "produced_once",
         "pushed",
         "raise_flag",
         "raise_flags",

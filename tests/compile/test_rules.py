@@ -60,6 +60,7 @@ BROKEN_UNTIL = [
     ((3, 9), "barrier-before-release", "produces", "no_barrier_behind_atomics"),
     ((3, 8), "store-drained", "raises", "undrained_tma_store"),
     ((3, 8), "store-drained", "produces", "undrained"),
+    ((3, 8), "store-drained", "produces", "drained_for_some"),
 ]
 
 CORRECT = [
@@ -72,6 +73,7 @@ CORRECT = [
     ("produces", "correct", ()),
     ("produces", "correct_in_a_loop", ()),
     ("produces", "correct_by_tma", ()),
+    ("produces", "correct_once_a_run", ()),
     ("produces", "correct_by_atomics", ()),
 ]
 

@@ -77,7 +77,12 @@ def test_a_tma_store_counted_without_waiting_for_it(made, monkeypatch):
 
     monkeypatch.setattr(world, "_stores_land_late", lambda: True)
     assert check(made(name="persistent_gemm")).ok
-    path = made(name="persistent_gemm", edits=(("ol.produced_async(", "ol.produced("),))
+    path = made(
+        name="persistent_gemm",
+        edits=(
+            ("ol.produced_once(ol_table, ol_run, ol_state, tile, NUM_SMS)", "ol.produced(ol_table, ol_run, ol_state)"),
+        ),
+    )
     assert faults(path) == ["race"] * len(SEEDS)
     assert "TMA stores land late" in str(check(path))
 

@@ -62,6 +62,25 @@ def produce_tma(out, value, table, state, BLOCK: tl.constexpr, ASYNC: tl.constex
 
 
 @triton.jit
+def produce_walking(out, value, table, state, BLOCK: tl.constexpr, STEP: tl.constexpr, WHEN: tl.constexpr):
+    """As `produce_tma`, by programs that walk over tiles and count once a run, behind their last tile of it or too early."""
+    pid = tl.program_id(0)
+    rows = tl.make_tensor_descriptor(out, shape=[tl.num_programs(0), BLOCK], strides=[BLOCK, 1], block_shape=[1, BLOCK])
+    for tile in range(pid, tl.where(pid < STEP, tl.num_programs(0), 0), STEP):
+        run = ol.find_run(table, tile)
+        made = value + (tile * BLOCK + tl.arange(0, BLOCK)).to(tl.float32)
+        if WHEN == "ahead":
+            ol.produced_once(table, run, state, tile, STEP)
+        rows.store([tile, 0], made[None, :])
+        if WHEN == "last":
+            ol.produced_once(table, run, state, tile, STEP)
+        if WHEN == "first":
+            # What is to come in the run is counted by the first tile that this program has of it.
+            if tile - STEP < tl.load(table + run):
+                ol.produced_once(table, run, state, tile + STEP, STEP)
+
+
+@triton.jit
 def clear(words, COUNT: tl.constexpr, STRIDE: tl.constexpr):
     for i in range(COUNT):
         tl.store(words + i * STRIDE, tl.full((), 0, tl.int64))
@@ -146,6 +165,21 @@ def test_tma_stores_that_are_waited_for(on_ranks):
     for late in (True, False):
         for seed in SEEDS:
             check(on_ranks(2, body(kernel=produce_tma, ASYNC=True), seed=seed, late_tma_stores=late))
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4, 6])
+def test_programs_that_walk_over_tiles_count_once_a_run(on_ranks, step):
+    for late in (True, False):
+        for seed in SEEDS:
+            options = {"kernel": produce_walking, "STEP": step, "WHEN": "last"}
+            check(on_ranks(2, body(**options), seed=seed, late_tma_stores=late))
+
+
+@pytest.mark.parametrize(("when", "step"), [("ahead", 2), ("ahead", 1), ("first", 1)])
+def test_a_run_that_is_counted_too_early_is_a_race(on_ranks, when, step):
+    for seed in SEEDS:
+        with pytest.raises(RaceFault):
+            on_ranks(2, body(kernel=produce_walking, STEP=step, WHEN=when), seed=seed)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ Before::
         ...
         c_desc.store([off_m, off_n], c)
         # Count the tile into the chunks of c that it is part of.
-        ol.produced_async(ol_table, ol_run, ol_state)
+        ol.produced_once(ol_table, ol_run, ol_state, tile, NUM_PROGRAMS)
 
 After::
 
@@ -46,7 +46,9 @@ from .push_async import store_parts
 
 _HELP = "leave out tile_sums: a kernel behind this one adds"
 _COUNTS = m.SimpleStatementLine(
-    body=[m.Expr(m.Call(func=m.Attribute(attr=m.Name("produced") | m.Name("produced_async"))))]
+    body=[
+        m.Expr(m.Call(func=m.Attribute(attr=m.Name("produced") | m.Name("produced_async") | m.Name("produced_once"))))
+    ]
 )
 
 

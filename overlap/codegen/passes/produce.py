@@ -14,6 +14,11 @@ After::
     # Count the tile into the chunks of c that it is part of.
     ol.produced(ol_table, ol_run, ol_state)
 
+or, in a loop over tiles that stores by descriptors, once for all tiles of a run that a program makes, behind its last::
+
+    # Count the program's tiles of the run, behind the last of them, into the chunks of c that they are part of.
+    ol.produced_once(ol_table, ol_run, ol_state, tile, NUM_PROGRAMS)
+
 or, where results go in words (`words_inline`)::
 
     # Send the tile of c to the ranks that add it up, in words.
@@ -38,7 +43,7 @@ from overlap.errors import CodegenError, UnsupportedError
 from overlap.schedule.words import DIMS
 
 from ..context import Context
-from ..locate import comment, find_function, replaced, statements
+from ..locate import comment, find_function, names_in, replaced, statements
 from .dispatch import ASYNC_KINDS
 
 LONGEST = 80
@@ -100,6 +105,14 @@ def run(module: cst.Module, context: Context) -> cst.Module:
             arguments.append(names.local("ways"))
     else:
         word, said = "produced_async" if asynchronous else "produced", f"{said}."
+        walk = _walk(search.loop, context, region) if asynchronous else None
+        if walk is not None:
+            word, said = (
+                "produced_once",
+                "Count the program's tiles of the run, behind the last of them, into the chunks of",
+            )
+            said = f"{said} {tensors} that they are part of."
+            arguments += walk
     given = ", ".join(arguments)
     if len(given) > LONGEST:
         given = f"\n    {given}\n"
@@ -107,6 +120,29 @@ def run(module: cst.Module, context: Context) -> cst.Module:
     counted = counted.with_changes(leading_lines=[comment(said)])
     changed = search.block.with_changes(body=[*body[: at + 1], counted, *body[at + 1 :]])
     return replaced(module, search.block, changed)
+
+
+def _walk(loop: cst.For | None, context: Context, region: DispatchRegion) -> list[str] | None:
+    """The tile that a program is at, and how far the next one is; None where it makes one, or the loop does not say so.
+
+    Programs that move chunks take part in no count and change the step of the others, so their kernels count every tile.
+    """
+    if loop is None or context.moving or not isinstance(loop.target, cst.Name) or not isinstance(loop.iter, cst.Call):
+        return None
+    walked = {tile.name for tile in context.program.kernel.tile_ids if tile.form == "persistent_for" and not tile.left}
+    if loop.target.value not in walked or region.tile_id != loop.target.value:
+        return None  # another number says which tile it is
+    arguments = loop.iter.args
+    step = next((a for a in arguments if a.keyword is not None and a.keyword.value == "step"), None)
+    if step is None and len(arguments) > 2 and arguments[2].keyword is None:
+        step = arguments[2]
+    if step is None:
+        return None
+    targets = m.AssignTarget() | m.AugAssign() | m.AnnAssign() | m.For()
+    changed = {name for node in m.findall(loop.body, targets) for name in names_in(node.target)}  # type: ignore[attr-defined]
+    if changed & {loop.target.value, *names_in(step.value)}:
+        return None
+    return [loop.target.value, cst.Module([]).code_for_node(step.value)]
 
 
 def _by_descriptor(context: Context) -> list[bool]:
@@ -175,10 +211,12 @@ class _Search(cst.CSTVisitor):
         self.positions, self.shift, self.begin, self.end = positions, shift, begin, end
         self.block: cst.IndentedBlock | None = None
         self.flattened = False
-        self._loops: list[bool] = []
+        self.loop: cst.For | None = None
+        """Around the region, the innermost."""
+        self._loops: list[cst.For] = []
 
     def visit_For(self, node: cst.For) -> None:
-        self._loops.append(asks_to_flatten(node) is not None)
+        self._loops.append(node)
 
     def leave_For(self, original_node: cst.For) -> None:
         self._loops.pop()
@@ -187,7 +225,8 @@ class _Search(cst.CSTVisitor):
         inside = any(self.begin < self.positions[s].start.line + self.shift <= self.end for s in node.body)
         if inside and self.block is None:
             self.block = node
-            self.flattened = bool(self._loops and self._loops[-1])
+            self.loop = self._loops[-1] if self._loops else None
+            self.flattened = self.loop is not None and asks_to_flatten(self.loop) is not None
         return self.block is None
 
 

@@ -50,6 +50,23 @@ def correct_by_tma(c_ptr, N, BLOCK: tl.constexpr, ol_table, ol_state):
 
 
 @triton.jit
+def correct_once_a_run(c_ptr, N, BLOCK: tl.constexpr, ol_table, ol_state):
+    desc = tl.make_tensor_descriptor(c_ptr, [N, N], [N, 1], [32, 32])
+    for tile in range(tl.program_id(0), N, tl.num_programs(0)):
+        desc.store([tile * 32, 0], tl.full((32, 32), 1, c_ptr.dtype.element_ty))
+        ol.produced_once(ol_table, ol.find_run(ol_table, tile), ol_state, tile, tl.num_programs(0))
+
+
+@triton.jit
+def drained_for_some(c_ptr, N, BLOCK: tl.constexpr, ol_table, ol_state):
+    """What is waited for now and then is behind no count that is always made."""
+    tile = tl.program_id(0)
+    fill_by_tma(c_ptr, tile, N, BLOCK)
+    run = ol.landed_if(ol.find_run(ol_table, tile), (tile > 3).to(tl.int32))
+    tl.atomic_add(counters(ol_table, ol_state) + run, tl.full((), 1, tl.int64), sem="release", scope="sys")
+
+
+@triton.jit
 def correct_by_atomics(c_ptr, N, BLOCK: tl.constexpr, ol_table, ol_state):
     tile = tl.program_id(0)
     offsets = tile * BLOCK + tl.arange(0, BLOCK)

@@ -38,7 +38,9 @@ def test_tiles_that_are_sent_and_own_ones_have_loops_of_their_own():
         "ol_next_tile = ol.next_tile(start, ol_own_tiles, NUM_SMS)\n    for tile in tl.range(ol_next_tile, rows * cols, NUM_SMS):"
         in own
     )
-    assert STORE in sent and "ol.produced_async(" in sent and "wait" not in sent
+    assert (
+        STORE in sent and "ol.produced_once(ol_table, ol_run, ol_state, tile, NUM_SMS)" in sent and "wait" not in sent
+    )
     assert STORE not in own and "produced" not in own and "@overlap" not in own
     assert own.index("ol.place(") < own.index("ol.wait_summands(") < own.index("pid_m = ol.after(pid_m, ol_seen)")
     assert own.index("ol.after(") < own.index("tl.zeros") < own.index("ol.finish_tile(")

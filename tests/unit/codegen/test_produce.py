@@ -24,6 +24,13 @@ def persistent(options: str = "", source: str = SOURCE) -> str:
     return f"{head}{counts}{loop}{options}):\n{inner}\n\n# @overlap.host_entry{host}"
 
 
+def walked(loop: str) -> str:
+    """The kernel as another loop over tiles."""
+    written = "tl.range(tl.program_id(0), rows * tl.cdiv(N, BN), 4)"
+    assert written in persistent()
+    return persistent().replace(written, loop)
+
+
 def test_behind_the_store():
     assert STORE + COUNTED in after(produce.run, on="c[M]")
 
@@ -63,12 +70,41 @@ def test_in_a_tile_loop():
         ("", "produced"),
         (", flatten=False", "produced"),
         (", flatten=None", "produced"),
-        (", flatten=True", "produced_async"),
-        (", flatten=BK > 32, num_stages=2", "produced_async"),
+        (", flatten=True", "produced_once"),
+        (", flatten=BK > 32, num_stages=2", "produced_once"),
     ],
 )
 def test_a_flattened_loop_is_counted_by_another_word(options, word):
-    assert f"        ol.{word}(ol_table, ol_run, ol_state)\n" in after(produce.run, persistent(options), on="c[M]")
+    """Once for all of a program's tiles of a run."""
+    walk = ", pid, 4" if word == "produced_once" else ""
+    text = persistent(options)
+    assert "for pid in" in text
+    assert f"        ol.{word}(ol_table, ol_run, ol_state{walk})\n" in after(produce.run, text, on="c[M]")
+
+
+@pytest.mark.parametrize(
+    ("loop", "walk"),
+    [
+        ("tl.range(tl.program_id(0), rows * tl.cdiv(N, BN), 4, flatten=True)", "pid, 4"),
+        (
+            "tl.range(tl.program_id(0), rows * tl.cdiv(N, BN), step=tl.num_programs(0), flatten=True)",
+            "pid, tl.num_programs(0)",
+        ),
+        ("tl.range(tl.program_id(0), rows * tl.cdiv(N, BN), rows, flatten=True)", "pid, rows"),
+    ],
+)
+def test_a_count_of_all_tiles_of_a_run_names_the_step(loop, walk):
+    assert f"ol.produced_once(ol_table, ol_run, ol_state, {walk})\n" in after(produce.run, walked(loop), on="c[M]")
+
+
+def test_where_the_step_is_another_number_by_then_every_tile_is_counted():
+    text = walked("tl.range(tl.program_id(0), rows * tl.cdiv(N, BN), rows, flatten=True)")
+    assert STORE in text
+    indented = "".join(f"    {each}\n" for each in STORE.splitlines())
+    found = after(
+        produce.run, text.replace(indented, f"{indented}        for rows in range(1):\n            pass\n"), on="c[M]"
+    )
+    assert "produced_once" not in found and "ol.produced_async(ol_table, ol_run, ol_state)" in found
 
 
 def test_what_is_stored_by_descriptor_is_counted_by_another_word():

@@ -66,8 +66,8 @@ def gemm_tma(a_desc, b_desc, c_desc, M, N, K, BM: tl.constexpr, BN: tl.constexpr
             b = b_desc.load([k, pid_n * BN])
             acc = tl.dot(a, b, acc)
         ol_c_desc.store([pid_m * BM, pid_n * BN - ol_before], acc.to(DTYPE))
-        # Count the tile into the chunks of c that it is part of.
-        ol.produced_async(ol_table, ol_run, ol_state)
+        # Count the program's tiles of the run, behind the last of them, into the chunks of c that they are part of.
+        ol.produced_once(ol_table, ol_run, ol_state, tile, NUM_SMS)
 
 
 def ol_tile_map(ol_tile, ol_rows, ol_cols):

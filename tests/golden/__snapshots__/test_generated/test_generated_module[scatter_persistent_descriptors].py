@@ -87,8 +87,8 @@ def matmul_kernel(
             b = b_desc.load([k * BLOCK_K, off_n])
             acc = tl.dot(a, b, acc)
         c_desc.store([off_m, off_n], acc.to(c_ptr.dtype.element_ty))
-        # Count the tile into the chunks of c that it is part of.
-        ol.produced_async(ol_table, ol_run, ol_state)
+        # Count the program's tiles of the run, behind the last of them, into the chunks of c that they are part of.
+        ol.produced_once(ol_table, ol_run, ol_state, tile, NUM_SMS)
 
 
 def ol_tile_map(ol_tile, ol_num_pid_m, ol_num_pid_n, *, GROUP_M):

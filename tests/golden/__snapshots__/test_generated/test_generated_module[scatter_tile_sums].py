@@ -60,8 +60,8 @@ def gemm_tma(a_desc, b_desc, c_desc, M, N, K, BM: tl.constexpr, BN: tl.constexpr
             b = b_desc.load([k, pid_n * BN])
             acc = tl.dot(a, b, acc)
         c_desc.store([pid_m * BM, pid_n * BN], acc.to(DTYPE))
-        # Count the tile into the chunks of c that it is part of.
-        ol.produced_async(ol_table, ol_run, ol_state)
+        # Count the program's tiles of the run, behind the last of them, into the chunks of c that they are part of.
+        ol.produced_once(ol_table, ol_run, ol_state, tile, NUM_SMS)
     # The tiles of the rank's own part: what other ranks have sent is added here, and none of it is sent.
     ol_next_tile = ol.next_tile(start, ol_own_tiles, NUM_SMS)
     for tile in tl.range(ol_next_tile, rows * cols, NUM_SMS):
