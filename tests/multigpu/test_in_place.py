@@ -129,5 +129,6 @@ def test_calls_that_name_no_plan_push_where_sizes_let_tiles_read_in_place(read):
         for mine in (x, unaligned.copy_(x) if dist.get_rank() else x):
             read.clear()
             assert torch.equal(ag_gemm(mine, w, gather_size=rows, backend="copy_engine"), wanted)
-            assert last_plan("ag_gemm").plan == plan and read == [taken and mine is x]
+            # A call that repeats an earlier one is looked up no more.
+            assert last_plan("ag_gemm").plan == plan and all(own == (taken and mine is x) for own in read)
     overlap.check()
