@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import overlap
-from overlap.ops import a2a_gemm, ag_gemm
+from overlap.ops import a2a_gemm, ag_gemm, last_plan
 from overlap.runtime.launch import in_place
 
 from .conftest import WORLD
@@ -113,4 +113,22 @@ def test_what_is_handed_out_is_whole(read):
     dist.all_gather(parts, x)
     assert torch.equal(whole, torch.cat(parts)) and torch.equal(y, alone) and torch.equal(several[0], alone)
     torch.testing.assert_close(several[1], alone[:, :256], atol=1e-2, rtol=1e-2)
+    overlap.check()
+
+
+@pytest.mark.ranks(2)
+def test_calls_that_name_no_plan_push_where_sizes_let_tiles_read_in_place(read):
+    """One rank's rows begin where TMA cannot read: it stages them, and pushes as the others do. Other sizes are pulled."""
+    for name, plan, taken in (
+        ("gather, in parts", "all_gather_1d_push", True),
+        ("gather, tiles of two ranks", "all_gather_1d", False),
+    ):
+        (x, w), rows = operands(name, 7), CASES[name][1][0]
+        wanted = ag_gemm(x, w, plan="all_gather_1d_pull", gather_size=rows, backend="copy_engine")
+        unaligned = torch.empty(x.numel() + 1, device="cuda", dtype=x.dtype)[1:].view_as(x)
+        for mine in (x, unaligned.copy_(x) if dist.get_rank() else x):
+            read.clear()
+            assert torch.equal(ag_gemm(mine, w, gather_size=rows, backend="copy_engine"), wanted)
+            # A call that repeats an earlier one is looked up no more.
+            assert last_plan("ag_gemm").plan == plan and all(own == (taken and mine is x) for own in read)
     overlap.check()
