@@ -45,10 +45,9 @@ PULLS = ("all_gather_1d", "all_gather_1d_pull")
 
 def usual(op: str, date: str) -> tuple[str, Split]:
     """Plan and split of a way that names none, in a file of a date."""
-    if op == "a2a_gemm" and date >= PUSHED_SINCE:
-        return BUILT_IN[op]
-    if op == "ag_gemm" and date >= IN_PLACE_SINCE:
-        return "", 1
+    if (op == "a2a_gemm" and date >= PUSHED_SINCE) or (op == "ag_gemm" and date >= IN_PLACE_SINCE):
+        plan, split = BUILT_IN[op]
+        return plan or "", split
     return PLANS.get(op, "all_to_all_1d"), SPLITS.get(op, 1)
 
 
