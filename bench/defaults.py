@@ -40,15 +40,17 @@ PUSHED_SINCE = "2026-11-29T00:57"
 IN_PLACE_SINCE = "2026-11-29T04:06"
 """In older files what `ag_gemm` pushes is staged, and a way that names no plan pulls: that pulling was faster there says nothing
 of calls now, which push where tiles read in place. Ways of later files that name none go as calls do."""
+TILES, TILE_SUMS_SINCE = "OVERLAP_TILE_SUMS", "2026-11-29T04:26"
+"""In older files a kernel adds what `gemm_rs` by copy engine scatters, where nothing else is said: so it does in calls of what is
+taken from them, as long as nobody has measured tiles that add."""
 PULLS = ("all_gather_1d", "all_gather_1d_pull")
 
 
 def usual(op: str, date: str) -> tuple[str, Split]:
     """Plan and split of a way that names none, in a file of a date."""
-    if op == "a2a_gemm" and date >= PUSHED_SINCE:
-        return BUILT_IN[op]
-    if op == "ag_gemm" and date >= IN_PLACE_SINCE:
-        return "", 1
+    if (op == "a2a_gemm" and date >= PUSHED_SINCE) or (op == "ag_gemm" and date >= IN_PLACE_SINCE):
+        plan, split = BUILT_IN[op]
+        return plan or "", split
     return PLANS.get(op, "all_to_all_1d"), SPLITS.get(op, 1)
 
 
@@ -64,12 +66,15 @@ def config_of(op: str, how: str, date: str) -> Config:
     plan, split = usual(op, date)
     if "split" in pairs:
         split = split_of(pairs["split"])
-    sums = pairs.get(SUMS)
+    sums, backend = pairs.get(SUMS), pairs.get("backend", "copy_engine")
+    older = "0" if op == "gemm_rs" and backend == "copy_engine" and date < TILE_SUMS_SINCE else None
+    tiles = pairs.get(TILES, older)
     realization = Realization(
-        pairs.get("backend", "copy_engine"),
+        backend,
         split=split,
         comm_sms=int(pairs.get("comm_sms", 0)),
         sum_sms=None if sums is None else int(sums),
+        tile_sums=None if tiles is None else int(tiles),
     )
     return Config(realization, pairs.get("plan", plan))
 

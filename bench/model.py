@@ -10,7 +10,8 @@ measured several times by the mean. Times are those with the host ahead where a 
 
 A log names its machine; ways are predicted on that of the setting ``machine``, or ``--machine``. Units that a way leaves to sums
 without saying so are those of the operator's rule, or of the one at the commit of the file (`RULES`); sums that nobody says
-to store are stored in files made since that is so (`STORED_SINCE`), and exchanges of older ones are pulled (`defaults.usual`).
+to store are stored in files made since that is so (`STORED_SINCE`), or added by tiles (`defaults.TILE_SUMS_SINCE`), and exchanges
+of older ones are pulled (`defaults.usual`).
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ STORED_SINCE = "2026-11-29T00:41"
 """Files of this date and later were made with sums stored at peers where nothing else is said."""
 IN_PLACE_SINCE = "2026-11-29T03:58"
 """The same of what stays of a result, stored in it by tiles."""
+NOTHING_FREE = ("54a28f5", "d332439")
+"""Commits at which a way that says sums in tiles left nothing free where tiles could not add."""
 
 Case = tuple[str, int, int, int, int, str]
 """Operator, M, N, K, ranks and dtype."""
@@ -70,7 +73,7 @@ def config_of(
     """
     op, m, n, k, world, dtype = case
     said = said_by(way)
-    if set(said) - {"plan", "backend", "split", "comm_sms", SAID, STORED, IN_PLACE}:
+    if set(said) - {"plan", "backend", "split", "comm_sms", SAID, STORED, IN_PLACE, defaults.TILES}:
         return None
     operator, itemsize = operator_of(op, {"M": m, "N": n, "K": k}), itemsize_of(dtype)
     backend = said.get("backend", "copy_engine")
@@ -84,7 +87,13 @@ def config_of(
     elif op == "gemm_ar":
         split = default_split(plan, m * n * itemsize, world, backend)
     free = int(said.get(SAID, 0))
-    if SAID not in said and operator.kind in ("reduce_scatter", "all_reduce") and backend == "copy_engine":
+    alone = said.get(defaults.TILES) == "1" and commit.startswith(NOTHING_FREE)
+    if (
+        SAID not in said
+        and not alone
+        and operator.kind in ("reduce_scatter", "all_reduce")
+        and backend == "copy_engine"
+    ):
         least = next((rule for known, rule in RULES.items() if commit.startswith(known)), sums.LEAST_EARLY)
         how: dict[str, Any] = {"world": world, "itemsize": itemsize, "moved": itemsize, "units": units}
         if least is not None:
@@ -110,7 +119,7 @@ def of_ways(result: Mapping[str, Any], machine: Machine | None = None) -> Cases:
         for way in (each["how"] for each in rows if "how" in each and each["how"] in times):
             date, said = result.get("date", ""), said_by(way)
             config = config_of(way, case, result["commit"], date=date)
-            since = {STORED: STORED_SINCE, IN_PLACE: IN_PLACE_SINCE}
+            since = {STORED: STORED_SINCE, IN_PLACE: IN_PLACE_SINCE, defaults.TILES: defaults.TILE_SUMS_SINCE}
             how = {key: said.get(key, str(int(date >= first))) for key, first in since.items()}
             with mock.patch.dict(os.environ, how):
                 ms = None if config is None else predicted(case, config, machine or machine_for(row["world"]))
@@ -118,20 +127,28 @@ def of_ways(result: Mapping[str, Any], machine: Machine | None = None) -> Cases:
                 name = f"{config}, sums stored" if how[STORED] == "1" and case[0] == "gemm_ar" else str(config)
                 pushed = case[0] in ("a2a_gemm", "gemm_a2a") or "_push" in config.plan
                 name += ", in place" if how[IN_PLACE] == "1" and pushed else ""
+                name += ", sums in tiles" if how[defaults.TILES] == "1" and case[0] == "gemm_rs" else ""
                 several.setdefault(case, {}).setdefault(name, []).append((ms, times[way]))
     return averaged(several)
 
 
 def of_log(log: Mapping[str, Any], machine: Machine | None = None) -> Cases:
-    """The same of a log of `overlap tune`, predicted anew: by config, the last times."""
+    """The same of a log of `overlap tune`, predicted anew: by config, the last times.
+
+    Logs have no date: those of `gemm_rs` that never say whether tiles add are of when they did not, and ``OVERLAP_IN_PLACE=0`` is
+    for the caller to set for those of when inputs were staged, which bench/results has.
+    """
     key, named = log["key"], MACHINES / f"{log['machine']}.yaml"
     sizes = key["sizes"]
     case: Case = (key["operator"], sizes["M"], sizes["N"], sizes["K"], key["world"], key["dtype"])
     machine = machine or load_machine(str(named) if named.is_file() else log["machine"])
     pairs: dict[str, tuple[float, float]] = {}
+    said = any("tile_sums" in trial["config"] for trial in log["trials"])
+    how = {} if said else {defaults.TILES: "0"}
     for trial in log["trials"]:
         config = Config.from_json(trial["config"])
-        ms = predicted(case, config, machine) if trial.get("times") else None
+        with mock.patch.dict(os.environ, how):
+            ms = predicted(case, config, machine) if trial.get("times") else None
         if ms is not None:
             pairs[str(config)] = ms, trial["times"][-1][1]
     return {case: pairs}

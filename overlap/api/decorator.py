@@ -75,7 +75,11 @@ def compile(
             )
         backend = backend or realization.backend
         values = {key: getattr(realization, key) for key in _KEYS}
-        options = {key: _text(v) for key, v in values.items() if v is not None and (v or key in ("split", "sum_sms"))}
+        options = {
+            key: _text(v)
+            for key, v in values.items()
+            if v is not None and (v or key in ("split", "sum_sms", "tile_sums"))
+        }
         options.update({name: str(v) for name, v in realization.meta})
     options.update({key: _text(value) for key, value in keys.items()})
     if path is None and (links is not None or sizes is not None):

@@ -110,7 +110,8 @@ def space_of(
         task = launch_task(operator, given, {**numbers, **dict(config.realization.meta)}, runtime.world)
         name = config.realization.backend
         realization = config.realization
-        way = way_named(name, produced, realization.comm_sms, realization.sum_sms or 0)
+        # A kernel's tiles add only where it is compiled to, of which the model knows nothing here.
+        way = way_named(name, produced, realization.comm_sms, realization.sum_sms or 0, False)
         try:
             asked = as_configured(operator, config)
             plan = plan_for(asked, runtime.world, [g.shape for g in given])

@@ -142,7 +142,7 @@ def options_of(config: Config) -> dict[str, str]:
     realization = config.realization
     found = {
         key: str(getattr(realization, key))
-        for key in ("num_warps", "num_stages", "sum_sms")
+        for key in ("num_warps", "num_stages", "sum_sms", "tile_sums")
         if getattr(realization, key) is not None
     }
     found["split"] = split_text(realization.split)

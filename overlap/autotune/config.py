@@ -14,8 +14,10 @@ from overlap.backends.capabilities import AUTO, SERIAL, names
 from overlap.chunkplan.cuts import split_of, split_text
 from overlap.errors import PlanError, SourceSpan, UsageError
 
-NUMBERS = {"comm_sms": 0, "sum_sms": 0, "num_warps": 1, "num_stages": 1}
+NUMBERS = {"comm_sms": 0, "sum_sms": 0, "tile_sums": 0, "num_warps": 1, "num_stages": 1}
 """Keys of a realization that are numbers, and the least each may be."""
+SWITCHES = ("tile_sums",)
+"""Those that are 0 or 1."""
 KEYS = ("plan", "backend", "split", *NUMBERS, "meta")
 
 
@@ -74,6 +76,8 @@ class Config:
         for key, least in NUMBERS.items():
             if key in value and not (_number(value[key]) and value[key] >= least):
                 raise UsageError(f"{key}={value[key]!r} in a config", where=where, help=f"a number, {least} or more")
+            if key in SWITCHES and value.get(key, 0) > 1:
+                raise UsageError(f"{key}={value[key]!r} in a config", where=where, help="0 or 1")
         try:
             split = split_of(value.get("split", 1))
             if isinstance(value.get("split"), str) and isinstance(split, int):

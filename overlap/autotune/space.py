@@ -1,7 +1,7 @@
 """What the tuner tries of a prebuilt operator: plans that do the same x backends x pieces of a shard x programs that move them,
 then tiles around the best.
 
-    communication   plan, backend, split, comm_sms            what the model orders (`ordered`)
+    communication   plan, backend, split, comm_sms, sums      what the model orders (`ordered`)
     tiles           blocks, warps, stages, grouping           around the best of those (`around`)
 """
 
@@ -19,10 +19,12 @@ from overlap.backends.capabilities import Need
 from overlap.backends.ways import LIBRARY_WAYS, able_ways, naming, way_named
 from overlap.chunkplan.cuts import Split
 from overlap.errors import OverlapError
-from overlap.schedule.carried import frees_tried, programs_tried
+from overlap.schedule.carried import Form, frees_tried, programs_tried
 from overlap.schedule.machine import Machine
-from overlap.schedule.op_ways import operator_candidates
-from overlap.schedule.operators import operator_of
+from overlap.schedule.op_ways import operator_candidates, operator_task
+from overlap.schedule.operators import TENSOR, Operator, operator_of, tensor_of
+from overlap.schedule.predict import operator_plan
+from overlap.schedule.tile_sums import parts_added
 from overlap.schedule.tiles import Tile
 from overlap.schedule.work import itemsize_of
 
@@ -117,14 +119,34 @@ def communication(
             if way.form == "moves":
                 programs = programs_tried(machine, direction, tma=way.tma) or (0,)
             found += [
-                Config(Realization(way.name, split=split, comm_sms=count, sum_sms=free), plan)
+                Config(Realization(way.name, split=split, comm_sms=count, sum_sms=free, tile_sums=tiles), plan)
                 for split in splits
                 for count in programs
-                for free in frees_tried(machine, operator.produced, way.form, split)
+                for free, tiles in _sums_tried(product, machine, plan, way.form, split)
             ]
     if product.world > 2 and {"copy_engine", MIXED_WITH} <= {way.name for way in ways}:
         found += mixed(operator.kind)
     return tuple(found), counted
+
+
+def _sums_tried(
+    product: Product, machine: Machine, plan: str, form: Form, split: Split
+) -> tuple[tuple[int, int | None], ...]:
+    """Units left to sums, and whether tiles add what comes of the part that their rank keeps: these are left none."""
+    operator = operator_of(product.op, product.sizes)
+    frees = frees_tried(machine, operator.produced, form, split)
+    if form != "lanes" or plan != operator.plan or not can_add_in_tiles(operator, product, machine, split):
+        return tuple((free, None) for free in frees)
+    return ((0, 1), *((free, 0) for free in frees))
+
+
+def can_add_in_tiles(operator: Operator, product: Product, machine: Machine, split: Split) -> bool:
+    """Whether the pieces that a rank gets of a result are whole tiles, as the model cuts them."""
+    task = operator_task(operator, product.world, product.sizes, machine, product.dtype)
+    if not task.block:
+        return False
+    plan = operator_plan(operator, product.world, tensor_of(operator, product.sizes).shape, split)
+    return parts_added(plan, TENSOR, task.block) is not None
 
 
 def words_of(product: Product) -> Refuse:
@@ -165,7 +187,8 @@ def predict(product: Product, machine: Machine, config: Config) -> float | None:
     """Seconds of a config on the slowest rank, or None where the model has no say."""
     realization = config.realization
     produced = operator_of(product.op, product.sizes).produced
-    way = way_named(realization.backend, produced, realization.comm_sms, realization.sum_sms or 0)
+    tiles = None if realization.tile_sums is None else bool(realization.tile_sums)
+    way = way_named(realization.backend, produced, realization.comm_sms, realization.sum_sms or 0, tiles)
     try:
         found = operator_candidates(
             product.op,

@@ -62,7 +62,8 @@ class Realization:
     ``strided_row_bytes``, where ``backend`` is the copy engine; empty: as all others. ``sum_sms``: multiprocessors that a kernel
     leaves free for sums of its results that are made while it runs; 0: sums follow the kernel; None: as the setting ``sum_sms``
     or a prebuilt operator says. ``tile_sums``: 1 has the tiles of the part of a reduce-scattered result that the rank
-    keeps add what others have sent of it, in place of a sum kernel behind all tiles.
+    keeps add what others have sent of it, in place of a sum kernel behind all tiles; None: as 0, and of a prebuilt operator as
+    the setting ``tile_sums`` says, where the shape allows it.
     ``trace``: 1 has the kernel record when its tiles wait, begin and end (`overlap trace`); nothing else of it changes.
     """
 
@@ -75,7 +76,7 @@ class Realization:
     machine: str | None = None
     strided: str = ""
     sum_sms: int | None = None
-    tile_sums: int = 0
+    tile_sums: int | None = None
     trace: int = 0
 
     def __repr__(self) -> str:

@@ -22,12 +22,13 @@ LIBRARY_WAYS = {SERIAL: SERIAL_WAY, COLLECTIVE: Way(COLLECTIVE, "serial")}
 """A library's collective and then a kernel, or before it: as it was, or the generated one."""
 
 
-def way_of(found: Backend, produced: bool, programs: int = 0, free: int = 0) -> Way:
+def way_of(found: Backend, produced: bool, programs: int = 0, free: int = 0, tile_sums: bool | None = None) -> Way:
     """A backend as a way to move what a kernel makes (``produced``), or reads.
 
     Args:
         programs: of the launch that move chunks, where it takes any; 0: open.
         free: units that a kernel leaves to sums that are made while it runs.
+        tile_sums: tiles add what comes of the part that their rank keeps; None: as the setting says.
     """
     if found.words:
         return Way(found.name, "words", 0, pushed=True)
@@ -36,12 +37,14 @@ def way_of(found: Backend, produced: bool, programs: int = 0, free: int = 0) -> 
     pushed, tma = found.default_direction == "push", found.writer == "tma store"
     if form == "moves":
         return Way(found.name, "shared" if found.inline else "moves", counted, pushed, tma)
-    return Way(found.name, form, 0, pushed, tma, free if produced and form == "lanes" else 0)
+    if not produced or form != "lanes":
+        free, tile_sums = 0, None
+    return Way(found.name, form, 0, pushed, tma, free, tile_sums)
 
 
-def way_named(name: str, produced: bool, programs: int = 0, free: int = 0) -> Way:
+def way_named(name: str, produced: bool, programs: int = 0, free: int = 0, tile_sums: bool | None = None) -> Way:
     """`way_of` by a name, which may be that of what a library does (`LIBRARY_WAYS`)."""
-    return LIBRARY_WAYS.get(name) or way_of(backends[name], produced, programs, free)
+    return LIBRARY_WAYS.get(name) or way_of(backends[name], produced, programs, free, tile_sums)
 
 
 def machine_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 import click
@@ -51,6 +52,11 @@ PROVEN = 20_000
 @click.option("--backend", metavar="NAME", help="Of --op: what moves the chunks (default: the copy engine); auto: all.")
 @click.option("--comm-sms", type=click.IntRange(min=0), default=0, help="Programs that move them, where it takes some.")
 @click.option("--sum-sms", type=click.IntRange(min=0), default=0, help="Units left to sums that are made meanwhile.")
+@click.option(
+    "--tile-sums/--no-tile-sums",
+    default=None,
+    help="Whether the tiles of what a rank keeps add what comes of it, where they can (default: the setting tile_sums).",
+)
 @click.option("--break-even/--no-break-even", default=True, help="Look for the N and K from which on it pays.")
 def command(
     op: str | None,
@@ -68,6 +74,7 @@ def command(
     backend: str | None,
     comm_sms: int,
     sum_sms: int,
+    tile_sums: bool | None,
     break_even: bool,
 ) -> None:
     """Predict whether overlapping OP pays, where it breaks even, and what the ceiling is; or when a plan ends.
@@ -112,9 +119,10 @@ def command(
         return made
 
     if op is None:
-        if backend is not None or comm_sms or sum_sms:
+        if backend is not None or comm_sms or sum_sms or tile_sums is not None:
             raise UsageError(
-                "--backend, --comm-sms and --sum-sms are of an operator", help="give --op as well, or leave them out"
+                "--backend, --comm-sms, --sum-sms and --tile-sums are of an operator",
+                help="give --op as well, or leave them out",
             )
         if plan is None:
             raise UsageError("nothing to predict", help="--op ag_gemm, or a plan alone: --plan all_gather_ring")
@@ -127,6 +135,8 @@ def command(
     if on is not None or counts:
         raise UsageError(f"{'--on' if on else '--counts'} with --op", help="the operator says what moves; leave it out")
     operator = operator_of(op, shape)
+    if tile_sums is not None and operator.kind != "reduce_scatter":
+        raise UsageError(f"--tile-sums with {op}, whose tiles add nothing up", help="leave it out")
     if backend == AUTO:
         if path is not None or links is not None or mesh is not None:
             raise UsageError(
@@ -134,6 +144,7 @@ def command(
             )
         need = Need(op, moves="result" if operator.produced else "input")
         ways, refused = able_ways(need, programs=comm_sms, lacking=lambda name: unasked(backends[name]))
+        ways = tuple(replace(way, tile_sums=tile_sums) if way.form == "lanes" else way for way in ways)
         all_of_them = operator_candidates(
             op,
             ways,
@@ -160,7 +171,7 @@ def command(
                 help=f"give a few of them, such as {option} {on_machine.units // 8}",
             )
     need = Need(op, moves="result" if operator.produced else "input", far=ranks > on_machine.on_mesh(mesh).node)
-    way = _way(need, backend, comm_sms, sum_sms)
+    way = _way(need, backend, comm_sms, sum_sms, tile_sums)
     made = None
     if plan is not None or path is not None:
         axes = list(operator.moved)
@@ -185,14 +196,14 @@ def command(
     click.echo(str(found))
 
 
-def _way(need: Need, backend: str | None, programs: int, free: int) -> Way:
+def _way(need: Need, backend: str | None, programs: int, free: int, tile_sums: bool | None) -> Way:
     """How an operator's chunks are moved.
 
     Raises:
         UsageError: no such backend, or one that takes no programs.
         UnsupportedError: one that does not serve ``need``.
     """
-    if backend is None and not programs and not free:
+    if backend is None and not programs and not free and tile_sums is None:
         return LANES
     check_named(backend, backends, need)
     found = backends[backend or "copy_engine"]
@@ -200,7 +211,7 @@ def _way(need: Need, backend: str | None, programs: int, free: int) -> Way:
     if programs and not found.comm_sms:
         takers = " or ".join(other.name for other in backends.values() if other.comm_sms)
         raise UsageError(f"{found.name} takes no multiprocessors: --comm-sms must be 0", help=f"--backend {takers}")
-    return way_of(found, need.moves == "result", programs, free)
+    return way_of(found, need.moves == "result", programs, free, tile_sums)
 
 
 def _named(plan: CommPlan, chosen: str, operator: Operator, need: Need, programs: int) -> WayOf | None:

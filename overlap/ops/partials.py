@@ -172,7 +172,7 @@ def compiled_partial(
 def _compiled(
     kernel: Any, along: str, plan: str, split: Split, backend: str, sum_sms: int | None, tile_sums: bool
 ) -> CompiledKernel:
-    realization = Realization(backend, split, sum_sms=sum_sms, tile_sums=int(tile_sums))
+    realization = Realization(backend, split, sum_sms=sum_sms, tile_sums=1 if tile_sums else None)
     return compile(plan=plan, on=f"{C_OF[kernel.fn.__name__]}[{along}]", realization=realization)(kernel)
 
 
@@ -196,8 +196,8 @@ def launch_partial(
 ) -> LastPlan:
     """One fused launch: ``part``, this rank's part of the communicated result [batch, rows, columns], is filled.
 
-    ``config``: what is tuned or pinned for it; ``exchanged``: rows of the largest product, where ranks exchange their results;
-    they are added up where it is None (`sums.offered_sums`).
+    ``config``: what is tuned or pinned for it, as whether tiles add where they can; ``exchanged``: rows of the largest product,
+    where ranks exchange their results; they are added up where it is None (`sums.offered_sums`).
     """
     blocks, sum_sms = blocks_of(config), None if config is None else config.realization.sum_sms
     stored = by_stores(plan, backend)
@@ -209,9 +209,9 @@ def launch_partial(
         offered = offered_sums(batch * rows if exchanged is None else exchanged, columns, depth, **how)
     kernel, grid, arguments = partial_arguments(x, w, bias, part, columns, tma, runtime, stored, blocks)
     finished = tma and backend == "copy_engine" and (plan, along) == FINISHED and part.dtype == moved
-    finished = (
-        finished and settings.get("tile_sums") and in_whole_tiles(rows, runtime.world, split, arguments["BLOCK_M"])
-    )
+    asked = None if config is None or config.realization.tile_sums is None else bool(config.realization.tile_sums)
+    finished = finished and settings.get("tile_sums", asked)
+    finished = finished and in_whole_tiles(rows, runtime.world, split, arguments["BLOCK_M"])
     compiled = compiled_partial(kernel, along, plan, split, backend, sum_sms, finished)
     return compiled.launch(
         grid, (), arguments, group=group, backend=backend, transport=moved, repeat=repeat, sum_sms=offered

@@ -143,5 +143,8 @@ def reserve(
 
 def _may_push(group: Any, whole: int) -> bool:
     """Whether `ag_gemm` by copy engine pushes any gathered tensor of ``whole`` bytes or less of itself (`default_plan`)."""
+    least = settings.get("given_bytes")
+    if not whole or whole < least or not settings.get("in_place"):
+        return False
     world, _ = ranks(resolve_group(group))
-    return world > 1 and bool(settings.get("in_place")) and -(-whole // world) >= settings.get("given_bytes")
+    return world > 1 and -(-whole // world) >= least

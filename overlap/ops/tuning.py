@@ -23,6 +23,7 @@ from overlap.autotune.session import tune as tune_problem
 from overlap.autotune.space import Product, around, communication, ordered, predict, with_tile, words_of
 from overlap.backends.base import Realization
 from overlap.backends.capabilities import SERIAL
+from overlap.chunkplan.cuts import Split
 from overlap.chunkplan.region import shard_interval
 from overlap.errors import UsageError
 from overlap.runtime.cuda.runtime import known_runtime
@@ -34,7 +35,6 @@ from .exchange_gemm import PLAN as EXCHANGE
 from .exchange_gemm import SPLIT as EXCHANGE_SPLIT
 from .exchange_gemm import a2a_gemm
 from .gather_call import PLAN as GATHER
-from .gather_call import default_plan as gather_plan
 from .gather_gemm import ag_gemm
 from .gather_k_gemm import ag_gemm_k
 from .gemm_exchange import PLAN as EXCHANGE_RESULT
@@ -47,7 +47,6 @@ from .scatter_gemm import PLAN as SCATTER
 from .scatter_gemm import SPLIT as SCATTER_SPLIT
 from .scatter_gemm import gemm_rs
 from .tuned import key_of, need_of
-from .views import GatherView
 
 CALLS: dict[str, Callable[..., Any]] = {
     "ag_gemm": ag_gemm,
@@ -57,15 +56,16 @@ CALLS: dict[str, Callable[..., Any]] = {
     "a2a_gemm": a2a_gemm,
     "gemm_a2a": gemm_a2a,
 }
-BUILT_IN = {
-    "ag_gemm": (GATHER, 1),
+BUILT_IN: Mapping[str, tuple[str | None, Split]] = {
+    "ag_gemm": (None, 1),
     "ag_gemm_k": (GATHER, 1),
     "gemm_rs": (SCATTER, SCATTER_SPLIT),
     "gemm_ar": ("", 1),
     "a2a_gemm": (EXCHANGE, EXCHANGE_SPLIT),
     "gemm_a2a": (EXCHANGE_RESULT, 1),
 }
-"""Plan and split of a call that names none; both of `gemm_ar`, `ag_gemm`'s plan and `gemm_a2a`'s split follow its size."""
+"""Plan and split of a call that names none; both of `gemm_ar` and `gemm_a2a`'s split follow its size, and `ag_gemm`'s plan (None)
+that and its backend."""
 
 
 def tune(
@@ -153,10 +153,8 @@ def problem_of(operator: str, sizes: Mapping[str, int], dtype: torch.dtype, worl
         moved = m * n * dtype.itemsize
         plan = default_plan(moved)
         split = default_split(plan, moved, world)
-    if operator == "ag_gemm":
-        plan = gather_plan(GatherView((m, k), 1, m, k, "M"), dtype, world)
     if operator == "gemm_a2a":
-        split = exchange_split(plan, m * n * dtype.itemsize // world, world)
+        split = exchange_split(EXCHANGE_RESULT, m * n * dtype.itemsize // world, world)
     problem = Problem(operator, m, n, k, dtype, plan, split, open=True)
     if problem.produced:
         tma = _tma_out(operator, m, n, dtype, world)

@@ -42,6 +42,7 @@ from overlap.schedule.verify import flatten_safe, verify_schedule
 from overlap.schedule.verify_steps import verify_steps
 from overlap.schedule.words import word_steps
 
+from .finishing import finishing
 from .kinds import check_kind
 from .parts import plan_parts
 
@@ -54,7 +55,8 @@ class Planned:
 
     ``windows[rank]`` maps a tensor to the box of it that the rank's kernel sees or makes, ``axes[rank]`` are the
     rank's tile axes: the part of an all-to-all's axis that a rank works on is its own. ``parts`` are the schedules of
-    in-tile loops that wait for chunks, one a rank, where there are any. ``free``: multiprocessors left to sums that are made
+    in-tile loops that wait for chunks, one a rank, where there are any. ``flatten_safe`` is of a loop over all tiles: those that
+    add what comes (`finishing`) have one of their own. ``free``: multiprocessors left to sums that are made
     while the kernel runs.
     """
 
@@ -239,13 +241,25 @@ def plan_launch(
             verify_steps(
                 [in_place(rank) if own[rank] else steps[rank] for rank in range(world)], plan, produced=produced
             )
+    safe = flatten_safe(schedules, plan, writes)
+    if realization.tile_sums and writes and not reads and carriers.chosen == "copy_engine":
+        schedules = finishing(
+            plan,
+            schedules,
+            axes,
+            writes=writes,
+            windows=windows,
+            ordered=ordered,
+            machine=machine,
+            itemsize=itemsize,
+        )
     parts = plan_parts(program, ons, plan, sizes, block_of, ordered=ordered, machine=machine, itemsize=itemsize)
     if carriers.moving is not None and find_backend(carriers.moving).inline:
         level = levels(happens_before(plan))
         moves = [next(step.moves for step in own if isinstance(step, Kernel)) for own in steps]
         walked = [[schedules[rank], *parts[rank : rank + 1]] for rank in range(world)]
         verify_interleaved(plan, moves, [waits_of(*given, level) for given in zip(walked, moves, strict=True)])
-    return Planned(plan, reads, writes, windows, axes, schedules, flatten_safe(schedules, plan, writes), parts, free)
+    return Planned(plan, reads, writes, windows, axes, schedules, safe, parts, free)
 
 
 def _in_place(plan: CommPlan, rank: int, produced: Sequence[str], early: bool) -> tuple[Step, ...]:
@@ -261,7 +275,8 @@ def _in_rounds(
     plan: CommPlan, produced: tuple[str, ...], carriers: Carriers, realization: Realization
 ) -> tuple[CommPlan, int]:
     """The plan in the order that serves sums beside the kernel, and the multiprocessors that they get; 0: they follow it."""
-    asked = settings.get("sum_sms", realization.sum_sms)
+    # Beside tiles that add nothing runs.
+    asked = 0 if realization.tile_sums else settings.get("sum_sms", realization.sum_sms)
     if not (produced and asked):  # None: it is for whoever launches to offer some
         return plan, 0
     rounds = in_rounds(plan, produced)

@@ -13,6 +13,7 @@ from overlap.schedule.carried import Carried, WayOf, by_sums, carried
 from overlap.schedule.events import simulate
 from overlap.schedule.machine import Machine
 from overlap.schedule.model import AxisTiles, RankSchedule
+from overlap.schedule.tile_sums import adding_seconds
 from overlap.schedule.timeline import Timeline
 from overlap.schedule.work import TileRun, Work, itemsize_of, work_of_schedules
 
@@ -87,7 +88,8 @@ def timeline_in_tiles(
     else:
         found = carried(plan, machine, ways, itemsize=itemsize)
     machine = found.machine
-    work = work_of_schedules(plan, schedules, tile, free, in_place)
+    adding = adding_seconds([axis.block for axis in schedules[0].axes], itemsize, machine) if schedules else 0.0
+    work = work_of_schedules(plan, schedules, tile, free, in_place, adding)
     if parts:
         work = tuple(_in_parts(plan, parts[rank], own, tile, machine.units) for rank, own in enumerate(work))
     return simulate(plan, machine, found.slowed(work), itemsize=itemsize, links=links, carries=found.carries)

@@ -45,7 +45,10 @@ WORDS_SENT = 2
 class Way:
     """A way to carry out a plan: the backend's name, its form, how many programs move (``moves``; 0: an eighth), whether an
     input goes by whoever has it (``pushed``), whether programs copy by TMA, and how many units the kernel leaves to sums that are
-    made while it runs (``free``, of ``lanes``; where they cannot be, sums follow it)."""
+    made while it runs (``free``, of ``lanes``; where they cannot be, sums follow it).
+
+    ``tile_sums``, of ``lanes``: tiles add what comes of the part that their rank keeps, and nothing is left free; where they
+    cannot, sums do. None: as the setting says."""
 
     name: str
     form: Form
@@ -53,6 +56,7 @@ class Way:
     pushed: bool = False
     tma: bool = False
     free: int = 0
+    tile_sums: bool | None = None
 
     def __str__(self) -> str:
         if self.free:

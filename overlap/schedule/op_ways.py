@@ -39,6 +39,7 @@ def operator_task(
         produced=(TENSOR,) if op.produced else (),
         inside=op.inside,
         in_place=op.in_place(world, sizes, (gemm.block_m, gemm.block_n), itemsize),
+        block=(gemm.block_m, gemm.block_n) if op.adds_in_tiles(itemsize) else (),
     )
 
 

@@ -74,6 +74,11 @@ class Operator:
         shard = -(-sizes["M"] // world) * sizes["K"] * itemsize
         return self.in_place(world, sizes, (TILE_ROWS, 1), itemsize) and shard >= settings.get("given_bytes")
 
+    def adds_in_tiles(self, itemsize: int) -> bool:
+        """Whether tiles can add what comes of the part of a result that their rank keeps (`tile_sums`), where chunks are whole
+        tiles: elements of so many bytes go by TMA."""
+        return self.kind == "reduce_scatter" and itemsize == 2
+
     @property
     def split_dim(self) -> int | None:
         """The dimension that parts of a transfer are cut along, as `cut.cut_along` has it; None: ``dim``."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Literal
 
+from overlap import settings
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.cuts import Split
 from overlap.chunkplan.library import find_template
@@ -28,6 +29,7 @@ from .events import Ends, simulate, simulate_ends
 from .machine import Machine
 from .operators import TENSOR, Operator, Sizes, check_plan, operator_of, tensor_of
 from .prediction import REACH, Prediction
+from .tile_sums import Parts, adding_seconds, parts_added
 from .timeline import Timeline
 from .ways import in_parts
 from .work import Gemm, Work, best_blocks, itemsize_of, work_per_chunk
@@ -81,6 +83,7 @@ def predict(
         machine=machine.name,
         plan=case.plan.name,
         ways=case.used,
+        in_tiles=case.parts is not None,
         gemm=gemm,
         library=case.library(sizes),
         fused=ends.total,
@@ -140,13 +143,14 @@ def _case(
     else:
         check_plan(operator, plan, world, sizes)
     free = 0 if ways else way.free
-    return _Case(operator, dict(sizes), machine, dtype, plan, links, ways or (lambda op: way), free)
+    return _Case(operator, dict(sizes), machine, dtype, plan, links, ways or (lambda op: way), free, way.tile_sums)
 
 
 class _Case:
     """One operator and plan on one machine. The plan is made for the given sizes; others scale its bytes.
 
-    ``fused``: the machine as it is for the overlapped launch, and who carries operations out; ``used``: all ways of those.
+    ``fused``: the machine as it is for the overlapped launch, and who carries operations out; ``used``: all ways of those;
+    ``parts``: by rank, what its tiles add up themselves (`tile_sums`), None where sums do.
     """
 
     def __init__(
@@ -159,19 +163,29 @@ class _Case:
         links: Links | None,
         ways: WayOf,
         free: int,
+        tile_sums: bool | None = None,
     ) -> None:
+        self.op, self.machine, self.dtype, self.links = op, machine, dtype, links
+        self.world = plan.world
+        self.itemsize = itemsize_of(dtype)
         self.fused = carried(plan, machine, ways, itemsize=itemsize_of(dtype))
         self.used = tuple(dict.fromkeys(ways(moved) for _, moved in plan.items() if isinstance(moved, P2P)))
         self.free = 0
-        if free and op.produced:
+        self.parts = self._parts(plan, sizes, tile_sums)
+        self.used = tuple(replace(way, tile_sums=None, free=way.free if self.parts is None else 0) for way in self.used)
+        if free and op.produced and self.parts is None:
             rounds = in_rounds(plan, (TENSOR,))
             if can_be_early(rounds, (TENSOR,)):
                 plan, self.free = rounds, free
                 self.fused = Carried(machine.with_free(free), by_sums(rounds, machine))
-        self.op, self.machine, self.dtype, self.plan, self.links = op, machine, dtype, plan, links
-        self.world = plan.world
-        self.itemsize = itemsize_of(dtype)
+        self.plan = plan
         self.shape = tensor_of(op, sizes).shape
+
+    def _parts(self, plan: CommPlan, sizes: Sizes, asked: bool | None) -> tuple[Parts, ...] | None:
+        if not self.op.adds_in_tiles(self.itemsize) or any(way.form != "lanes" for way in self.used):
+            return None
+        gemm = self.gemm(sizes)
+        return parts_added(plan, TENSOR, (gemm.block_m, gemm.block_n)) if settings.get("tile_sums", asked) else None
 
     def scale(self, sizes: Sizes) -> float:
         """Bytes of the tensor that moves, against those of the plan."""
@@ -227,7 +241,10 @@ class _Case:
         if self.op.inside:
             return in_parts(self.plan, gemm.tiles, seconds, machine.units)
         produced = (TENSOR,) if self.op.produced else ()
-        made = work_per_chunk(self.plan, gemm.tiles, seconds, produced=produced, free=self.free)
+        adding = adding_seconds((gemm.block_m, gemm.block_n), self.itemsize, machine)
+        made = work_per_chunk(
+            self.plan, gemm.tiles, seconds, produced=produced, free=self.free, parts=self.parts, adding=adding
+        )
         if all(way.form == "lanes" for way in self.used) and self.op.in_place(
             self.world, sizes, (gemm.block_m, gemm.block_n), self.itemsize
         ):

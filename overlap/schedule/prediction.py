@@ -19,7 +19,8 @@ class Prediction:
     ``gemm``: the product alone; ``library``: the collective alone; ``serial``: one behind the other; ``fused``: overlapped;
     ``limit``: no order of things is faster (the longer of product and bytes). ``pays[axis]`` is the smallest size of an axis
     from which on ``fused`` beats ``serial``, the others as given, and ``hides[axis]`` the smallest at which the product is as
-    long as the bytes take; None where no size within `REACH` does. ``plan`` is what moves the bytes, ``ways`` how.
+    long as the bytes take; None where no size within `REACH` does. ``plan`` is what moves the bytes, ``ways`` how, and with
+    ``in_tiles`` the tiles of the part that a rank keeps add what comes of it (`tile_sums`).
     """
 
     op: str
@@ -35,6 +36,7 @@ class Prediction:
     pays: Mapping[str, int | None]
     hides: Mapping[str, int | None]
     ways: tuple[Way, ...] = (LANES,)
+    in_tiles: bool = False
 
     @property
     def serial(self) -> float:
@@ -60,6 +62,7 @@ class Prediction:
             verdict = f"overlap does not pay: {self.gain:.2f} times as fast as serial"
         exposed = max(0.0, self.fused - self.gemm)
         how = "" if set(self.ways) <= {LANES} else f", {' and '.join(map(str, self.ways))}"
+        how += ", sums in tiles" if self.in_tiles else ""
         lines = [
             f"{self.op} on {self.world} ranks of {self.machine}, {shape}",
             f"  product alone      {self.gemm * 1e3:10.3f} ms",

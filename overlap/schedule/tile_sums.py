@@ -11,10 +11,12 @@ the wait of the first of them would stand ahead of the count of the last tile th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
-from overlap.chunkplan.plan import CommPlan
+from overlap.chunkplan.plan import P2P, Chunk, CommPlan, OpId
 from overlap.chunkplan.region import Box
 
+from .machine import Machine
 from .model import RankSchedule, Run, TensorWrite
 from .pieces import Piece, Values, pieces
 
@@ -71,3 +73,73 @@ def region_of(schedule: RankSchedule, run: Run, write: TensorWrite, window: Box)
         lows.append(low + min(first * axis.block, axis.extent))
         highs.append(low + min((first + count) * axis.block, axis.extent))
     return Box(tuple(lows), tuple(highs))
+
+
+Parts = tuple[tuple[Chunk, tuple[OpId, ...]], ...]
+"""Of a rank's result: parts, and of each the operations that bring what its tiles add to their own."""
+
+
+def adding_seconds(block: Sequence[int], itemsize: float, machine: Machine) -> float:
+    """How much longer a tile takes for each summand that it adds: to read it, at a unit's share of memory's rate."""
+    return prod(block) * itemsize * machine.units / machine.memory
+
+
+def parts_added(plan: CommPlan, tensor: str, blocks: Sequence[int]) -> tuple[Parts, ...] | None:
+    """By rank, what its tiles finish, from the plan alone: for predictions, where there are no schedules.
+
+    Args:
+        blocks: elements of a tile along each dimension of the tensor.
+
+    Returns:
+        None where some rank's tiles cannot, as `finished` has it: the plan is none of one step that adds, what a rank keeps is
+        sent as well, or some edge of a part lies inside of a tile.
+    """
+    landing: list[list[OpId]] = [[] for _ in range(plan.world)]
+    for op_id, op in plan.items():
+        if op.dst.tensor != tensor or op.dst.box.empty:
+            continue
+        if not isinstance(op, P2P) or op.depends or op.reduce is None:
+            return None
+        if (str(op.reduce), op.reduce.accumulate) != (COMBINE, ACCUMULATE):
+            return None
+        if any(op.src.tensor == end.tensor and op.src.box.overlaps(end.box) for end in plan.after[op.src_rank]):
+            return None
+        landing[op.dst_rank].append(op_id)
+    found = []
+    for rank, ops in enumerate(landing):
+        parts = _parts_of(plan, rank, tensor, ops)
+        if parts is None or not all(_in_tiles(plan, chunk, blocks) for chunk, _ in parts):
+            return None
+        found.append(parts)
+    return tuple(found)
+
+
+def _parts_of(plan: CommPlan, rank: int, tensor: str, ops: Sequence[OpId]) -> Parts | None:
+    """What a rank ends with, cut wherever something that lands on it begins or ends; None where that is along two dimensions."""
+    ends = [chunk.box for chunk in plan.after[rank] if chunk.tensor == tensor and not chunk.box.empty]
+    if not ends:
+        return None if ops else ()
+    (whole, *others), boxes = ends, {op_id: plan.op(op_id).dst.box for op_id in ops}
+    if others or not all(map(whole.contains, boxes.values())):
+        return None
+    cuts = [
+        {edge for box in (whole, *boxes.values()) for edge in (box.lo[dim], box.hi[dim])}
+        for dim in range(len(whole.shape))
+    ]
+    along = [dim for dim, edges in enumerate(cuts) if len(edges) > 2]
+    if len(along) > 1:
+        return None
+    dim = along[0] if along else 0
+    points = sorted(cuts[dim])
+    parts = []
+    for low, high in zip(points, points[1:], strict=False):
+        here = tuple(op_id for op_id, box in boxes.items() if box.lo[dim] < high and low < box.hi[dim])
+        parts.append((Chunk(tensor, whole.with_interval(dim, low, high)), here))
+    # What comes last is finished last.
+    return tuple(sorted(parts, key=lambda part: max((index for _, index in part[1]), default=-1)))
+
+
+def _in_tiles(plan: CommPlan, chunk: Chunk, blocks: Sequence[int]) -> bool:
+    shape = plan.tensor(chunk.tensor).shape
+    edges = zip(chunk.box.lo, chunk.box.hi, blocks, shape, strict=True)
+    return all(low % block == 0 and (high % block == 0 or high == extent) for low, high, block, extent in edges)

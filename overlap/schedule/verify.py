@@ -44,6 +44,7 @@ def verify_schedule(
     flattened: bool = False,
     ordered: bool = True,
     early: bool = False,
+    finish: Collection[int] = (),
 ) -> None:
     """Checks the schedules of all ranks, in rank order.
 
@@ -53,6 +54,7 @@ def verify_schedule(
         flattened: check the order of a flattened loop, wait of run i+1 before raise of run i.
         ordered: flags are raised in stream order, so that one may stand for another.
         early: sums are made while kernels run, so that what a rank keeps is counted as well.
+        finish: ranks whose tiles wait for what lands in their place (`tile_sums`).
 
     Raises:
         ScheduleError: names the rank, the run and, for a deadlock, the chain.
@@ -74,7 +76,15 @@ def verify_schedule(
         _check_permutation(schedule)
         _check_flags(schedule, plan)
         graph = dependence_graph(
-            plan, reads, schedule.axes, rank, writes=writes, windows=seen[rank], values=values, early=early
+            plan,
+            reads,
+            schedule.axes,
+            rank,
+            writes=writes,
+            windows=seen[rank],
+            values=values,
+            early=early,
+            finish=rank in finish,
         )
         _check_waits(schedule, plan, graph, order if ordered else None)
         _check_counters(schedule, plan, graph)

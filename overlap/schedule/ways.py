@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from overlap import settings
 from overlap.chunkplan.plan import CommPlan
 from overlap.errors import PlanError
 
@@ -23,6 +24,7 @@ from .collective import library_seconds
 from .early import can_be_early, in_rounds
 from .events import ItemSize, simulate_ends
 from .machine import Machine
+from .tile_sums import adding_seconds, parts_added
 from .work import TileRun, Work, cut_across, work_per_chunk
 
 MARGIN = 0.03
@@ -42,6 +44,8 @@ class Task:
         produced: communicated tensors that tiles make.
         inside: tiles wait inside their loop.
         in_place: tiles beside lanes access what is the rank's own in its caller's tensors (`Work.in_place`).
+        block: elements of a tile of the one result that is communicated, along each of its dimensions; empty where tiles cannot
+            add up what comes of it (`tile_sums`).
     """
 
     tiles: int
@@ -52,6 +56,7 @@ class Task:
     produced: tuple[str, ...] = ()
     inside: bool = False
     in_place: bool = False
+    block: tuple[int, ...] = ()
 
     def tile_seconds(self, machine: Machine) -> float:
         """How long a unit works on a tile: its arithmetic, or its share of what goes through memory."""
@@ -81,6 +86,10 @@ def way_seconds(
     machine.check_world(plan.world)
     if way.form == "serial" or plan.world == 1:
         return task.alone(machine) + task.library(plan.world, machine)
+    each = ways or (lambda op: way)
+    in_tiles = tiles_adding(task, plan, machine, itemsize, way, each)
+    if in_tiles is not None:
+        return simulate_ends(plan, machine, in_tiles, itemsize=itemsize).total
     if ways is None and way.form == "lanes" and way.free:
         rounds = in_rounds(plan, task.produced)
         if can_be_early(rounds, task.produced):
@@ -88,12 +97,30 @@ def way_seconds(
             work = work_per_chunk(rounds, task.tiles, task.tile_seconds(machine), produced=task.produced, free=way.free)
             work = _in_place(task, work)
             return simulate_ends(rounds, machine, work, itemsize=itemsize, carries=carries).total
-    each = ways or (lambda op: way)
     found = carried(plan, machine, each, itemsize=itemsize)
     work = found.slowed(_work(task, plan, found.machine))
     if task.in_place and all(each(op).form == "lanes" for _, op in plan.items()):
         work = _in_place(task, work)
     return simulate_ends(plan, found.machine, work, itemsize=itemsize, carries=found.carries).total
+
+
+def tiles_adding(
+    task: Task, plan: CommPlan, machine: Machine, itemsize: ItemSize, way: Way, ways: WayOf
+) -> tuple[Work, ...] | None:
+    """The work of ranks whose tiles add what comes of the part that they keep; None where sums do."""
+    if not task.block or not settings.get("tile_sums", way.tile_sums):
+        return None
+    if any(ways(op).form != "lanes" for _, op in plan.items()):
+        return None
+    (made,) = task.produced
+    parts = parts_added(plan, made, task.block)
+    if parts is None:
+        return None
+    width = itemsize[made] if isinstance(itemsize, Mapping) else itemsize
+    adding = adding_seconds(task.block, width, machine)
+    return work_per_chunk(
+        plan, task.tiles, task.tile_seconds(machine), produced=task.produced, parts=parts, adding=adding
+    )
 
 
 def _work(task: Task, plan: CommPlan, machine: Machine) -> tuple[Work, ...]:

@@ -107,7 +107,8 @@ class Wiring:
     def _number_sums(self) -> None:
         """Of reducing operations: what they bring is added before it is sent on, and at the end.
 
-        Where a run of tiles `keeps` what a sum adds, the sum waits for that run, else for all tiles of its rank.
+        Where a run of tiles `keeps` what a sum adds, the sum waits for that run, else for all tiles of its rank. Of ranks whose
+        tiles add (`Work.finished`) there is none.
         """
         self.keeper: dict[tuple[int, Chunk], int] = {
             (rank, chunk): self.rank_runs[rank] + i
@@ -122,7 +123,7 @@ class Wiring:
         self.rank_sums: list[list[int]] = [[] for _ in range(self.plan.world)]
         adding: list[dict[int, None]] = [{} for _ in range(self.plan.world)]
         for node, op in enumerate(self.ops):
-            if not isinstance(op, Collective) and op.reduce:
+            if not isinstance(op, Collective) and op.reduce and not (self.work and self.work[op.dst_rank].finished):
                 adding[op.dst_rank][node] = None
         if any(adding):
             self._number_added(adding)

@@ -14,14 +14,15 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from overlap.chunkplan.plan import Chunk, Collective, CommPlan, OpId
+from overlap.chunkplan.plan import P2P, Chunk, Collective, CommPlan, OpId
 from overlap.errors import PlanError, ScheduleError
 
 from .collector import no_collector
 from .early import kept_chunks, places_of
 from .machine import Machine
-from .model import RankSchedule
+from .model import RankSchedule, Run
 from .pieces import Values, partial_sources
+from .tile_sums import Parts
 from .tiles import FEWEST_ROWS, USUAL, Tile
 
 TILES = (
@@ -125,13 +126,15 @@ class Work:
     """The runs of one rank, in their order, or with ``as_arrived`` each as soon as it can (the first of equals first).
 
     ``free``: units beside those that compute, for sums that are made meanwhile. ``in_place``: tiles store what stays of a result
-    (`staying`) in the result itself, or read what their rank holds where its caller has it.
+    (`staying`) in the result itself, or read what their rank holds where its caller has it. ``finished``: tiles add what comes
+    of what the rank keeps, so that no sum does (`tile_sums`).
     """
 
     runs: tuple[TileRun, ...]
     as_arrived: bool = False
     free: int = 0
     in_place: bool = False
+    finished: bool = False
 
     @property
     def tiles(self) -> int:
@@ -139,7 +142,12 @@ class Work:
 
 
 def work_of_schedules(
-    plan: CommPlan, schedules: Sequence[RankSchedule], seconds: float, free: int = 0, in_place: bool = False
+    plan: CommPlan,
+    schedules: Sequence[RankSchedule],
+    seconds: float,
+    free: int = 0,
+    in_place: bool = False,
+    adding: float = 0.0,
 ) -> tuple[Work, ...]:
     """The runs of each rank's schedule.
 
@@ -147,6 +155,7 @@ def work_of_schedules(
         seconds: a tile's.
         free: units left to sums that are made while tiles run.
         in_place: kernels can access what is the rank's own in its caller's tensors; the runs say which tiles do.
+        adding: seconds that a tile takes longer for each summand that it adds (`tile_sums`); the runs say which tiles do.
 
     Raises:
         ScheduleError: schedules of another world.
@@ -154,6 +163,7 @@ def work_of_schedules(
     if len(schedules) != plan.world:
         raise ScheduleError(f"schedules of {len(schedules)} ranks for a plan of {plan.world}")
     works = []
+    made = {counter.chunk.tensor for schedule in schedules for counter in schedule.counters}
     for schedule in schedules:
         last = {raised.slot: i for i, run in enumerate(schedule.runs) for raised in run.raises}
         feeds: dict[int, list[OpId]] = defaultdict(list)
@@ -166,18 +176,37 @@ def work_of_schedules(
                 keeps[last[counter.slot]].append(counter.chunk)
                 chunks[last[counter.slot]] = str(counter.chunk)
         runs = []
+        summed = [_summed(plan, schedule.rank, run, made) for run in schedule.runs]
         for i, run in enumerate(schedule.runs):
             chunk = chunks.get(i, "") if run.chunk is None else str(plan.op(run.chunk).dst)
             waits = tuple(dict.fromkeys(wait.op for wait in run.waits))
-            label = f"run {i}, {run.tiles} tiles"
-            kept = tuple(keeps[i]) if free else ()
-            runs.append(TileRun(run.tiles, seconds, waits, tuple(feeds[i]), label, chunk, run.chunk, run.peer, kept))
-        works.append(Work(tuple(runs), free=free, in_place=in_place and any(run.own for run in schedule.runs)))
+            label = f"run {i}, {run.tiles} tiles" + (f" that add {summed[i]} to each" if summed[i] else "")
+            kept, takes = tuple(keeps[i]) if free else (), seconds + adding * summed[i]
+            runs.append(TileRun(run.tiles, takes, waits, tuple(feeds[i]), label, chunk, run.chunk, run.peer, kept))
+        in_place_here = in_place and any(run.own for run in schedule.runs)
+        works.append(Work(tuple(runs), free=free, in_place=in_place_here, finished=any(summed)))
     return tuple(works)
 
 
+def _summed(plan: CommPlan, rank: int, run: Run, made: Collection[str]) -> int:
+    """How many summands the tiles of a run add, each from another rank: of what tiles make, those alone wait for any."""
+    last = None if run.chunk is None else plan.op(run.chunk)
+    if not isinstance(last, P2P) or not last.reduce or last.dst.tensor not in made:
+        return 0
+    landed = (plan.op(op_id) for op_id in plan.arriving(rank))
+    here = (op for op in landed if isinstance(op, P2P) and op.dst.tensor == last.dst.tensor)
+    return len({op.src_rank for op in here if op.dst.box.overlaps(last.dst.box)})
+
+
 def work_per_chunk(
-    plan: CommPlan, tiles: int | Sequence[int], seconds: float, *, produced: Collection[str] = (), free: int = 0
+    plan: CommPlan,
+    tiles: int | Sequence[int],
+    seconds: float,
+    *,
+    produced: Collection[str] = (),
+    free: int = 0,
+    parts: Sequence[Parts] | None = None,
+    adding: float = 0.0,
 ) -> tuple[Work, ...]:
     """Every chunk gets tiles by its size: those that read what lands on a rank, as it arrives and behind the rank's own, or
     for the tensors in ``produced`` those that make what it sends, in the order of its list and before what it keeps.
@@ -187,6 +216,8 @@ def work_per_chunk(
         seconds: a tile's.
         produced: tensors that tiles write; all others of the plan are read.
         free: units left to sums that are made while tiles run, of a plan for which they can be (`early.can_be_early`).
+        parts: by rank, what its tiles finish (`tile_sums.parts_added`); None: sums add.
+        adding: seconds that such a tile takes longer for each summand.
 
     Raises:
         ScheduleError: numbers for another world.
@@ -195,6 +226,9 @@ def work_per_chunk(
     if len(counts) != plan.world:
         raise ScheduleError(f"tiles of {len(counts)} ranks for a plan of {plan.world}")
     with no_collector():
+        if parts is not None:
+            made = frozenset(produced)
+            return tuple(_makes(plan, r, counts[r], seconds, made, parts[r], adding) for r in range(plan.world))
         return _works(plan, counts, seconds, frozenset(produced), free)
 
 
@@ -319,14 +353,25 @@ def _reads_across(plan: CommPlan, rank: int, dim: int, landing: Sequence[OpId], 
     return Work(tuple(runs), as_arrived=True)
 
 
-def _makes(plan: CommPlan, rank: int, tiles: int, seconds: float, produced: frozenset[str]) -> Work:
+def _makes(
+    plan: CommPlan,
+    rank: int,
+    tiles: int,
+    seconds: float,
+    produced: frozenset[str],
+    parts: Parts | None = None,
+    adding: float = 0.0,
+) -> Work:
+    """``parts``: of what the rank keeps, that its tiles finish."""
     sends: dict[object, list[OpId]] = defaultdict(list)
     for index, op in enumerate(plan.ops[rank]):
         if op.src.tensor in produced and (isinstance(op, Collective) or op.src_rank == rank):
             sends[op.src].append((rank, index))
     sizes = [plan.op(ops[0]).src.box.size for ops in sends.values()]
     held = sum(chunk.box.size for chunk in plan.before[rank] if chunk.tensor in produced)
-    shares = _shares([*sizes, max(0, held - sum(sizes))], tiles, early=True)
+    ends = [chunk.box.size for chunk, _ in parts or ()]
+    left = max(0, held - sum(sizes) - sum(ends))
+    shares = _shares([*sizes, *ends, *([left] if left or not ends else [])], tiles, early=True)
     runs: list[TileRun] = []
     for (chunk, ops), share in zip(sends.items(), shares, strict=False):
         if share or not runs:
@@ -334,9 +379,14 @@ def _makes(plan: CommPlan, rank: int, tiles: int, seconds: float, produced: froz
         else:
             # Made by tiles of the run before it.
             runs[-1] = replace(runs[-1], feeds=runs[-1].feeds + tuple(ops))
-    if shares[-1]:
+    for (chunk, landed), share in zip(parts or (), shares[len(sizes) :], strict=False):
+        if share:
+            takes, last = seconds + adding * len(landed), landed[-1] if landed else None
+            source = -1 if last is None else last[0]
+            runs.append(TileRun(share, takes, landed, (), f"adds up {chunk}", str(chunk), last, source))
+    if shares[-1] and len(shares) > len(sizes) + len(ends):
         runs.append(TileRun(shares[-1], seconds, label="kept"))
-    return Work(tuple(runs))
+    return Work(tuple(runs), finished=parts is not None)
 
 
 def _makes_in_rounds(

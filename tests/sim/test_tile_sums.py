@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from overlap.api.tuned import forced
+from overlap.autotune.config import Config
 from overlap.errors import RaceFault, RuntimeContractError
 from overlap.ops import gemm_rs
 from overlap.runtime import instance as instances
@@ -162,6 +164,29 @@ def test_a_step_left_out_is_found(kind, monkeypatch):
     monkeypatch.setattr(launch, "STEP_FILTER", without)
     with pytest.raises(Exception, match="race|deadlock"):
         called(3, (384, 64, 32), split=1, calls=2)
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_config_says_whether(asked, monkeypatch, finished):
+    """Tuned or pinned, whatever the setting is; one that says nothing leaves it to that."""
+    monkeypatch.setenv("OVERLAP_TILE_SUMS", str(1 - asked))
+    x, w = torch.randn(256, 32).half(), torch.randn(32, 64).half()
+    pinned = Config.from_json({"backend": "copy_engine", "plan": "reduce_scatter_1d", "split": 1, "tile_sums": asked})
+    silent = Config.from_json({"backend": "copy_engine", "plan": "reduce_scatter_1d", "split": 1})
+
+    def body(group):
+        made = []
+        for config in (pinned, silent):
+            with forced(config):
+                made.append(gemm_rs(x, w, group=group))
+        group.overlap_runtime.synchronize()
+        return torch.stack(made)
+
+    exact = 2 * x.double() @ w.double()
+    for made, piece in zip(World(2).run(body), exact.chunk(2), strict=True):
+        torch.testing.assert_close(made.double(), torch.stack([piece] * 2), rtol=2e-3, atol=6e-2)
+    assert sorted(finished) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [pieces for rank, pieces in finished if rank == 0] == ([1, 0] if asked else [0, 1])
 
 
 def test_ranks_must_agree(monkeypatch):

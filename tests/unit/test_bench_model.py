@@ -24,6 +24,8 @@ REDUCE = ("gemm_ar", 8192, 8192, 28672, 4, "bf16")
         (SCATTER, "split=2", "a23b81a", {"split": 2}, ""),
         (SCATTER, "split=4", "a23b81a", {"split": 4, "sum_sms": 4}, ""),
         (SCATTER, "split=4", "e2d995b", {"split": 4}, ""),
+        (SCATTER, "split=2,OVERLAP_TILE_SUMS=1", "", {"split": 2, "sum_sms": 4}, ""),
+        (SCATTER, "split=2,OVERLAP_TILE_SUMS=1", "54a28f5", {"split": 2}, ""),
         (SCATTER, "split=1:3", "", {"split": (1, 3)}, ""),
         (SCATTER, "backend=ldst_inline", "", {"backend": "ldst_inline", "split": 2}, ""),
         (REDUCE, "OVERLAP_SUM_SMS=0", "", {"split": 4}, "all_reduce_two_shot"),
@@ -105,6 +107,47 @@ def test_results_of_older_files_are_not_stored_in_place(bench):
         found[how, date] = predicted, "in place" in name
     (old, was), (new, now), (copied, said) = found.values()
     assert now and not was and not said and old == copied > new
+
+
+def test_shipped_defaults_add_as_their_files_did(bench):
+    """Where nothing is said, what the date says; of what tiles store where it goes, and of what nobody scatters, nothing."""
+    defaults = bench("defaults")
+    old, new = "2026-11-29T03:46", defaults.TILE_SUMS_SINCE
+    for op, way, date, wanted in (
+        ("gemm_rs", "split=2", old, 0),
+        ("gemm_rs", "split=2", new, None),
+        ("gemm_rs", "split=2,OVERLAP_TILE_SUMS=1", old, 1),
+        ("gemm_rs", "split=2,OVERLAP_TILE_SUMS=0", new, 0),
+        ("gemm_rs", "backend=ldst_inline", old, None),
+        ("gemm_ar", "split=2", old, None),
+    ):
+        assert defaults.config_of(op, way, date).realization.tile_sums == wanted, (op, way, date)
+
+
+def test_tiles_of_older_files_add_nothing(bench):
+    """Nor those of a way that says so; the model then has the sums behind the product."""
+    model, shape = bench("model"), {"M": 8192, "N": 4096, "K": 7168, "world": 2, "dtype": "bf16"}
+    found = {}
+    for how, date in (("split=2", "2026-11-29T03:46"), ("split=2", "9"), ("split=2,OVERLAP_TILE_SUMS=0", "9")):
+        rows = [{"op": "gemm_rs", **shape, "contender": "ours", "how": how, "ms": 0.4, "device": "NVIDIA H200"}]
+        (pairs,) = model.of_ways({"commit": "", "date": date, "rows": rows}).values()
+        ((name, (predicted, _)),) = pairs.items()
+        found[how, date] = predicted, "sums in tiles" in name
+    (old, was), (new, now), (apart, said) = found.values()
+    assert now and not was and not said and old == apart > new
+
+
+def test_sums_in_tiles_are_ordered_on_two_gpus(bench, repo):
+    """Both files together: what stands in both, by its mean."""
+    from overlap.schedule.machine import load_machine
+
+    model = bench("model")
+    files = sorted((repo / "bench" / "results" / "sums").glob("gemm_rs_h200x2_tiles_*.json"))
+    found = model.together(model.of_ways(json.loads(path.read_text()), load_machine("h200-nvlink")) for path in files)
+    assert len(files) == 2 and sorted(map(len, found.values())) == [5, 5, 8, 8]
+    for case, pairs in found.items():
+        assert all(0.9 < predicted / ms < 1.03 for predicted, ms in pairs.values()), case
+        assert model.spearman([p for p, _ in pairs.values()], [ms for _, ms in pairs.values()]) > 0.8, case
 
 
 def test_settings_that_the_model_does_not_know_are_left_out(bench):

@@ -170,3 +170,21 @@ def test_what_stays_of_a_result_is_not_copied_where_tiles_store_it(repo, cli, tm
         copied.append([event["dur"] for event in events if event.get("name", "").startswith("sum of")])
         assert code == 0 and len(copied[-1]) == 2
     assert (max(copied[1]) < max(copied[0])) == in_place
+
+
+@pytest.mark.parametrize(("rows", "in_tiles"), [(256, True), (224, False)])
+def test_tiles_that_add_are_drawn_behind_what_they_wait_for(repo, cli, tmp_path, rows, in_tiles):
+    """Two ranks' rows in two parts, in tiles of 32: whole tiles, or some with rows of two parts, which a sum kernel adds up."""
+    kernel = str(repo / "tests" / "kernels" / "host_descriptors.py")
+    blocks = [word for name in ("BM", "BN", "BK") for word in ("--set", f"{name}=32")]
+    words = (kernel, "--plan", "reduce_scatter_1d", "--on", "c[M]", *blocks, "--set", "split=2", "--world", "2")
+    drawn = {}
+    for asked in ("0", "1"):
+        out = tmp_path / f"{asked}.json"
+        code, said, _ = cli(
+            "explain", *words, "--set", f"tile_sums={asked}", "--shape", f"M={rows},N=64,K=64", "--trace", str(out)
+        )
+        names = [event.get("name", "") for event in json.loads(out.read_text())["traceEvents"]]
+        drawn[asked] = [sum(part in name for name in names) for part in ("sum of", "that add 1 to each")]
+        assert code == 0 and ("flag 0     nothing sent" in said) == (in_tiles and asked == "1")
+    assert drawn["0"] == [2, 0] and drawn["1"] == ([0, 4] if in_tiles else [2, 0])

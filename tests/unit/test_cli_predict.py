@@ -132,7 +132,7 @@ def test_programs_of_the_kernel_copy_at_their_rate_and_do_not_compute(capsys):
 def test_a_plan_alone_has_no_backend(capsys):
     args = ["predict", "--plan", "all_gather_1d", "--world", "4", "--shape", "M=8,K=8", "--backend", "tma_reserved"]
     code, _, err = run(args, capsys)
-    assert code == 2 and "--backend, --comm-sms and --sum-sms are of an operator" in err and "--op" in err
+    assert code == 2 and "--backend, --comm-sms, --sum-sms and --tile-sums are of an operator" in err and "--op" in err
 
 
 def test_a_mesh_says_what_a_node_is(capsys):
@@ -192,3 +192,22 @@ def test_a_plan_alone(capsys):
 def test_it_is_among_the_commands(capsys):
     code, out, _ = run(["--help"], capsys)
     assert code == 0 and "predict" in out
+
+
+def test_sums_in_tiles_are_predicted_where_they_are_asked_for_and_can_be(capsys, monkeypatch):
+    args = ["predict", "--op", "gemm_rs", "--world", "2", "--split", "2", "--no-break-even", "--shape"]
+    even, ragged = [*args, "M=8192,N=8192,K=8192"], [*args, "M=8000,N=8192,K=8192"]
+    monkeypatch.setenv("OVERLAP_TILE_SUMS", "0")
+    said = [
+        run([*even, *more], capsys)[1]
+        for more in ([], ["--no-tile-sums"], ["--tile-sums"], ["--tile-sums", "--sum-sms", "4"])
+    ]
+    assert said[0] == said[1] != said[2] == said[3]
+    assert "by reduce_scatter_1d, sums in tiles\n" in said[2] and "sums in tiles" not in said[0]
+    assert "sums in tiles" not in run([*ragged, "--tile-sums"], capsys)[1]
+    monkeypatch.setenv("OVERLAP_TILE_SUMS", "1")
+    assert run(even, capsys)[1] == said[2]
+    code, _, err = run([*GEMM, "--tile-sums", "--world", "2"], capsys)
+    assert code == 2 and "--tile-sums with ag_gemm" in err
+    code, _, err = run(["predict", "--plan", "ring", "--no-tile-sums", "--world", "2", "--shape", "M=8"], capsys)
+    assert code == 2 and "--tile-sums are of an operator" in err

@@ -205,6 +205,33 @@ def test_words_are_tried_of_small_results_alone():
             assert len(found.kept) == len(configs) - refused
 
 
+@pytest.mark.parametrize("rows", [8192, 8000])
+def test_sums_in_tiles_are_tried_where_pieces_are_whole_tiles(rows):
+    """Of the plan whose pieces nobody sends on, with nothing left free for sums; and each of the others with them off."""
+    machine, need = load_machine("h100-nvlink"), Need("x", moves="result", triton=(3, 6))
+    product = Product("gemm_rs", {"M": rows, "N": 4096, "K": 4096}, "bf16", 2)
+    configs, _ = communication(product, machine, need, lacking=lambda name: "")
+    by = {None: [], 0: [], 1: []}
+    for found in configs:
+        by[found.realization.tile_sums].append(found)
+    # 4000 rows are none of 128 in any of the pieces tried.
+    assert {c.realization.split for c in by[1]} == (set(splits_of("reduce_scatter")) if rows == 8192 else set())
+    assert {(c.plan, c.realization.backend, c.realization.sum_sms) for c in by[1]} <= {
+        ("reduce_scatter_1d", "copy_engine", 0)
+    }
+    assert len({c.realization.split for c in by[0]}) == len(by[1]) < len(by[0]) or not by[0]
+    assert all(c.plan != "reduce_scatter_1d" or c.realization.backend != "copy_engine" for c in by[None]) == (
+        rows == 8192
+    )
+    for found in by[1]:
+        plain = replace(found, realization=replace(found.realization, tile_sums=0))
+        times = [predict(product, machine, each) for each in (found, plain)]
+        assert plain in by[0] and times[0] != times[1]
+    for op, dtype in (("gemm_ar", "bf16"), ("gemm_rs", "fp32")):
+        others, _ = communication(replace(product, op=op, dtype=dtype), machine, need, lacking=lambda name: "")
+        assert {c.realization.tile_sums for c in others} == {None}
+
+
 def test_words_are_not_cut_around_a_config():
     tile = {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 1, "num_warps": 4, "num_stages": 4}
     words = Config(Realization("words_inline"), "reduce_scatter_1d")

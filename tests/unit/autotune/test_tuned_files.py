@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from overlap.api.tuned_kernel import options_of
 from overlap.autotune import cache, lookup
 from overlap.autotune.config import Config
 from overlap.autotune.entry import Entry
@@ -233,6 +234,23 @@ def test_shipped_defaults_are_what_was_measured(repo):
         assert f"split={split_text(entry.config.realization.split)}" in how or "split" not in how
         assert f"OVERLAP_SUM_SMS={entry.config.realization.sum_sms}" in how or "SUM_SMS" not in how
     assert shipped(replace(KEY, device="NVIDIA GH200 480GB")) is None and shipped(KEY) is not None
+
+
+@pytest.mark.parametrize("asked", [None, 0, 1])
+def test_a_pin_says_whether_tiles_add(tmp_path, asked):
+    """Or nothing, which leaves it to the setting; a kernel is compiled as it says."""
+    config = Config(Realization(split=2, sum_sms=0, tile_sums=asked), "reduce_scatter_1d")
+    pinned, path = replace(ENTRY, config=config), tmp_path / "overlap.lock"
+    write_lock(path, [pinned])
+    told = config.to_json()
+    assert (
+        read_lock(path)[0].config == config
+        and told.get("tile_sums") == asked
+        and ("tile_sums" in told) == (asked is not None)
+    )
+    assert options_of(config).get("tile_sums") == (None if asked is None else str(asked))
+    with pytest.raises(UsageError, match="tile_sums=2"):
+        Config.from_json({**told, "tile_sums": 2})
 
 
 def test_defaults_in_another_form_are_refused(tmp_path):

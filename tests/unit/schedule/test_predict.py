@@ -19,6 +19,7 @@ from overlap.chunkplan.mesh import Mesh
 from overlap.chunkplan.plan import P2P, Chunk, Collective, CommPlan, TensorSpec
 from overlap.chunkplan.region import Box
 from overlap.errors import PlanError, UsageError
+from overlap.schedule.carried import Way
 from overlap.schedule.cost import volumes
 from overlap.schedule.machine import load_machine
 from overlap.schedule.operators import OPERATORS, tensor_of
@@ -366,3 +367,27 @@ def test_refusals():
         predict("ag_gemm", world=9, sizes=SHAPE, machine=NVLINK)
     with pytest.raises(PlanError, match="no rate for `int8`"):
         predict("ag_gemm", world=4, sizes=SHAPE, machine=NVLINK, dtype="int8")
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_tiles_that_add_wait_for_what_comes_and_no_sum_follows(world, monkeypatch):
+    """Of each rank's own rows: behind the flags of all that is sent of them, longer by what they read, and nothing behind."""
+    sizes = {"M": 8192, "N": 4096, "K": 4096}
+    timelines, said = {}, {}
+    for asked in (False, True):
+        monkeypatch.setenv("OVERLAP_TILE_SUMS", str(int(asked)))
+        timelines[asked] = predicted_timeline("gemm_rs", world=world, sizes=sizes, machine=NVLINK, split=2)
+        said[asked] = predict("gemm_rs", world=world, sizes=sizes, machine=NVLINK, split=2, break_even=False)
+        named = Way("copy_engine", "lanes", tile_sums=asked)
+        monkeypatch.setenv("OVERLAP_TILE_SUMS", str(int(not asked)))
+        again = predict("gemm_rs", world=world, sizes=sizes, machine=NVLINK, split=2, break_even=False, way=named)
+        assert again == said[asked] and again.in_tiles == asked and ("sums in tiles" in str(again)) == asked
+    sums = {asked: [e for e in timeline.events if e.kind == "sum"] for asked, timeline in timelines.items()}
+    assert not sums[True] and bool(sums[False]) == (world > 1)
+    events = [e for e in timelines[True].events if e.rank == 0]
+    adding = [e for e in events if e.kind == "tile-run" and e.label.startswith("adds up")]
+    assert len(adding) == (2 if world > 1 else 1)
+    for run in adding:
+        flags = [e for e in timelines[True].events if e.kind == "flag"]
+        landed = [e.end for e in flags if e.chunk == run.chunk]
+        assert len(landed) == world - 1 and run.start >= max(landed, default=0.0)

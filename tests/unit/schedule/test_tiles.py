@@ -61,8 +61,11 @@ def test_the_usual_tile_loses_nothing_and_too_few_stages_much():
 @pytest.mark.parametrize(
     ("op", "sizes", "least"), [("gemm_rs", (8192, 8192, 8192), 0.9), ("ag_gemm", (8192, 14336, 4096), 0.5)]
 )
-def test_predictions_of_tuned_configs_come_in_the_order_that_was_measured(op, sizes, least):
-    """Two logs of `overlap tune` on two H200s. Of ag_gemm, nineteen of the configs are within 2 % of each other."""
+def test_predictions_of_tuned_configs_come_in_the_order_that_was_measured(op, sizes, least, monkeypatch):
+    """Two logs of `overlap tune` on two H200s, of when inputs were staged and kernels added what tiles do now. Of ag_gemm,
+    nineteen of the configs are within 2 % of each other."""
+    monkeypatch.setenv("OVERLAP_IN_PLACE", "0")
+    monkeypatch.setenv("OVERLAP_TILE_SUMS", "0")
     m, n, k = sizes
     log = json.loads((RESULTS / "tuning" / f"{op}_M{m}_N{n}_K{k}_bf16_h200x2.json").read_text())
     machine = load_machine(str(RESULTS / "machines" / "h200x2.yaml"))

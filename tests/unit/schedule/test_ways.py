@@ -44,7 +44,7 @@ def test_lanes_and_serial_are_what_predict_says(op, world):
 )
 def test_stores_lose_to_copies_as_measured(m, n, k, copied, stored):
     """4 x H100, bench/results/ways: by how much, to a fifth."""
-    ways = [way_of(backend(name), True) for name in ("copy_engine", "ldst_inline")]
+    ways = [way_of(backend(name), True, tile_sums=False) for name in ("copy_engine", "ldst_inline")]
     found = seconds("gemm_rs", ways, {"M": m, "N": n, "K": k}, split=2)
     ratio = found["ldst_inline"] / found["copy_engine"]
     assert ratio > 1 and ratio == pytest.approx(stored / copied, rel=0.2)
@@ -161,3 +161,45 @@ def test_gathers_of_what_tiles_read_all_of_start_earlier_in_parts_of_rows(world)
     assert growing < halves < whole
     found = predict("ag_gemm_k", world=world, sizes=sizes, machine=H100, split=(1, 3, 4), break_even=False)
     assert found.fused == pytest.approx(growing)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_sums_in_tiles_gain_where_what_comes_is_there_in_time(world, monkeypatch):
+    """No sum behind the product and no unit left free; where all tiles begin at once those of the own part begin late."""
+    ways = {kind: way_of(backend("copy_engine"), True, 0, free, kind == "tiles") for kind, free in HOW}
+
+    def found(op="gemm_rs", split=2, **sizes):
+        sizes = {"M": 8192, "N": 8192, "K": 8192 * world // 2, **sizes}
+        times = {kind: seconds(op, [way], sizes, world=world, split=split) for kind, way in ways.items()}
+        return {kind: next(iter(each.values())) for kind, each in times.items()}
+
+    long, short, ragged = found(), found(M=256 * world), found(M=8192 - 128)
+    assert long["tiles"] < long["behind"] and short["tiles"] > short["behind"]
+    assert ragged["tiles"] == ragged["early"] and found("gemm_ar")["tiles"] == found("gemm_ar")["early"]
+    for setting, same in (("0", "early"), ("1", "tiles")):
+        monkeypatch.setenv("OVERLAP_TILE_SUMS", setting)
+        way = way_of(backend("copy_engine"), True, 0, 4)
+        assert seconds("gemm_rs", [way], {"M": 8192, "N": 8192, "K": 4096 * world}, world=world, split=2) == {
+            str(way): long[same]
+        }
+
+
+HOW = (("behind", 0), ("early", 4), ("tiles", 4))
+
+
+def test_tiles_stored_where_they_go_add_nothing():
+    stored = way_of(backend("ldst_inline"), True, 0, 4, True)
+    assert stored == way_of(backend("ldst_inline"), True) and stored.tile_sums is None
+    (mixed,) = operator_candidates(
+        "gemm_rs",
+        [Way("copy_engine", "lanes", tile_sums=True)],
+        world=2,
+        sizes=BF16,
+        machine=H100,
+        split=2,
+        named=lambda way: lambda op: stored if op.src_rank else way,
+    )
+    (lanes,) = operator_candidates(
+        "gemm_rs", [Way("copy_engine", "lanes", tile_sums=True)], world=2, sizes=BF16, machine=H100, split=2
+    )
+    assert mixed.seconds > lanes.seconds
