@@ -27,6 +27,7 @@ CASES = {
     "gather along K": ("ag_gemm_k", 2, {"M": 70, "N": 48, "K": 320}, {}),
     "scatter": ("gemm_rs", 3, {"M": 200, "N": 64, "K": 96}, {}),
     "scatter, stored where it goes": ("gemm_rs", 2, {"M": 96, "N": 64, "K": 64}, {"backend": "ldst_inline"}),
+    "scatter, added by tiles": ("gemm_rs", 3, {"M": 384, "N": 64, "K": 48}, {"split": 1}),
     "one rank": ("ag_gemm", 1, {"M": 64, "N": 64, "K": 32}, {}),
     "rows for one rank alone": ("ag_gemm", 3, {"M": 1, "N": 48, "K": 32}, {}),
 }
@@ -187,3 +188,11 @@ def test_what_is_predicted_is_what_carries_it_out(measured, name, stored):
     """What tiles have stored needs no copy."""
     copies = [event for event in measured(name).predicted.events if event.kind == "copy"]
     assert copies and all((event.start == event.end) == stored for event in copies)
+
+
+@pytest.mark.parametrize(("name", "in_tiles"), [("scatter", False), ("scatter, added by tiles", True)])
+def test_what_is_predicted_adds_where_the_call_did(measured, name, in_tiles):
+    """By tiles that wait for what comes, or by a sum behind all."""
+    events = measured(name).predicted.events
+    assert any(event.kind == "sum" for event in events) != in_tiles
+    assert any("that add 2 to each" in event.label for event in events) == in_tiles
