@@ -51,8 +51,6 @@ STORED_SINCE = "2026-11-29T00:41"
 """Files of this date and later were made with sums stored at peers where nothing else is said."""
 IN_PLACE_SINCE = "2026-11-29T03:58"
 """The same of what stays of a result, stored in it by tiles."""
-NOTHING_FREE = ("54a28f5", "d332439")
-"""Commits at which a way that says sums in tiles left nothing free where tiles could not add."""
 
 Case = tuple[str, int, int, int, int, str]
 """Operator, M, N, K, ranks and dtype."""
@@ -87,13 +85,7 @@ def config_of(
     elif op == "gemm_ar":
         split = default_split(plan, m * n * itemsize, world, backend)
     free = int(said.get(SAID, 0))
-    alone = said.get(defaults.TILES) == "1" and commit.startswith(NOTHING_FREE)
-    if (
-        SAID not in said
-        and not alone
-        and operator.kind in ("reduce_scatter", "all_reduce")
-        and backend == "copy_engine"
-    ):
+    if SAID not in said and operator.kind in ("reduce_scatter", "all_reduce") and backend == "copy_engine":
         least = next((rule for known, rule in RULES.items() if commit.startswith(known)), sums.LEAST_EARLY)
         how: dict[str, Any] = {"world": world, "itemsize": itemsize, "moved": itemsize, "units": units}
         if least is not None:

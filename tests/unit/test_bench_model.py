@@ -25,7 +25,6 @@ REDUCE = ("gemm_ar", 8192, 8192, 28672, 4, "bf16")
         (SCATTER, "split=4", "a23b81a", {"split": 4, "sum_sms": 4}, ""),
         (SCATTER, "split=4", "e2d995b", {"split": 4}, ""),
         (SCATTER, "split=2,OVERLAP_TILE_SUMS=1", "", {"split": 2, "sum_sms": 4}, ""),
-        (SCATTER, "split=2,OVERLAP_TILE_SUMS=1", "54a28f5", {"split": 2}, ""),
         (SCATTER, "split=1:3", "", {"split": (1, 3)}, ""),
         (SCATTER, "backend=ldst_inline", "", {"backend": "ldst_inline", "split": 2}, ""),
         (REDUCE, "OVERLAP_SUM_SMS=0", "", {"split": 4}, "all_reduce_two_shot"),
@@ -137,17 +136,18 @@ def test_tiles_of_older_files_add_nothing(bench):
     assert now and not was and not said and old == apart > new
 
 
-def test_sums_in_tiles_are_ordered_on_two_gpus(bench, repo):
-    """Both files together: what stands in both, by its mean."""
+def test_sums_in_tiles_are_predicted_to_be_the_fastest_where_they_were(bench, repo):
+    """On two H200s; three ways of each shape, within 3 % of each other."""
     from overlap.schedule.machine import load_machine
 
     model = bench("model")
-    files = sorted((repo / "bench" / "results" / "sums").glob("gemm_rs_h200x2_tiles_*.json"))
-    found = model.together(model.of_ways(json.loads(path.read_text()), load_machine("h200-nvlink")) for path in files)
-    assert len(files) == 2 and sorted(map(len, found.values())) == [5, 5, 8, 8]
+    result = json.loads((repo / "bench" / "results" / "sums" / "gemm_rs_h200x2_2a434d6.json").read_text())
+    found = model.of_ways(result, load_machine("h200-nvlink"))
+    assert sorted(map(len, found.values())) == [3, 3, 3, 3]
     for case, pairs in found.items():
-        assert all(0.9 < predicted / ms < 1.03 for predicted, ms in pairs.values()), case
-        assert model.spearman([p for p, _ in pairs.values()], [ms for _, ms in pairs.values()]) > 0.8, case
+        assert all(0.95 < predicted / ms < 1.05 for predicted, ms in pairs.values()), case
+        likeliest, fastest = (min(pairs, key=lambda name, i=i, of=pairs: of[name][i]) for i in range(2))
+        assert likeliest == fastest and "split=2" in fastest and "sums in tiles" in fastest, case
 
 
 def test_settings_that_the_model_does_not_know_are_left_out(bench):
