@@ -113,13 +113,15 @@ def of_ways(result: Mapping[str, Any], machine: Machine | None = None) -> Cases:
             config = config_of(way, case, result["commit"], date=date)
             since = {STORED: STORED_SINCE, IN_PLACE: IN_PLACE_SINCE, defaults.TILES: defaults.TILE_SUMS_SINCE}
             how = {key: said.get(key, str(int(date >= first))) for key, first in since.items()}
+            if defaults.TILES not in said and how[defaults.TILES] == "1":
+                how[defaults.TILES] = ""  # as operators decide
             with mock.patch.dict(os.environ, how):
                 ms = None if config is None else predicted(case, config, machine or machine_for(row["world"]))
             if ms is not None:
                 name = f"{config}, sums stored" if how[STORED] == "1" and case[0] == "gemm_ar" else str(config)
                 pushed = case[0] in ("a2a_gemm", "gemm_a2a") or "_push" in config.plan
                 name += ", in place" if how[IN_PLACE] == "1" and pushed else ""
-                name += ", sums in tiles" if how[defaults.TILES] == "1" and case[0] == "gemm_rs" else ""
+                name += ", sums in tiles" if how[defaults.TILES] != "0" and case[0] == "gemm_rs" else ""
                 several.setdefault(case, {}).setdefault(name, []).append((ms, times[way]))
     return averaged(several)
 

@@ -199,9 +199,9 @@ SETTINGS: dict[str, Setting] = {
         Setting(
             "tile_sums",
             bool,
-            True,
-            "`gemm_rs` by copy engine has the tiles of a rank's own part add what others have sent of it, where they can; "
-            "otherwise a sum kernel does.",
+            None,
+            "`gemm_rs` by copy engine has the tiles of a rank's own part add what others have sent of it, where they can, in the "
+            "place of a sum kernel; unset: where what they wait for comes in time.",
         ),
         Setting(
             "tail",

@@ -26,7 +26,7 @@ from overlap.runtime.repeat.repeat import Repeat
 from .blocks import Blocks, blocks_of, choose_blocks
 from .kernels import ag_gemm_any, gemm_out_stored, gemm_out_tma
 from .products import FEWEST_ROWS, descriptor, rows_fit, weight_by
-from .sums import in_whole_tiles, offered_sums
+from .sums import in_whole_tiles, offered_sums, tiles_in_time
 
 C_OF = {"gemm_out_tma": "c_desc", "gemm_out_stored": "c_ptr", "ag_gemm_any": "c_ptr"}
 """The communicated parameter, by kernel."""
@@ -210,8 +210,11 @@ def launch_partial(
     kernel, grid, arguments = partial_arguments(x, w, bias, part, columns, tma, runtime, stored, blocks)
     finished = tma and backend == "copy_engine" and (plan, along) == FINISHED and part.dtype == moved
     asked = None if config is None or config.realization.tile_sums is None else bool(config.realization.tile_sums)
-    finished = finished and settings.get("tile_sums", asked)
-    finished = finished and in_whole_tiles(rows, runtime.world, split, arguments["BLOCK_M"])
+    if finished:
+        tiles = batch * -(-rows // arguments["BLOCK_M"]) * -(-columns // arguments["BLOCK_N"])
+        said = settings.get("tile_sums", asked)
+        finished = tiles_in_time(tiles, runtime.world, split, runtime.sm_count) if said is None else said
+        finished = finished and in_whole_tiles(rows, runtime.world, split, arguments["BLOCK_M"])
     compiled = compiled_partial(kernel, along, plan, split, backend, sum_sms, finished)
     return compiled.launch(
         grid, (), arguments, group=group, backend=backend, transport=moved, repeat=repeat, sum_sms=offered

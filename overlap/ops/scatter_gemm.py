@@ -4,9 +4,9 @@
                                       copy to r+1 | copy to r+2 | ...
 
 Every rank multiplies its part of the sum over K. Each partial result is rounded once, to the transport's dtype; all are
-added in fp32, in one order, and rounded once more. Where chunks are whole tiles, the tiles of the own rows add what has come
-themselves (the setting `tile_sums`): the rank's own first, the others in the order of the ranks. Else a sum kernel adds all of
-them in that order.
+added in fp32, in one order, and rounded once more. Where chunks are whole tiles and what they wait for comes in time, the
+tiles of the own rows add what has come themselves (the setting `tile_sums`): the rank's own first, the others in the order of
+the ranks. Else a sum kernel adds all of them in that order.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ alone; since they spread to all multiprocessors it asks for more than it must.
 from __future__ import annotations
 
 from overlap.chunkplan.cuts import Split, cut, weights_at
+from overlap.schedule.tile_sums import worth_adding
 
 SHARE = 32
 """One multiprocessor of so many is left free. On 132, 4 were better than 8 and 16 (2 x H200, bench/results/sums)."""
@@ -61,6 +62,18 @@ def offered_sums(
     gain = touched / MEMORY + (part * (world - 1) / LINK if again else 0.0)
     waves = [-(-max(1, rows * columns // TILE) // programs) for programs in (units, units - free)]
     return free if gain > product * (waves[1] / waves[0] - 1) else 0
+
+
+def tiles_in_time(tiles: int, world: int, split: Split, units: int) -> bool:
+    """Whether tiles add where nobody says (`worth_adding`).
+
+    Args:
+        tiles: of this rank's product, the same on every rank.
+        split: chunks that each rank's part is cut into.
+        units: multiprocessors of the device.
+    """
+    weights = weights_at(split, 1, 3)
+    return worth_adding(tiles, world, units, max(weights) / sum(weights))
 
 
 def in_whole_tiles(rows: int, world: int, split: Split, block: int) -> bool:

@@ -29,7 +29,7 @@ from .events import Ends, simulate, simulate_ends
 from .machine import Machine
 from .operators import TENSOR, Operator, Sizes, check_plan, operator_of, tensor_of
 from .prediction import REACH, Prediction
-from .tile_sums import Parts, adding_seconds, parts_added
+from .tile_sums import Parts, adding_seconds, largest_share, parts_added, worth_adding
 from .timeline import Timeline
 from .ways import in_parts
 from .work import Gemm, Work, best_blocks, itemsize_of, work_per_chunk
@@ -184,8 +184,12 @@ class _Case:
     def _parts(self, plan: CommPlan, sizes: Sizes, asked: bool | None) -> tuple[Parts, ...] | None:
         if not self.op.adds_in_tiles(self.itemsize) or any(way.form != "lanes" for way in self.used):
             return None
-        gemm = self.gemm(sizes)
-        return parts_added(plan, TENSOR, (gemm.block_m, gemm.block_n)) if settings.get("tile_sums", asked) else None
+        said, gemm = settings.get("tile_sums", asked), self.gemm(sizes)
+        parts = None if said is False else parts_added(plan, TENSOR, (gemm.block_m, gemm.block_n))
+        if parts is None or said:
+            return parts
+        worth = worth_adding(gemm.tiles, self.world, self.machine.units, max(map(largest_share, parts)))
+        return parts if worth else None
 
     def scale(self, sizes: Sizes) -> float:
         """Bytes of the tensor that moves, against those of the plan."""

@@ -24,7 +24,7 @@ from .collective import library_seconds
 from .early import can_be_early, in_rounds
 from .events import ItemSize, simulate_ends
 from .machine import Machine
-from .tile_sums import adding_seconds, parts_added
+from .tile_sums import adding_seconds, largest_share, parts_added, worth_adding
 from .work import TileRun, Work, cut_across, work_per_chunk
 
 MARGIN = 0.03
@@ -108,13 +108,16 @@ def tiles_adding(
     task: Task, plan: CommPlan, machine: Machine, itemsize: ItemSize, way: Way, ways: WayOf
 ) -> tuple[Work, ...] | None:
     """The work of ranks whose tiles add what comes of the part that they keep; None where sums do."""
-    if not task.block or not settings.get("tile_sums", way.tile_sums):
+    said = settings.get("tile_sums", way.tile_sums)
+    if not task.block or said is False:
         return None
     if any(ways(op).form != "lanes" for _, op in plan.items()):
         return None
     (made,) = task.produced
     parts = parts_added(plan, made, task.block)
     if parts is None:
+        return None
+    if said is None and not worth_adding(task.tiles, plan.world, machine.units, max(map(largest_share, parts))):
         return None
     width = itemsize[made] if isinstance(itemsize, Mapping) else itemsize
     adding = adding_seconds(task.block, width, machine)

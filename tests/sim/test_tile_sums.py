@@ -10,7 +10,7 @@ import torch
 from overlap.api.tuned import forced
 from overlap.autotune.config import Config
 from overlap.errors import RaceFault, RuntimeContractError
-from overlap.ops import gemm_rs
+from overlap.ops import gemm_rs, partials
 from overlap.runtime import instance as instances
 from overlap.runtime.launch import launch
 from overlap.schedule import steps as st
@@ -187,6 +187,17 @@ def test_a_config_says_whether(asked, monkeypatch, finished):
         torch.testing.assert_close(made.double(), torch.stack([piece] * 2), rtol=2e-3, atol=6e-2)
     assert sorted(finished) == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert [pieces for rank, pieces in finished if rank == 0] == ([1, 0] if asked else [0, 1])
+
+
+@pytest.mark.parametrize("worth", [False, True])
+def test_where_nobody_says_tiles_add_what_comes_in_time(worth, monkeypatch, finished):
+    monkeypatch.delenv("OVERLAP_TILE_SUMS")
+    asked = []
+    monkeypatch.setattr(partials, "tiles_in_time", lambda *given: asked.append(given) or worth)
+    found, exact = called(2, (512, 64, 32), split=2)
+    check(found, exact)
+    assert sorted(finished) == [(rank, 2 * worth) for rank in range(2)]
+    assert {given[:3] for given in asked} == {(8, 2, 2)}
 
 
 def test_ranks_must_agree(monkeypatch):

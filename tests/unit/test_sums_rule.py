@@ -8,7 +8,10 @@ from overlap.chunkplan.plan import TensorSpec
 from overlap.ops.gemm_exchange import PLAN as EXCHANGE
 from overlap.ops.gemm_exchange import default_split as exchange_split
 from overlap.ops.reduce_gemm import ONE_SHOT, TWO_SHOT, default_split
-from overlap.ops.sums import in_whole_tiles, offered_sums
+from overlap.ops.sums import in_whole_tiles, offered_sums, tiles_in_time
+from overlap.schedule.carried import Way
+from overlap.schedule.machine import load_machine
+from overlap.schedule.predict import predict
 
 GEMM = {"itemsize": 2, "moved": 2, "units": 132}
 
@@ -120,3 +123,47 @@ def test_chunks_are_whole_tiles_where_no_tile_makes_parts_of_two(rows, world, sp
     plan = build_plan(text, world=world, tensor=spec, dim=0, split=split, direction="push", path=path)
     begins = {op.src.box.lo[0] for _, op in plan.items() if not op.src.box.empty}
     assert all(begin % block == 0 for begin in begins) == wanted
+
+
+@pytest.mark.parametrize(
+    ("tiles", "world", "split", "wanted"),
+    [
+        # 8192, 8192 and 8192, 4096 in tiles of 128 x 256: faster on two H200s (bench/results/sums), in two pieces and four.
+        (2048, 2, 2, True),
+        (1024, 2, 4, True),
+        (2048, 2, (1, 2, 1), True),
+        # A third slower there in one piece, and a fifth in 3:1.
+        (2048, 2, 1, False),
+        (2048, 2, (3, 1), False),
+        # Own parts of less than a wave and a half: own tiles would wait for the first that are sent. 512, 8192 has 128 tiles.
+        (128, 2, 2, False),
+        (395, 2, 2, False),
+        (396, 2, 2, True),
+        (791, 4, 2, False),
+        (792, 4, 2, True),
+        # Nothing comes.
+        (1, 1, 1, True),
+    ],
+)
+def test_where_tiles_add_if_nobody_says(tiles, world, split, wanted):
+    assert tiles_in_time(tiles, world, split, 132) == wanted
+
+
+@pytest.mark.parametrize(
+    ("rows", "split"), [(512, 2), (1024, 2), (2048, 2), (8192, 1), (8192, 2), (8192, 4), (8192, (3, 1))]
+)
+def test_what_is_predicted_adds_where_calls_do(rows, split, monkeypatch):
+    """The model cuts that product as calls do, and its tiles wait where theirs would; it agrees that others lose."""
+    monkeypatch.delenv("OVERLAP_TILE_SUMS", raising=False)
+    how = {"world": 2, "sizes": {"M": rows, "N": 8192, "K": 8192}, "split": split, "break_even": False}
+    found = {
+        asked: predict("gemm_rs", machine=H200, way=Way("copy_engine", "lanes", tile_sums=asked), **how)
+        for asked in WAYS
+    }
+    assert found[None].in_tiles == tiles_in_time(rows // 128 * 32, 2, split, H200.units)
+    assert found[None].fused == found[found[None].in_tiles].fused
+    assert found[None].fused <= 1.01 * min(each.fused for each in found.values())
+
+
+WAYS = (None, False, True)
+H200 = load_machine("h200-nvlink")
