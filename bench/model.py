@@ -41,7 +41,7 @@ from overlap.ops.reduce_gemm import default_split
 from overlap.ops.tuning import problem_of
 from overlap.schedule.machine import Machine, load_machine, machine_for
 from overlap.schedule.operators import operator_of
-from overlap.schedule.work import itemsize_of
+from overlap.schedule.product import itemsize_of
 
 MACHINES = Path(__file__).parent / "results" / "machines"
 RULES: Mapping[str, float | None] = {"43f0047": None, "e2d995b": None, "c633f0c": None, "d9030b7": None, "a23b81a": 0.6}

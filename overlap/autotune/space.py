@@ -24,9 +24,9 @@ from overlap.schedule.machine import Machine
 from overlap.schedule.op_ways import operator_candidates, operator_task
 from overlap.schedule.operators import TENSOR, Operator, operator_of, tensor_of
 from overlap.schedule.predict import operator_plan
+from overlap.schedule.product import itemsize_of
 from overlap.schedule.tile_sums import parts_added
 from overlap.schedule.tiles import Tile
-from overlap.schedule.work import itemsize_of
 
 from .config import Config
 from .prune import Refuse, by_words, in_words

@@ -17,8 +17,8 @@ from overlap.schedule.carried import as_copies
 from overlap.schedule.machine import Machine, machine_for
 from overlap.schedule.network import links_for
 from overlap.schedule.picture import html_picture
+from overlap.schedule.product import itemsize_of
 from overlap.schedule.trace import chrome_trace
-from overlap.schedule.work import itemsize_of
 from overlap.settings import get
 
 from .options import DTYPES, MICROSECONDS, SHAPE, compile_options, request_of

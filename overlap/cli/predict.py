@@ -25,8 +25,8 @@ from overlap.schedule.op_ways import operator_candidates
 from overlap.schedule.operators import OPERATORS, TENSOR, Operator, operator_of
 from overlap.schedule.plan_times import plan_times
 from overlap.schedule.predict import predict
+from overlap.schedule.product import itemsize_of
 from overlap.schedule.ways import best, listed
-from overlap.schedule.work import itemsize_of
 
 from .named import On, plan_source
 from .options import SHAPE, SPLIT, path_options, ranks_of, read_counts_options, world_options

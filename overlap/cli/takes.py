@@ -11,8 +11,8 @@ import click
 
 from overlap.chunkplan.plan import Collective, CommPlan
 from overlap.runtime.transfer.memory import transfer_resources
+from overlap.schedule.product import itemsize_of
 from overlap.schedule.resources import Limits, Resources, verify_resources
-from overlap.schedule.work import itemsize_of
 
 _SIZE = re.compile(r"\s*(\d+)\s*(B|KiB|MiB|GiB|TiB)?\s*\Z", re.IGNORECASE)
 _FACTOR = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}

@@ -19,8 +19,8 @@ from overlap.chunkplan.collectives.text import KINDS
 from overlap.errors import OverlapError, UsageError
 from overlap.schedule.machine import machine_for
 from overlap.schedule.op_ways import counted
+from overlap.schedule.product import itemsize_of
 from overlap.schedule.ways import Candidate, Task, best, listed, predicted, way_seconds
-from overlap.schedule.work import itemsize_of
 
 from .planning import Planned
 from .request import Request, need_sizes

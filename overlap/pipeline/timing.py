@@ -13,9 +13,10 @@ from overlap.schedule.carried import Carried, WayOf, by_sums, carried
 from overlap.schedule.events import simulate
 from overlap.schedule.machine import Machine
 from overlap.schedule.model import AxisTiles, RankSchedule
+from overlap.schedule.product import itemsize_of
 from overlap.schedule.tile_sums import adding_seconds
 from overlap.schedule.timeline import Timeline
-from overlap.schedule.work import TileRun, Work, itemsize_of, work_of_schedules
+from overlap.schedule.work import TileRun, Work, work_of_schedules
 
 from .planning import Planned
 

@@ -14,9 +14,9 @@ from .carried import Way, WayOf, programs_tried
 from .machine import Machine
 from .operators import TENSOR, Operator, Sizes, operator_of, tensor_of
 from .predict import operator_plan
+from .product import best_blocks, itemsize_of
 from .tiles import Tile
 from .ways import Candidate, Task, predicted, way_seconds
-from .work import best_blocks, itemsize_of
 
 
 def operator_task(

@@ -29,10 +29,11 @@ from .events import Ends, simulate, simulate_ends
 from .machine import Machine
 from .operators import TENSOR, Operator, Sizes, check_plan, operator_of, tensor_of
 from .prediction import REACH, Prediction
+from .product import Gemm, best_blocks, itemsize_of
 from .tile_sums import Parts, adding_seconds, largest_share, parts_added, worth_adding
 from .timeline import Timeline
 from .ways import in_parts
-from .work import Gemm, Work, best_blocks, itemsize_of, work_per_chunk
+from .work import Work, work_per_chunk
 
 
 def predict(

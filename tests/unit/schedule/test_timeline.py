@@ -20,9 +20,10 @@ from overlap.schedule import events
 from overlap.schedule.carried import Carry, by_sums
 from overlap.schedule.events import simulate, simulate_ends
 from overlap.schedule.machine import load_machine, parse_machine
+from overlap.schedule.product import Gemm, best_blocks
 from overlap.schedule.runs import schedule_all
 from overlap.schedule.timeline import KINDS, Event, Timeline
-from overlap.schedule.work import Gemm, TileRun, Work, best_blocks, work_of_schedules, work_per_chunk
+from overlap.schedule.work import TileRun, Work, work_of_schedules, work_per_chunk
 from tests.support.sweep import examples
 
 from .plans import SUM, gather, gemm_axes, reads_a, reduce_scatter, ring, ring_scatter, two_shot
