@@ -80,7 +80,7 @@ def launch(
     """
     runtime = instance.runtime
     bound, grid = beside_sums(instance, bound, grid)
-    table, finish = finish_table(instance, bound, results)
+    table, finish = finish_table(instance, bound, grid, results)
     grid = tiles_only(operator, grid, table.tiles)
     ours = {operator.ours[0]: table.words, operator.ours[1]: instance.state, **range_arguments(instance, bound)}
     ours |= log_arguments(instance, bound, table)
