@@ -20,6 +20,7 @@ class NullRuntime:
 
     sm_count = 132
     launches_early = True
+    blocking = False
     device = torch.device("cpu")
     pes: tuple[int, ...] = ()
 

@@ -217,7 +217,7 @@ SETTINGS: dict[str, Setting] = {
             int,
             4 << 20,
             "Shards of fewer bytes are staged before copy engines push them; others are pushed out of the caller's tensor, while "
-            "they are staged.",
+            "they are staged, if they are (`in_place`).",
             minimum=0,
         ),
         Setting(

@@ -16,6 +16,7 @@ import torch
 
 from overlap.runtime.operator import Operator
 from overlap.runtime.repeat.call import hooked
+from overlap.runtime.repeat.known_calls import apart
 from overlap.runtime.repeat.plain_body import VALUES
 
 from .repeat import PLAIN, Asked, repeated, resolved_unwatched
@@ -56,6 +57,8 @@ def repeated_launch(
         else:
             return None
         (outs if name in produced else tensors).append(value)
+    if len(produced) < len(kernel.operator.comms) and not apart(tensors):
+        return None  # any may be the kernel's to write
     return repeated(kernel, group, tensors, outs, tuple(options), kernel.repeated, grads=True)
 
 

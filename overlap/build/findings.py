@@ -296,9 +296,9 @@ def _machine_code(kernel: _Kernel, program: ptx.Program) -> Iterable[Finding]:
 def _with(
     kind: Callable[[ptx.Instruction], bool], release: ptx.Instruction, program: ptx.Program
 ) -> Callable[[ptx.Instruction], bool]:
-    """Instructions of a kind that run whenever ``release`` does: under no predicate, or under one that it is under too."""
+    """Instructions of a kind that run whenever ``release`` does: under no predicate, or one that it is under, if with more."""
     mine = program.guards(release)
-    return lambda i: kind(i) and (not i.predicated or not mine.isdisjoint(program.guards(i)))
+    return lambda i: kind(i) and (not i.predicated or not mine.isdisjoint(program.guards(i, alone=True)))
 
 
 def _releases(i: ptx.Instruction) -> bool:

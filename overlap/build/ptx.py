@@ -109,10 +109,13 @@ class Program:
                     todo.append((successor, self.blocks[successor].instructions))
         return False
 
-    def guards(self, instruction: Instruction) -> frozenset[str]:
+    def guards(self, instruction: Instruction, *, alone: bool = False) -> frozenset[str]:
         """Predicates that are true whenever a predicated ``instruction`` runs: its own, and what that is the conjunction of.
 
         A number that was chosen by a predicate (``selp``) and is compared with 0 stands for that.
+
+        Args:
+            alone: those only of which each one says that it runs, so no parts of a conjunction.
         """
         found: set[str] = set()
         guard = _GUARD.match(instruction.text)
@@ -123,7 +126,8 @@ class Program:
             made = next((d for d in reversed(self._made.get(name, [])) if d[0] < before), None)
             if made is not None:
                 index, sources = made
-                todo += [(source, index) for source in sources if source not in found]
+                if not alone or len(sources) == 1:
+                    todo += [(source, index) for source in sources if source not in found]
         return frozenset(found)
 
     @cached_property

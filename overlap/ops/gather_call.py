@@ -26,6 +26,7 @@ from overlap.runtime.instance import Instance
 from overlap.runtime.launch.in_place import LastTiles
 from overlap.runtime.protocol import runtime_of
 from overlap.runtime.repeat.repeat import KernelLaunch
+from overlap.schedule.operators import TILE_ROWS
 
 from .arguments import FUSED_DTYPES, UNEVEN, check_alike, check_negated, check_programs, named, overlapping, ranks
 from .autocast import without_autocast
@@ -49,8 +50,6 @@ from .tuned import tuned_choice
 from .views import GatherView, gather_view
 
 PLAN, PUSHED = "all_gather_1d", "all_gather_1d_push"
-TILE_ROWS = 128
-"""A multiple of the rows of any tile, whichever the rank's own weight has it take."""
 
 
 def check_arguments(x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]) -> None:
@@ -80,7 +79,8 @@ def default_plan(view: GatherView, dtype: torch.dtype, world: int, *, alone: boo
     whether that rank stages it, not how it goes.
 
     Args:
-        alone: nobody but one product reads what is gathered.
+        alone: nobody but one product reads what is gathered, on any rank: ranks pass as many weights as each other, and want
+            the gathered tensor, for themselves or for gradients, all or none.
     """
     matrices = view.along == "B"
     whole, unit = (view.batch, 1) if matrices else (view.rows, TILE_ROWS)

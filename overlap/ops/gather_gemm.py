@@ -46,13 +46,14 @@ def ag_gemm(
 
     Args:
         x: this rank's shard, [..., D]; any strides.
-        w: this rank's weight [D, N], any strides (``linear.weight.t()`` is one), or several [D, N_i] for one gather.
+        w: this rank's weight [D, N], any strides (``linear.weight.t()`` is one), or several [D, N_i] for one gather; as many
+            on every rank.
         bias: [N] of x's dtype, or one (or None) for each weight.
         gather_dim: the dimension x is sharded along; not the last.
         gather_size: its global extent, needed where shards are uneven; they follow `torch.chunk`.
         group: process group, its name, DeviceMesh, (mesh, dim), or a simulated group; None is the default group.
         out: where results go, of their shape and dtype; one for each weight.
-        return_gathered: return the gathered x as well, as a tensor of its own.
+        return_gathered: return the gathered x as well, as a tensor of its own; on all ranks or on none.
         backend: ``copy_engine`` (fused), ``ldst_reserved`` or ``tma_reserved`` (fused, some of the kernel's programs move
             the shards), ``ldst_inline`` or ``tma_inline`` (fused, all of them do between their tiles) or ``serial`` (a
             collective, then torch's product); by default fused, and serial where that is impossible or slower, which

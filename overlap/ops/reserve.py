@@ -122,7 +122,7 @@ def reserve(
                 sizes = {**rows, form.width: width}
                 if chosen == PUSHED and plan is None:
                     by_default = kernel is ag_gemm_tma and moved_by == "copy_engine"
-                    if not by_default or not _may_push(group, tokens * width * dtype.itemsize):
+                    if not by_default or not _may_push(group, along, tokens, width * dtype.itemsize):
                         sizes[form.width] = 0
                 splits = [form.split] if split is None else [split_of(split)]
                 if split is None and operator in ("gemm_ar", "gemm_a2a"):
@@ -141,10 +141,10 @@ def reserve(
     settle(group, operator)
 
 
-def _may_push(group: Any, whole: int) -> bool:
-    """Whether `ag_gemm` by copy engine pushes any gathered tensor of ``whole`` bytes or less of itself (`default_plan`)."""
-    least = settings.get("given_bytes")
-    if not whole or whole < least or not settings.get("in_place"):
-        return False
+def _may_push(group: Any, along: str, rows: int, row_bytes: int) -> bool:
+    """Whether `ag_gemm` by copy engine pushes, of itself (`default_plan`), some gathered tensor of no more than ``rows`` rows, of
+    no more than ``row_bytes``. Of a batch that is shared out along itself one rank may hold all: its only matrix."""
     world, _ = ranks(resolve_group(group))
-    return world > 1 and -(-whole // world) >= least
+    shard = rows if along == "B" else -(-rows // world)
+    least = max(1, settings.get("given_bytes"))
+    return world > 1 and shard * row_bytes >= least and bool(settings.get("in_place"))

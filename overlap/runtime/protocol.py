@@ -40,6 +40,10 @@ class Runtime(Protocol):
     """The `torch.device` that ordinary tensors of this rank live on."""
 
     @property
+    def blocking(self) -> bool:
+        """Whether the host waits for every kernel that it launches (``CUDA_LAUNCH_BLOCKING=1``)."""
+
+    @property
     def nodes(self) -> tuple[int, ...]:
         """The node of every rank; pointers reach the ranks of one's own (`overlap.runtime.group.reach`)."""
 

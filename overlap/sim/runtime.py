@@ -92,6 +92,10 @@ class SimRuntime:
         return True
 
     @property
+    def blocking(self) -> bool:
+        return self._world.blocking
+
+    @property
     def nodes(self) -> tuple[int, ...]:
         return self._world.nodes
 
@@ -339,7 +343,7 @@ class SimRuntime:
     def launch(self, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stream: Stream) -> None:
         self._step()
         self._world.enqueue_launch(stream, self.host, kernel, grid, args, kwargs)
-        if self._world.blocking:
+        if self.blocking:
             self._wait_for(stream)
 
     def fill(self, tensor: Any, values: Any) -> None:

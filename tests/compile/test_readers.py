@@ -213,6 +213,35 @@ def test_what_can_follow_what(program):
     assert not program.can_follow(release, store) and not program.can_follow(leave, store)
 
 
+GUARDED = """\
+.visible .entry kernel()
+{
+	setp.lt.s32 	%p1, %r1, %r2;
+	setp.lt.s32 	%p2, %r3, %r4;
+	and.pred 	%p3, %p1, %p2;
+	selp.b32 	%r5, 1, 0, %p1;
+	setp.ne.b32 	%p4, %r5, 0;
+	@%p4 bar.sync 	0;
+	selp.b32 	%r6, 1, 0, %p3;
+	setp.ne.b32 	%p5, %r6, 0;
+	@%p5 cp.async.bulk.wait_group 	0;
+	@%p3 atom.global.sys.release.exch.b64 %rd2, [ %rd3 + 0 ], %rd4;
+	@!%p3 red.global.sys.release.add.s64 [ %rd3 + 0 ], %rd4;
+	ret;
+}
+"""
+
+
+def test_predicates_that_an_instruction_is_under():
+    """A release under more than a barrier is behind it, and one under less than a wait is not behind that."""
+    program = ptx.parse(GUARDED)
+    barrier, wait, release = only(program, "bar"), only(program, "cp"), only(program, "atom")
+    assert {"%p1", "%p2", "%p3"} <= program.guards(release)
+    assert "%p1" in program.guards(barrier, alone=True) and "%p3" in program.guards(wait, alone=True)
+    assert program.guards(wait, alone=True).isdisjoint({"%p1", "%p2"}) and "%p1" in program.guards(wait)
+    assert program.guards(only(program, "red")) == frozenset()
+
+
 def test_a_text_without_an_entry_is_an_error():
     with pytest.raises(ValueError, match="no .entry"):
         ptx.parse(".version 8.4\n")

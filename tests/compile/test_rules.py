@@ -61,6 +61,7 @@ BROKEN_UNTIL = [
     ((3, 8), "store-drained", "raises", "undrained_tma_store"),
     ((3, 8), "store-drained", "produces", "undrained"),
     ((3, 8), "store-drained", "produces", "drained_for_some"),
+    ((3, 8), "store-drained", "produces", "drained_for_fewer"),
 ]
 
 CORRECT = [

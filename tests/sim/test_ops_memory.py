@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from overlap.chunkplan.library import find_template, list_templates
-from overlap.ops import a2a_gemm, ag_gemm, ag_gemm_k, gemm_a2a, gemm_ar, gemm_rs, reserve
+from overlap.chunkplan.region import shard_interval
+from overlap.ops import a2a_gemm, ag_gemm, ag_gemm_k, gemm_a2a, gemm_ar, gemm_rs, last_plan, reserve
 from overlap.runtime.workspace import release, workspaces
 from overlap.sim import World
 
@@ -65,6 +68,32 @@ def test_reserved_is_what_calls_take_and_nothing_else(name):
         assert set(ahead) == RESERVED[name]
         ((how, elements),) = called.items()
         assert ahead[how] == elements
+
+
+@pytest.mark.parametrize(
+    ("shape", "largest"), [((255, 16), 128 * 16), ((1, 128, 16), 128 * 16)], ids=["rows", "one matrix"]
+)
+def test_of_uneven_shards_the_largest_says_whether_what_pushes_is_reserved(shape, largest, monkeypatch):
+    """Calls push where that has ``given_bytes`` of 16-bit elements; a rank's share of the whole has less."""
+    x, w = torch.randn(shape).half(), torch.randn(shape[-1], COLUMNS).half()
+    options = {"max_tokens": math.prod(shape[:-1]), "hidden": shape[-1], "inner_dims": len(shape) > 2}
+    _, pushed = find_template("all_gather_1d_push")
+
+    def body(group):
+        runtime = group.overlap_runtime
+        reserve(group, dtype=torch.float16, **options)
+        mine = x[slice(*shard_interval(shape[0], WORLD, runtime.rank))].clone()
+        y = ag_gemm(mine, w, gather_size=shape[0], group=group, backend="copy_engine")
+        runtime.synchronize()
+        held = [w.memory.room.elements for w in workspaces(runtime).values() if w.operator.comms[0].plan == pushed]
+        return y.clone(), any(map(any, held))
+
+    for least, pushes in ((2 * largest, True), (2 * largest + 1, False)):
+        monkeypatch.setenv("OVERLAP_GIVEN_BYTES", str(least))
+        for y, found in World(WORLD).run(body):
+            torch.testing.assert_close(y.double(), x.double() @ w.double(), atol=4e-2, rtol=1e-2)
+            assert found == pushes
+        assert last_plan("ag_gemm").plan == ("all_gather_1d_push" if pushes else "all_gather_1d")
 
 
 @pytest.mark.parametrize("plan", ["all_to_all_1d", "all_to_all_1d_push"])

@@ -125,6 +125,43 @@ def test_what_the_first_call_refuses_later_ones_refuse(compiled, repeated):
     assert len(repeated) == 1
 
 
+TWICE = (
+    ("    c_ptr,\n    M,", "    c_ptr,\n    d_ptr,\n    M,"),
+    ("        c,\n        M,", "        c,\n        d,\n        M,"),
+    ("(ol_call, a, b)", "(ol_call, a, b, d)"),
+    ("matmul(a, b, *", "matmul(a, b, d, *"),
+    ('{"a": a, "b": b}, group', '{"a": a, "b": b, "d": d}, group'),
+    (
+        "    c_ptrs = ",
+        "    inside = (offs_m[:, None] < M) & (offs_n[None, :] < N)\n"
+        "    tl.store(d_ptr + offs_m[:, None] * N + offs_n[None, :], acc, mask=inside)\n    c_ptrs = ",
+    ),
+)
+"""Has a kernel store its result in a further tensor as well, which the caller passes."""
+
+
+@pytest.mark.parametrize("plan", ["all_gather_1d", "all_gather_1d_push"])
+def test_a_shard_in_the_memory_of_what_else_the_kernel_writes_goes_the_long_way(plan, compiled, repeated):
+    module = load_module(str(compiled(plan=plan, edits=TWICE)))
+    rows, width, world = 64, 16, 2
+    generator = torch.Generator().manual_seed(1)
+    xs, w = [torch.randn(rows, width, generator=generator) for _ in range(4)], torch.eye(width).flip(0)
+
+    def body(group):
+        rank, found = group.overlap_runtime.rank, []
+        for n, x in enumerate(xs):
+            here, second = x.chunk(world)[rank].clone(), torch.full((rows, width), float("nan"))
+            inside = second.chunk(world)[rank].copy_(here)
+            found += [module.matmul(inside if n % 2 else here, w, second, group=group), second]
+        group.overlap_runtime.synchronize()
+        return [y.clone() for y in found]
+
+    for ys in World(world, seed=0).run(body):
+        for n, y in enumerate(ys):
+            assert torch.equal(y, xs[n // 2] @ w)
+    assert len(repeated) == world
+
+
 def test_a_result_that_is_not_returned_as_it_is_made(compiled, repeated):
     """Whoever returns a view of it goes the long way, which makes the view."""
     module = load_module(str(compiled(edits=(("    return c\n", "    return c.t()\n"),))))

@@ -123,6 +123,29 @@ def test_a_result_in_an_operands_memory_is_refused_each_time(kernels, repeated):
     assert len(repeated) == 4
 
 
+@pytest.mark.parametrize("plan", ["all_gather_1d", "all_gather_1d_push"])
+def test_a_shard_in_the_memory_of_what_the_kernel_writes_goes_the_long_way(plan, kernels, repeated):
+    """Its rows of the result: there the shard is staged ahead of the kernel, which a launch like it but for that need not do."""
+    kernel = overlap.compile(plan=plan, on="a[M]")(kernels("grouped_gemm").matmul_kernel)
+    rows, b = 64, data(N, N, 9)
+    a = [data(rows, N, seed) for seed in range(4)]
+
+    def body(group):
+        results = []
+        for n, x in enumerate(a):
+            results.append(torch.full((rows, N), float("nan")))
+            here = share(x, group)
+            low, _ = shard_interval(rows, 2, group.overlap_runtime.rank)
+            inside = results[n][low : low + len(here)].copy_(here)
+            launch(kernel, inside if n % 2 else here, b, results[n], rows, group, K=N, stride_am=N)
+        return results
+
+    for results in run(2, body):
+        for c, x in zip(results, a, strict=True):
+            torch.testing.assert_close(c, x @ b, rtol=1e-4, atol=1e-4)
+    assert len(repeated) == 2
+
+
 @pytest.mark.parametrize("hook", [False, True], ids=["no hook", "a hook at each launch"])
 def test_descriptors_count_by_what_they_say_of_their_tensors(hook, repo, repeated, tmp_path):
     """A hook runs at every launch, so none is repeated where there is one."""

@@ -6,9 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
 
+import overlap
 from overlap.api.tuned import forced
 from overlap.autotune.config import Config
+from overlap.codegen.module_io import load_module
 from overlap.errors import RaceFault, RuntimeContractError
 from overlap.ops import gemm_rs, partials
 from overlap.runtime import instance as instances
@@ -34,8 +38,8 @@ def finished(monkeypatch):
     found = []
     made = launch.finish_table
 
-    def watched(instance, bound, results):
-        table, finish = made(instance, bound, results)
+    def watched(instance, *given):
+        table, finish = made(instance, *given)
         found.append((instance.runtime.rank, len(finish.pieces)))
         return table, finish
 
@@ -43,7 +47,7 @@ def finished(monkeypatch):
     return found
 
 
-def called(world, shape, *, calls=1, seed=0, outs=None, bias=False, batch=(), **options):
+def called(world, shape, *, calls=1, seed=0, outs=None, bias=False, batch=(), blocking=False, **options):
     """Results by rank and call, and what they are in fp64, by call and rank."""
     rows, columns, depth = shape
     generator = torch.Generator().manual_seed(world + 7)
@@ -66,7 +70,7 @@ def called(world, shape, *, calls=1, seed=0, outs=None, bias=False, batch=(), **
         for both in zip(xs, ws, strict=True)
     ]
     pieces = [whole.chunk(world, along) for whole in exact]
-    return World(world, seed=seed).run(body), pieces
+    return World(world, seed=seed, blocking=blocking).run(body), pieces
 
 
 def check(found, exact):
@@ -140,6 +144,40 @@ def test_a_second_shape_and_the_first_again(finished):
     exact = [sum(x.double() @ y.double() for x, y in zip(both, w, strict=True)).chunk(2) for both in xs]
     check(found, exact)
     assert all(pieces == 1 for _, pieces in finished)
+
+
+def test_a_host_that_waits_for_kernels_has_a_sum_add(finished):
+    """Copies to others are enqueued behind the kernel, so tiles that wait for them would keep it from them."""
+    found, exact = called(2, (256, 64, 32), split=1, blocking=True, calls=2)
+    check(found, exact)
+    assert finished and all(pieces == 0 for _, pieces in finished)
+
+
+@pytest.mark.parametrize("sms", [2, 4])
+def test_where_not_all_programs_are_resident_a_sum_adds(sms, repo, tmp_path, monkeypatch, finished):
+    """Programs that wait would keep those from starting that make what others wait for."""
+    monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path))
+    made = load_module(str(repo / "tests/kernels/host_descriptors.py")).gemm_tma
+    kernel = overlap.compile(plan="reduce_scatter_1d", on="c[M]", tile_sums=1)(made)
+    rows, columns, depth, programs = 256, 64, 32, 4
+    generator = torch.Generator().manual_seed(5)
+    a = [torch.randn(rows, depth, generator=generator).half() for _ in range(2)]
+    b = torch.randn(depth, columns, generator=generator).half()
+
+    def body(group):
+        rank = group.overlap_runtime.rank
+        c = torch.full((rows // 2, columns), float("nan"), dtype=HALF)
+        shapes = ((a[rank], (rows, depth)), (b, (depth, columns)), (c, (rows, columns)))
+        described = [TensorDescriptor(each, list(shape), [shape[1], 1], [1, 1]) for each, shape in shapes]
+        kernel[(programs,)](
+            *described, rows, columns, depth, NUM_SMS=programs, DTYPE=triton.language.float16, group=group
+        )
+        group.overlap_runtime.synchronize()
+        return [c]
+
+    exact = (sum(each.double() for each in a) @ b.double()).chunk(2)
+    check(World(2, sms=sms).run(body), [exact])
+    assert sorted(finished) == [(rank, int(sms >= programs)) for rank in range(2)]
 
 
 def test_a_tile_that_does_not_wait_is_found(monkeypatch):

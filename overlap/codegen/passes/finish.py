@@ -117,7 +117,7 @@ def _tile_loop(kernel: cst.FunctionDef, context: Context, store: Access) -> cst.
     """The loop over tiles.
 
     Raises:
-        UnsupportedError: programs do not walk over tiles, or the loop does not name start, end and step.
+        UnsupportedError: programs do not walk over tiles, the loop counts something else, or does not name start, end and step.
     """
     found: list[cst.For] = []
 
@@ -130,6 +130,13 @@ def _tile_loop(kernel: cst.FunctionDef, context: Context, store: Access) -> cst.
     if not found or not isinstance(found[0].iter, cst.Call) or found[0].orelse is not None:
         raise UnsupportedError(
             "tile_sums needs a kernel whose programs walk over tiles in a `for` loop", where=store.span, help=_HELP
+        )
+    tiles = {tile.name for tile in context.program.kernel.tile_ids if tile.form == "persistent_for"}
+    if not m.matches(found[0].target, m.Name()) or _code(found[0].target) not in tiles:
+        raise UnsupportedError(
+            f"tile_sums needs a loop over tiles, and no tile_id names `{_code(found[0].target)}`, which this one is over",
+            where=context.program.kernel.span,
+            help=f"for tile in tl.range(tl.program_id(0), tiles, programs), or {_HELP}",
         )
     plain = [argument for argument in found[0].iter.args[:3] if argument.keyword is None]
     if len(plain) < 3:

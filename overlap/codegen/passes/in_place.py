@@ -218,6 +218,7 @@ class _Accesses(cst.CSTTransformer):
         self._param = m.Name(site.on.param)
         self._mode = "write" if site.on.produced else "read"
         self._index: str | None = None
+        self._on_line = False
 
     def visit_Attribute(self, node: cst.Attribute) -> bool:
         return not m.matches(node.value, self._param)
@@ -257,6 +258,9 @@ class _Accesses(cst.CSTTransformer):
         if self.site.dim >= len(elements) or any(isinstance(e, cst.StarredElement) for e in elements):
             self.others += 1
             return updated_node
+        if self.site.loop is not None and not self._on_line:
+            self.others += 1  # behind a colon, or ahead of one: the choice has no place in front of it
+            return updated_node
         self.calls.append(original_node)
         names, element = self.context.names, elements[self.site.dim]
         index = element.value
@@ -270,10 +274,13 @@ class _Accesses(cst.CSTTransformer):
             return updated_node.with_changes(args=args)
         return updated_node.with_changes(func=function.with_changes(value=chosen), args=args)
 
+    def visit_SimpleStatementLine(self, node: cst.SimpleStatementLine) -> None:
+        self._on_line = True
+
     def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
     ) -> cst.BaseStatement | cst.FlattenSentinel[cst.BaseStatement]:
-        index, self._index = self._index, None
+        index, self._index, self._on_line = self._index, None, False
         if index is None or self.site.loop is None:
             return updated_node
         names = self.context.names

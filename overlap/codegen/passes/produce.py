@@ -31,7 +31,7 @@ communicated result pass through.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import libcst as cst
 import libcst.matchers as m
@@ -105,7 +105,7 @@ def run(module: cst.Module, context: Context) -> cst.Module:
             arguments.append(names.local("ways"))
     else:
         word, said = "produced_async" if asynchronous else "produced", f"{said}."
-        walk = _walk(search.loop, context, region) if asynchronous else None
+        walk = _walk(kernel, search.loop, context, region) if asynchronous else None
         if walk is not None:
             word, said = (
                 "produced_once",
@@ -122,10 +122,11 @@ def run(module: cst.Module, context: Context) -> cst.Module:
     return replaced(module, search.block, changed)
 
 
-def _walk(loop: cst.For | None, context: Context, region: DispatchRegion) -> list[str] | None:
+def _walk(kernel: cst.FunctionDef, loop: cst.For | None, context: Context, region: DispatchRegion) -> list[str] | None:
     """The tile that a program is at, and how far the next one is; None where it makes one, or the loop does not say so.
 
-    Programs that move chunks take part in no count and change the step of the others, so their kernels count every tile.
+    Programs that move chunks take part in no count and change the step of the others, so their kernels count every tile. So
+    do those of loops whose end or step is another for each program: which tile is a program's last they alone say.
     """
     if loop is None or context.moving or not isinstance(loop.target, cst.Name) or not isinstance(loop.iter, cst.Call):
         return None
@@ -138,11 +139,35 @@ def _walk(loop: cst.For | None, context: Context, region: DispatchRegion) -> lis
         step = arguments[2]
     if step is None:
         return None
+    differing = _by_program(kernel)
+    if any(differing(each) for each in (arguments[1].value, step.value)):
+        return None
     targets = m.AssignTarget() | m.AugAssign() | m.AnnAssign() | m.For()
     changed = {name for node in m.findall(loop.body, targets) for name in names_in(node.target)}  # type: ignore[attr-defined]
     if changed & {loop.target.value, *names_in(step.value)}:
         return None
     return [loop.target.value, cst.Module([]).code_for_node(step.value)]
+
+
+def _by_program(kernel: cst.FunctionDef) -> Callable[[cst.CSTNode], bool]:
+    """Whether an expression's value may be another in each program, by what its names are made of."""
+    differing: set[str] = set()
+
+    def differs(node: cst.CSTNode) -> bool:
+        called = m.findall(node, m.Attribute(attr=m.Name("program_id")))
+        return bool(called) or not differing.isdisjoint(names_in(node))
+
+    made: list[tuple[set[str], cst.BaseExpression]] = []
+    for node in m.findall(kernel, m.Assign() | m.AugAssign() | m.AnnAssign() | m.For()):
+        if isinstance(node, cst.Assign):
+            made.append((set().union(*(names_in(each.target) for each in node.targets)), node.value))
+        elif isinstance(node, cst.For):
+            made.append((names_in(node.target), node.iter))
+        elif isinstance(node, cst.AugAssign | cst.AnnAssign) and node.value is not None:
+            made.append((names_in(node.target), node.value))
+    while more := {name for names, value in made if differs(value) for name in names} - differing:
+        differing |= more
+    return differs
 
 
 def _by_descriptor(context: Context) -> list[bool]:

@@ -74,6 +74,10 @@ class CudaRuntime:
         self._recorder: Recorder | None = None
 
     @property
+    def blocking(self) -> bool:
+        return os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"
+
+    @property
     def nodes(self) -> tuple[int, ...]:
         """Collective at first use. Raises RuntimeContractError where ranks are told differently."""
         if self._nodes is None:
@@ -257,7 +261,7 @@ class CudaRuntime:
         """As a graph, where that is less work for the host, and nothing of it differs from call to call."""
         if length(enqueue) < GRAPH_FROM or not settings.get("lane_graphs") or brings(enqueue):
             return enqueue
-        if _blocking():
+        if self.blocking:
             return enqueue  # the host would wait for the lane, and not only for its kernels
         if capture_of(self.main_stream()):
             return None
@@ -270,7 +274,7 @@ class CudaRuntime:
 
     def recorded(self, key: Any, steps: Callable[[Recording], None]) -> CallGraph | None:
         """As one graph, where a driver records what is enqueued."""
-        if _blocking():
+        if self.blocking:
             return None
         try:
             if self._recorder is None:
@@ -320,11 +324,6 @@ class CudaRuntime:
     def release(self) -> None:
         if self._provider is not None:
             self._provider.close()
-
-
-def _blocking() -> bool:
-    """Whether the host waits for every launch."""
-    return os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"
 
 
 _RUNTIMES: dict[int, CudaRuntime] = {}

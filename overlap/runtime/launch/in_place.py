@@ -137,12 +137,12 @@ def _staying(instance: Instance, part: Part) -> Box | None:
     return found
 
 
-def read_by(result: torch.Tensor, bound: Bound) -> bool:
-    """Whether a result lies in memory of an argument of the launch."""
-    storage = result.untyped_storage().data_ptr()
-    bases = (getattr(value, "base", value) for value in bound.arguments.values())
+def read_by(tensor: torch.Tensor, bound: Bound, but: str = "") -> bool:
+    """Whether a tensor lies in memory of an argument of the launch, other than that of the parameter ``but``."""
+    storage = tensor.untyped_storage().data_ptr()
+    bases = (getattr(value, "base", value) for name, value in bound.arguments.items() if name != but)
     read = (base for base in bases if isinstance(base, torch.Tensor) and base.numel())
-    return any(base.untyped_storage().data_ptr() == storage and overlapping(base, result) for base in read)
+    return any(base.untyped_storage().data_ptr() == storage and overlapping(base, tensor) for base in read)
 
 
 def _inputs_part(
@@ -153,6 +153,8 @@ def _inputs_part(
     part, described = instance.parts[comm.tensor], bound.arguments[comm.param]
     if not in_place_asked() or not table.tiles or not described_as(described, part):
         return None
+    if read_by(part.tensor, bound, but=comm.param):
+        return None  # passed a second time, it is read in symmetric memory
     box = part.held.intersect(part.window)
     if box.empty:
         return None

@@ -64,7 +64,8 @@ def launch(
     """Enqueues one launch of ``operator`` on this rank: entry, copies, flags, kernel, sums, credits, join.
 
     Args:
-        given: by communicated tensor, what is staged: this rank's shard of an input, what an output starts from.
+        given: by communicated tensor, what is staged or read where it is: this rank's shard of an input, what an output starts
+            from.
         bound: the intercepted launch; its arguments already name the tensors in symmetric memory.
         grid: its grid.
         results: by communicated output, this rank's piece, to be written.
@@ -80,7 +81,7 @@ def launch(
     """
     runtime = instance.runtime
     bound, grid = beside_sums(instance, bound, grid)
-    table, finish = finish_table(instance, bound, results)
+    table, finish = finish_table(instance, bound, grid, results)
     grid = tiles_only(operator, grid, table.tiles)
     ours = {operator.ours[0]: table.words, operator.ours[1]: instance.state, **range_arguments(instance, bound)}
     ours |= log_arguments(instance, bound, table)

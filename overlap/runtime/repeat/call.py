@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ..calls.call import Call
 from ..operator import Operator
-from .known_calls import PLAIN, Asked, repeated_call, unwatched
+from .known_calls import PLAIN, Asked, apart, repeated_call, unwatched
 from .plain_body import VALUES, plain_globals
 
 
@@ -51,9 +51,12 @@ def _repeated(
             return None
     if out is not None and type(out) not in PLAIN:
         return None
-    names = _plain(operator, tuple(name for name, value in arguments.items() if type(value) in PLAIN))
+    given = tuple(name for name, value in arguments.items() if type(value) in PLAIN)
+    names = _plain(operator, given)
     if names is None:
         return None
+    if not operator.inputs.keys() >= set(given) and not apart(tensors):
+        return None  # what is no declared input may be the kernel's to write
     head += map(operator.body.__globals__.get, names)
     return repeated_call(tuple(head), group, tensors, () if out is None else (out,), _nobody, _nowhere, grads=True)
 

@@ -143,6 +143,13 @@ def reach(tensor: torch.Tensor) -> int:
     return (steps + 1) * tensor.element_size()
 
 
+def apart(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether no two tensors lie in one memory, as of those that a kernel may write and those that copies or other tiles still
+    read: what is read where a call has it, no launch ahead of the kernel has put elsewhere."""
+    memories = [at for at in (tensor.untyped_storage().data_ptr() for tensor in tensors) if at]
+    return len(set(memories)) == len(memories)
+
+
 class Asked:
     """A call that goes the long way, and may leave what the next one like it repeats.
 

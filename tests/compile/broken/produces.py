@@ -67,6 +67,17 @@ def drained_for_some(c_ptr, N, BLOCK: tl.constexpr, ol_table, ol_state):
 
 
 @triton.jit
+def drained_for_fewer(c_ptr, N, BLOCK: tl.constexpr, ol_table, ol_state):
+    """What is waited for under more than the count is made under."""
+    tile = tl.program_id(0)
+    fill_by_tma(c_ptr, tile, N, BLOCK)
+    run = ol.landed_if(ol.find_run(ol_table, tile), ((tile > 3) & (N > 64)).to(tl.int32))
+    tl.atomic_add(
+        counters(ol_table, ol_state) + run, tl.full((), 1, tl.int64), mask=tile > 3, sem="release", scope="sys"
+    )
+
+
+@triton.jit
 def correct_by_atomics(c_ptr, N, BLOCK: tl.constexpr, ol_table, ol_state):
     tile = tl.program_id(0)
     offsets = tile * BLOCK + tl.arange(0, BLOCK)

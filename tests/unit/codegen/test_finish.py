@@ -15,6 +15,12 @@ ROOT = Path(__file__).parents[3]
 HOST = (ROOT / "tests/kernels/host_descriptors.py").read_text()
 STORE = "        c_desc.store([pid_m * BM, pid_n * BN], acc.to(DTYPE))\n"
 LOOP = "    for tile in tl.range(start, rows * cols, NUM_SMS):\n"
+COUNTING = """\
+    # @overlap.tile_id persistent
+    tile = tl.program_id(0) - NUM_SMS
+    for _ in tl.range(0, tl.cdiv(rows * cols - start, NUM_SMS), 1):
+        tile += NUM_SMS
+"""
 
 
 def compiled(text: str, *, plan: str = "reduce_scatter_1d", on: str = "c[M]", **settings: str) -> str:
@@ -93,6 +99,11 @@ def test_every_way_to_write_a_store(store):
             "its start, end and step",
         ),
         (
+            HOST.replace(f"    # @overlap.tile_id persistent\n{LOOP}", COUNTING),
+            {},
+            "no tile_id names `_`, which this one is over",
+        ),
+        (
             (ROOT / "templates/kernels/persistent_gemm.py").read_text(),
             {},
             "does not store through a descriptor of the host",
@@ -109,6 +120,7 @@ def test_every_way_to_write_a_store(store):
         "another backend",
         "stored twice",
         "a loop without a step",
+        "a loop that counts",
         "device descriptor",
         "pointers",
     ],

@@ -130,6 +130,24 @@ def test_kernels_that_pass_through(source, on):
     assert untouched(source, on)
 
 
+LOOP = text()[text().index("    for k in ") : text().index(STORED)]
+"""A tile's loop over K."""
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "    for k in range(0, K, BK): acc = tl.dot(a.load([i * BM, k]), b.load([k, j * BN]), acc)\n",
+        "    for k in range(0, K, BK):\n        if tl.sum(a.load([i * BM, k])) > 0:\n            acc += 1\n",
+    ],
+    ids=["in the line of its loop", "in a condition"],
+)
+def test_loads_with_no_line_of_their_own_are_read_as_they_are_in_a_loop_that_takes_all(loop):
+    """Which block is whose would have to be asked ahead of each. Tiles of one rank's rows have chosen before."""
+    source = text().replace(LOOP, loop)
+    assert untouched(source, "a[K:M]", realization=Realization()) and not untouched(source)
+
+
 @pytest.mark.parametrize("backend", ["ldst_reserved", "tma_inline", "ldst_inline"])
 def test_kernels_whose_programs_move_or_store_pass_through(backend):
     source = text()

@@ -107,6 +107,22 @@ def test_where_the_step_is_another_number_by_then_every_tile_is_counted():
     assert "produced_once" not in found and "ol.produced_async(ol_table, ol_run, ol_state)" in found
 
 
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "tl.range(tl.program_id(0), tl.minimum(tl.program_id(0) + 1, rows * tl.cdiv(N, BN)), 1, flatten=True)",
+        "tl.range(tl.program_id(0), tl.minimum(last, rows * tl.cdiv(N, BN)), 1, flatten=True)",
+        "tl.range(tl.program_id(0), rows * tl.cdiv(N, BN), step=last, flatten=True)",
+    ],
+)
+def test_where_loops_end_or_step_as_programs_do_every_tile_is_counted(loop):
+    """Which tile is a program's last of a run its end says then, and not the run's."""
+    ahead = "    first = tl.program_id(0)\n    last = first + 1\n    # @overlap.tile_id persistent\n"
+    text = walked(loop).replace("    # @overlap.tile_id persistent\n", ahead)
+    found = after(produce.run, text, on="c[M]")
+    assert "produced_once" not in found and "ol.produced_async(ol_table, ol_run, ol_state)" in found
+
+
 def test_what_is_stored_by_descriptor_is_counted_by_another_word():
     text = SOURCE.replace(
         STORE,
