@@ -144,7 +144,9 @@ def reserve(
 def _may_push(group: Any, along: str, rows: int, row_bytes: int) -> bool:
     """Whether `ag_gemm` by copy engine pushes, of itself (`default_plan`), some gathered tensor of no more than ``rows`` rows, of
     no more than ``row_bytes``. Of a batch that is shared out along itself one rank may hold all: its only matrix."""
+    least = max(1, settings.get("given_bytes"))
+    if rows * row_bytes < least or not settings.get("in_place"):
+        return False
     world, _ = ranks(resolve_group(group))
     shard = rows if along == "B" else -(-rows // world)
-    least = max(1, settings.get("given_bytes"))
-    return world > 1 and shard * row_bytes >= least and bool(settings.get("in_place"))
+    return world > 1 and shard * row_bytes >= least
