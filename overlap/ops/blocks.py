@@ -99,6 +99,12 @@ def choose_blocks(
     return fitting[-1] if fitting else table[-1]
 
 
+def most_tiles(rows: int, columns: int) -> int:
+    """Tiles of a result by descriptors, of up to so many rows in all its matrices and so many columns, at most: of matrices that
+    are higher than a tile, so that no more than half of the rows of tiles is padding."""
+    return 2 * max(blocks.tiles(1, rows, columns) for blocks in _DESCRIPTORS)
+
+
 def parts_of(blocks: Blocks) -> tuple[Blocks, ...]:
     """Smaller blocks by descriptors that divide ``blocks``."""
     return tuple(

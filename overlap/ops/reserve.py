@@ -18,6 +18,7 @@ from overlap.chunkplan.cuts import Split, SplitLike, split_of
 from overlap.errors import UsageError
 
 from .arguments import check_programs, ranks
+from .blocks import most_tiles
 from .exchange_gemm import PLAN as EXCHANGE_PLAN
 from .exchange_gemm import SPLIT as EXCHANGE_SPLIT
 from .gather_call import PLAN as GATHER_PLAN
@@ -25,10 +26,11 @@ from .gather_call import PUSHED, compiled_kernel
 from .gather_k_gemm import along_of
 from .gemm_exchange import default_split as exchange_split
 from .kernels import ag_gemm_any, ag_gemm_tma, gemm_out_stored, gemm_out_tma
-from .partials import by_stores, compiled_partial, storing_reason
+from .partials import FINISHED, by_stores, compiled_partial, storing_reason
 from .products import rows_fit
 from .reduce_gemm import ONE_SHOT, TWO_SHOT, default_split
 from .scatter_gemm import SPLIT
+from .sums import tiles_in_time
 from .tuned import settle
 
 
@@ -138,13 +140,34 @@ def reserve(
                     where = along_of(pieces) if operator == "ag_gemm_k" else along
                     compiled = form.make(kernel, where, chosen, pieces, *how)
                     reserve_operator(compiled.operator, group, sizes, dtype)
+                    if kernel is gemm_out_tma and moved_by == "copy_engine" and (chosen, along) == FINISHED:
+                        # Calls whose tiles add have a kernel of their own, and so memory.
+                        added = sizes if _may_add(group, tokens, width, pieces) else {**sizes, form.width: 0}
+                        compiled = compiled_partial(kernel, along, chosen, pieces, moved_by, tile_sums=True)
+                        reserve_operator(compiled.operator, group, added, dtype)
     settle(group, operator)
 
 
 def _may_push(group: Any, along: str, rows: int, row_bytes: int) -> bool:
     """Whether `ag_gemm` by copy engine pushes, of itself (`default_plan`), some gathered tensor of no more than ``rows`` rows, of
     no more than ``row_bytes``. Of a batch that is shared out along itself one rank may hold all: its only matrix."""
+    least = max(1, settings.get("given_bytes"))
+    if rows * row_bytes < least or not settings.get("in_place"):
+        return False
     world, _ = ranks(resolve_group(group))
     shard = rows if along == "B" else -(-rows // world)
-    least = max(1, settings.get("given_bytes"))
-    return world > 1 and shard * row_bytes >= least and bool(settings.get("in_place"))
+    return world > 1 and shard * row_bytes >= least
+
+
+def _may_add(group: Any, rows: int, columns: int, split: Split) -> bool:
+    """Whether tiles of `gemm_rs` by copy engine add (`launch_partial`), of some result of no more rows and columns than these."""
+    said, group = settings.get("tile_sums"), resolve_group(group)
+    if said is not None:
+        return bool(said)
+    if hasattr(group, "overlap_runtime"):
+        units = group.overlap_runtime.sm_count
+    elif torch.cuda.is_available():
+        units = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+    else:
+        return False
+    return tiles_in_time(most_tiles(rows, columns), ranks(group)[0], split, units)

@@ -105,3 +105,30 @@ def test_a_plan_that_is_asked_for_is_the_only_one(plan):
 
     for found in World(WORLD).run(body):
         assert set(found) == {(plan, 2)}
+
+
+@pytest.mark.parametrize(("asked", "rows"), [("1", 256), ("0", 256), ("", 2048), ("", 64)])
+def test_what_calls_take_whose_tiles_add_is_reserved_too(asked, rows, monkeypatch):
+    """They have a kernel of their own; where nobody says, which calls do is up to their size."""
+    if asked:
+        monkeypatch.setenv("OVERLAP_TILE_SUMS", asked)
+    x, w = torch.randn(rows, DEPTH).half(), torch.randn(DEPTH, 64).half()
+
+    def body(group):
+        runtime = group.overlap_runtime
+
+        def held():
+            found = workspaces(runtime).values()
+            return {(w.operator.realization.tile_sums, w.memory.room.elements) for w in found if w.memory is not None}
+
+        reserve(group, operator="gemm_rs", max_tokens=rows, hidden=64, dtype=torch.float16)
+        ahead = held()
+        y = gemm_rs(x, w, group=group, backend="copy_engine")
+        runtime.synchronize()
+        assert held() == ahead, "calls make no memory"
+        return y, {adds for adds, elements in ahead if any(elements)}
+
+    for rank, (y, found) in enumerate(World(WORLD).run(body)):
+        exact = (2 * x.double() @ w.double()).chunk(WORLD)[rank]
+        torch.testing.assert_close(y.double(), exact, atol=4e-2, rtol=1e-2)
+        assert found == ({None, 1} if asked == "1" or rows == 2048 else {None})
