@@ -126,6 +126,15 @@ def test_a_result_that_the_caller_brings(finished):
     assert sorted(finished) == [(0, 1), (1, 1)]
 
 
+def test_a_rank_whose_result_tma_cannot_store_to_has_a_sum_alone(finished):
+    def off_by_one(rank):
+        return torch.full((128 * 64 + 1,), float("nan")).half()[int(rank == 0) :][: 128 * 64].view(128, 64)
+
+    found, exact = called(2, (256, 64, 32), split=1, outs=off_by_one, calls=2)
+    check(found, exact)
+    assert sorted(finished) == [(0, 0), (1, 1)]
+
+
 def test_a_second_shape_and_the_first_again(finished):
     """Memory grows in between, and records of what is added hold addresses."""
     small, large = (256, 64, 32), (1024, 64, 32)
@@ -153,20 +162,20 @@ def test_a_host_that_waits_for_kernels_has_a_sum_add(finished):
     assert finished and all(pieces == 0 for _, pieces in finished)
 
 
-@pytest.mark.parametrize("sms", [2, 4])
-def test_where_not_all_programs_are_resident_a_sum_adds(sms, repo, tmp_path, monkeypatch, finished):
-    """Programs that wait would keep those from starting that make what others wait for."""
+@pytest.mark.parametrize(("sms", "along"), [(2, "M"), (4, "M"), (4, "N")])
+def test_of_a_kernel_whose_programs_are_not_all_resident_a_sum_adds(sms, along, repo, tmp_path, monkeypatch, finished):
+    """Programs that wait would keep those from starting that make what others wait for. Rows or columns are scattered."""
     monkeypatch.setenv("OVERLAP_CACHE_DIR", str(tmp_path))
     made = load_module(str(repo / "tests/kernels/host_descriptors.py")).gemm_tma
-    kernel = overlap.compile(plan="reduce_scatter_1d", on="c[M]", tile_sums=1)(made)
-    rows, columns, depth, programs = 256, 64, 32, 4
+    kernel = overlap.compile(plan="reduce_scatter_1d", on=f"c[{along}]", tile_sums=1)(made)
+    rows, columns, depth, programs, dim = 256, 64, 32, 4, "MN".index(along)
     generator = torch.Generator().manual_seed(5)
     a = [torch.randn(rows, depth, generator=generator).half() for _ in range(2)]
     b = torch.randn(depth, columns, generator=generator).half()
 
     def body(group):
         rank = group.overlap_runtime.rank
-        c = torch.full((rows // 2, columns), float("nan"), dtype=HALF)
+        c = torch.full((rows, columns), float("nan"), dtype=HALF).chunk(2, dim)[0].contiguous()
         shapes = ((a[rank], (rows, depth)), (b, (depth, columns)), (c, (rows, columns)))
         described = [TensorDescriptor(each, list(shape), [shape[1], 1], [1, 1]) for each, shape in shapes]
         kernel[(programs,)](
@@ -175,7 +184,7 @@ def test_where_not_all_programs_are_resident_a_sum_adds(sms, repo, tmp_path, mon
         group.overlap_runtime.synchronize()
         return [c]
 
-    exact = (sum(each.double() for each in a) @ b.double()).chunk(2)
+    exact = (sum(each.double() for each in a) @ b.double()).chunk(2, dim)
     check(World(2, sms=sms).run(body), [exact])
     assert sorted(finished) == [(rank, int(sms >= programs)) for rank in range(2)]
 
