@@ -21,6 +21,7 @@ class NullRuntime:
     sm_count = 132
     launches_early = True
     blocking = False
+    one_queue = False
     device = torch.device("cpu")
     pes: tuple[int, ...] = ()
 

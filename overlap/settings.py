@@ -201,7 +201,7 @@ SETTINGS: dict[str, Setting] = {
             bool,
             None,
             "`gemm_rs` by copy engine has the tiles of a rank's own part add what others have sent of it, where they can, in the "
-            "place of a sum kernel; unset: where what they wait for comes in time.",
+            "place of a sum kernel; unset: on one and two ranks, where what they wait for comes in time.",
         ),
         Setting(
             "tail",

@@ -44,6 +44,10 @@ class Runtime(Protocol):
         """Whether the host waits for every kernel that it launches (``CUDA_LAUNCH_BLOCKING=1``)."""
 
     @property
+    def one_queue(self) -> bool:
+        """Whether all streams reach the device through one queue, where a copy may stand behind another stream's kernel."""
+
+    @property
     def nodes(self) -> tuple[int, ...]:
         """The node of every rank; pointers reach the ranks of one's own (`overlap.runtime.group.reach`)."""
 

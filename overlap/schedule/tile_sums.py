@@ -83,6 +83,8 @@ LEAST_WAVES, LARGEST = 1.5, 0.6
 By the event model, of products of 512 to 16384 rows, 2048 to 16384 columns and, on a rank, 1024 to 14336 deep, in two pieces:
 from there on tiles that add take 0.98 of what a sum kernel takes on two ranks, 0.99 on three, 1.00 on four and 1.01 on eight
 (means), and below it 1.12 to 1.18. In one piece, or 3:1, own tiles waited measurably on two H200s (docs/performance.md)."""
+MOST_RANKS = 2
+"""Of groups that do so where nobody says: larger ones have on simulated ranks alone, and the model gives them nothing for it."""
 
 
 def worth_adding(tiles: int, world: int, units: int, largest: float) -> bool:
@@ -92,7 +94,7 @@ def worth_adding(tiles: int, world: int, units: int, largest: float) -> bool:
         tiles: of a rank's product.
         largest: share of the largest of the pieces that the own part comes in.
     """
-    return world == 1 or tiles >= LEAST_WAVES * world * units and largest <= LARGEST
+    return world == 1 or world <= MOST_RANKS and tiles >= LEAST_WAVES * world * units and largest <= LARGEST
 
 
 def largest_share(parts: Parts) -> float:

@@ -96,6 +96,10 @@ class SimRuntime:
         return self._world.blocking
 
     @property
+    def one_queue(self) -> bool:
+        return False
+
+    @property
     def nodes(self) -> tuple[int, ...]:
         return self._world.nodes
 

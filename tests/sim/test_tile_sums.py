@@ -19,6 +19,7 @@ from overlap.runtime import instance as instances
 from overlap.runtime.launch import launch
 from overlap.schedule import steps as st
 from overlap.sim import World
+from overlap.sim.runtime import SimRuntime
 from tests.support.sweep import SWEEP
 
 pytestmark = pytest.mark.one_triton
@@ -234,6 +235,14 @@ def test_a_config_says_whether(asked, monkeypatch, finished):
         torch.testing.assert_close(made.double(), torch.stack([piece] * 2), rtol=2e-3, atol=6e-2)
     assert sorted(finished) == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert [pieces for rank, pieces in finished if rank == 0] == ([1, 0] if asked else [0, 1])
+
+
+def test_where_copies_may_stand_behind_the_kernel_a_sum_adds(monkeypatch, finished):
+    """CUDA_DEVICE_MAX_CONNECTIONS=1: what tiles wait for would be behind peers' kernels, which wait as well."""
+    monkeypatch.setattr(SimRuntime, "one_queue", True)
+    found, exact = called(2, (256, 64, 32), split=1)
+    check(found, exact)
+    assert sorted(finished) == [(0, 0), (1, 0)]
 
 
 @pytest.mark.parametrize("worth", [False, True])

@@ -78,6 +78,10 @@ class CudaRuntime:
         return os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"
 
     @property
+    def one_queue(self) -> bool:
+        return os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1"
+
+    @property
     def nodes(self) -> tuple[int, ...]:
         """Collective at first use. Raises RuntimeContractError where ranks are told differently."""
         if self._nodes is None:

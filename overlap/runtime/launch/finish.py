@@ -6,7 +6,8 @@
 Either way it is the same kernel: without anything to finish its second loop is empty.
 
 Own tiles wait for tiles that other ranks make and send. So all programs of a launch must be resident, or those that wait would
-keep others from starting, here and on every rank; and the host must go on to the copies, which are enqueued behind the kernel.
+keep others from starting, here and on every rank; the host must go on to the copies, which are enqueued behind the kernel; and
+copies must not stand behind it in the one queue that CUDA_DEVICE_MAX_CONNECTIONS=1 leaves, which nobody has tried.
 """
 
 from __future__ import annotations
@@ -57,4 +58,5 @@ def finish_table(
 def _can_wait(instance: Instance, grid: Grid) -> bool:
     """Whether programs may wait for what others make: one a multiprocessor is resident, whatever it takes."""
     runtime = instance.runtime
-    return runtime.world == 1 or (prod(grid) <= runtime.sm_count and not runtime.blocking)
+    copies_go = not (runtime.blocking or runtime.one_queue)
+    return runtime.world == 1 or (prod(grid) <= runtime.sm_count and copies_go)
