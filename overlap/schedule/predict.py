@@ -30,7 +30,7 @@ from .machine import Machine
 from .operators import TENSOR, Operator, Sizes, check_plan, operator_of, tensor_of
 from .prediction import REACH, Prediction
 from .product import Gemm, best_blocks, itemsize_of
-from .tile_sums import Parts, adding_seconds, largest_share, parts_added, worth_adding
+from .tile_sums import Parts, adding_seconds, parts_chosen
 from .timeline import Timeline
 from .ways import in_parts
 from .work import Work, work_per_chunk
@@ -186,11 +186,7 @@ class _Case:
         if not self.op.adds_in_tiles(self.itemsize) or any(way.form != "lanes" for way in self.used):
             return None
         said, gemm = settings.get("tile_sums", asked), self.gemm(sizes)
-        parts = None if said is False else parts_added(plan, TENSOR, (gemm.block_m, gemm.block_n))
-        if parts is None or said:
-            return parts
-        worth = worth_adding(gemm.tiles, self.world, self.machine.units, max(map(largest_share, parts)))
-        return parts if worth else None
+        return parts_chosen(plan, TENSOR, (gemm.block_m, gemm.block_n), gemm.tiles, self.machine.units, said)
 
     def scale(self, sizes: Sizes) -> float:
         """Bytes of the tensor that moves, against those of the plan."""

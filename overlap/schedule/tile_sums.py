@@ -138,6 +138,22 @@ def parts_added(plan: CommPlan, tensor: str, blocks: Sequence[int]) -> tuple[Par
     return tuple(found)
 
 
+def parts_chosen(
+    plan: CommPlan, tensor: str, blocks: Sequence[int], tiles: int, units: int, said: bool | None
+) -> tuple[Parts, ...] | None:
+    """By rank, what its tiles finish in a call; None where sums do.
+
+    Args:
+        blocks: elements of a tile along each dimension of the tensor.
+        tiles: of a rank's product; ``units``: multiprocessors that make them.
+        said: whether tiles are to add, where they can; None: where it is worth it.
+    """
+    parts = None if said is False else parts_added(plan, tensor, blocks)
+    if parts is None or said:
+        return parts
+    return parts if worth_adding(tiles, plan.world, units, max(map(largest_share, parts))) else None
+
+
 def _parts_of(plan: CommPlan, rank: int, tensor: str, ops: Sequence[OpId]) -> Parts | None:
     """What a rank ends with, cut wherever something that lands on it begins or ends; None where that is along two dimensions."""
     ends = [chunk.box for chunk in plan.after[rank] if chunk.tensor == tensor and not chunk.box.empty]

@@ -24,7 +24,7 @@ from .collective import library_seconds
 from .early import can_be_early, in_rounds
 from .events import ItemSize, simulate_ends
 from .machine import Machine
-from .tile_sums import adding_seconds, largest_share, parts_added, worth_adding
+from .tile_sums import adding_seconds, parts_chosen
 from .work import TileRun, Work, cut_across, work_per_chunk
 
 MARGIN = 0.03
@@ -108,16 +108,12 @@ def tiles_adding(
     task: Task, plan: CommPlan, machine: Machine, itemsize: ItemSize, way: Way, ways: WayOf
 ) -> tuple[Work, ...] | None:
     """The work of ranks whose tiles add what comes of the part that they keep; None where sums do."""
-    said = settings.get("tile_sums", way.tile_sums)
-    if not task.block or said is False:
-        return None
-    if any(ways(op).form != "lanes" for _, op in plan.items()):
+    if not task.block or any(ways(op).form != "lanes" for _, op in plan.items()):
         return None
     (made,) = task.produced
-    parts = parts_added(plan, made, task.block)
+    said = settings.get("tile_sums", way.tile_sums)
+    parts = parts_chosen(plan, made, task.block, task.tiles, machine.units, said)
     if parts is None:
-        return None
-    if said is None and not worth_adding(task.tiles, plan.world, machine.units, max(map(largest_share, parts))):
         return None
     width = itemsize[made] if isinstance(itemsize, Mapping) else itemsize
     adding = adding_seconds(task.block, width, machine)
