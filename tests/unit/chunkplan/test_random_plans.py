@@ -12,8 +12,9 @@ from overlap.chunkplan.dump import dump_plan
 from overlap.chunkplan.structure import check_structure
 from overlap.chunkplan.verify import verify_plan
 from overlap.errors import PlanError
+from tests.support.broken_plans import BREAKS
 from tests.support.plan_model import faults_of
-from tests.support.random_plans import BREAKS, Case, case, cases
+from tests.support.random_plans import Case, case, cases
 
 COUNT = 20_000 if os.environ.get("OVERLAP_SWEEP") == "1" else 700
 KINDS = {

@@ -22,10 +22,11 @@ from overlap.chunkplan.reduction import Reduction, ReductionFacts, register_redu
 from overlap.chunkplan.region import Box
 from overlap.chunkplan.verify import verify_contributions, verify_plan
 from overlap.errors import PlanError
+from tests.support.changed_plans import also, with_op, without_op
 from tests.support.sweep import every, examples
 
 from .oracle import execute_sums, judge_sums, reduces
-from .test_verify import also, mutate, with_op, without_op
+from .test_verify import mutate
 
 SUM = Reduction("sum")
 TEMPLATES = ("reduce_scatter_1d", "all_reduce_one_shot", "all_reduce_two_shot")

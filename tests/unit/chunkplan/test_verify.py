@@ -10,11 +10,12 @@ import pytest
 
 from overlap.chunkplan.build import build_plan, load_plan
 from overlap.chunkplan.library import find_template
-from overlap.chunkplan.plan import P2P, Chunk, Collective, CommPlan, OpId, TensorSpec
+from overlap.chunkplan.plan import P2P, Chunk, Collective, CommPlan, TensorSpec
 from overlap.chunkplan.reduction import Reduction
 from overlap.chunkplan.region import Box
 from overlap.chunkplan.verify import verify_plan
 from overlap.errors import PlanError
+from tests.support.changed_plans import also, with_op, without_op
 
 from .oracle import judge
 
@@ -29,33 +30,6 @@ def make(name: str, world: int = 4, shape=(8, 2), split: int = 1, direction: str
 
 def rows(lo: int, hi: int, tensor: str = "a", width: int = 2) -> Chunk:
     return Chunk(tensor, Box((lo, 0), (hi, width)))
-
-
-def with_op(plan: CommPlan, at: OpId, **changes) -> CommPlan:
-    ops = [list(row) for row in plan.ops]
-    ops[at[0]][at[1]] = replace(ops[at[0]][at[1]], **changes)
-    return replace(plan, ops=tuple(map(tuple, ops)))
-
-
-def without_op(plan: CommPlan, at: OpId) -> CommPlan:
-    """Leaves one operation out; dependencies on it go, those behind it move up."""
-
-    def moved(dep: OpId) -> OpId:
-        return (dep[0], dep[1] - 1) if dep[0] == at[0] and dep[1] > at[1] else dep
-
-    ops = [
-        tuple(
-            replace(op, depends=tuple(moved(dep) for dep in op.depends if dep != at))
-            for index, op in enumerate(row)
-            if (rank, index) != at
-        )
-        for rank, row in enumerate(plan.ops)
-    ]
-    return replace(plan, ops=tuple(ops), spans=())
-
-
-def also(plan: CommPlan, rank: int, op: P2P) -> CommPlan:
-    return replace(plan, ops=tuple((*row, op) if r == rank else row for r, row in enumerate(plan.ops)))
 
 
 def refusal(plan: CommPlan) -> PlanError:
