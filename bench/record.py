@@ -122,9 +122,12 @@ def versions() -> dict[str, str]:
 
 
 def command(world: int) -> str:
-    """The command that makes this file again."""
+    """The command that makes this file again, with what the environment sets for it."""
     script = os.path.relpath(sys.argv[0], ROOT)
-    return shlex.join(["python", "-m", "torch.distributed.run", "--nproc-per-node", str(world), script, *sys.argv[1:]])
+    names = sorted(name for name in os.environ if name.startswith("OVERLAP_") or name == "NVSHMEM_SYMMETRIC_SIZE")
+    held = [f"{name}={shlex.quote(os.environ[name])}" for name in names]
+    launcher = ["python", "-m", "torch.distributed.run", "--nproc-per-node", str(world)]
+    return " ".join([*held, shlex.join([*launcher, script, *sys.argv[1:]])])
 
 
 def default_path(op: str, device_name: str, world: int) -> Path:

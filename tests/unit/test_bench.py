@@ -212,6 +212,21 @@ def test_journal_goes_on_only_in_a_restart(bench, tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
+def test_the_command_names_the_settings_of_the_environment(bench, monkeypatch, repo):
+    record = bench("record")
+    for name in [name for name in os.environ if name.startswith(("OVERLAP_", "NVSHMEM_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(sys, "argv", [str(repo / "bench" / "ways.py"), "--op", "ag_gemm"])
+    plain = "python -m torch.distributed.run --nproc-per-node 2 bench/ways.py --op ag_gemm"
+    assert record.command(2) == plain
+    monkeypatch.setenv("OVERLAP_PROVIDER", "nvshmem")
+    monkeypatch.setenv("OVERLAP_CACHE_DIR", "/a b")
+    monkeypatch.setenv("NVSHMEM_SYMMETRIC_SIZE", "16G")
+    assert (
+        record.command(2) == f"NVSHMEM_SYMMETRIC_SIZE=16G OVERLAP_CACHE_DIR='/a b' OVERLAP_PROVIDER=nvshmem {plain}"
+    )
+
+
 def start(repo, *words: str) -> subprocess.CompletedProcess[str]:
     """A script under torchrun, two ranks, on this repository."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words]

@@ -39,6 +39,12 @@ def test_every_script_takes_its_arguments(repo, monkeypatch, ranks):
     assert ran > 10
 
 
+def test_backends_are_measured_in_the_memory_that_all_of_them_can_move():
+    side_by_side = [stage for stage in campaign.stages(2, Path("out"), "") if "--backends" in stage.command]
+    assert len(side_by_side) == 6
+    assert all(stage.command[:2] == ("env", "OVERLAP_PROVIDER=nvshmem") for stage in side_by_side)
+
+
 def test_every_file_of_tests_is_there(repo):
     named = set()
     for stage in campaign.stages(2, Path("out"), ""):
