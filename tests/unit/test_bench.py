@@ -222,9 +222,7 @@ def test_the_command_names_the_settings_of_the_environment(bench, monkeypatch, r
     monkeypatch.setenv("OVERLAP_PROVIDER", "nvshmem")
     monkeypatch.setenv("OVERLAP_CACHE_DIR", "/a b")
     monkeypatch.setenv("NVSHMEM_SYMMETRIC_SIZE", "16G")
-    assert (
-        record.command(2) == f"NVSHMEM_SYMMETRIC_SIZE=16G OVERLAP_CACHE_DIR='/a b' OVERLAP_PROVIDER=nvshmem {plain}"
-    )
+    assert record.command(2) == f"NVSHMEM_SYMMETRIC_SIZE=16G OVERLAP_CACHE_DIR='/a b' OVERLAP_PROVIDER=nvshmem {plain}"
 
 
 def start(repo, *words: str) -> subprocess.CompletedProcess[str]:
