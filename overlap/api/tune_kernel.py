@@ -158,7 +158,7 @@ def communication_of(
             refused[why] += len(plans) * len(splits)
             continue
         way = way_of(backend, produced)
-        counts = programs_tried(machine, backend.default_direction, tma=way.tma) if way.form == "moves" else ()
+        counts = programs_tried(machine, backend.default_direction, by=way.by) if way.form == "moves" else ()
         found += [
             Config(Realization(backend.name, split=split, comm_sms=count, sum_sms=free), plan)
             for plan in plans

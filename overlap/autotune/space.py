@@ -19,7 +19,7 @@ from overlap.backends.capabilities import Need
 from overlap.backends.ways import LIBRARY_WAYS, able_ways, naming, way_named
 from overlap.chunkplan.cuts import Split
 from overlap.errors import OverlapError
-from overlap.schedule.carried import Form, frees_tried, programs_tried
+from overlap.schedule.carried import Form, frees_tried, own_programs, programs_tried
 from overlap.schedule.machine import Machine
 from overlap.schedule.op_ways import operator_candidates, operator_task
 from overlap.schedule.operators import TENSOR, Operator, operator_of, tensor_of
@@ -117,7 +117,7 @@ def communication(
             direction = "push" if plan.endswith("_push") else own
             programs: Iterable[int] = (0,)
             if way.form == "moves":
-                programs = programs_tried(machine, direction, tma=way.tma) or (0,)
+                programs = programs_tried(machine, direction, by=way.by) or (0,)
             found += [
                 Config(Realization(way.name, split=split, comm_sms=count, sum_sms=free, tile_sums=tiles), plan)
                 for split in splits
@@ -184,11 +184,13 @@ def _of_backend(plans: Sequence[str], own: str, directions: Collection[str]) -> 
 
 
 def predict(product: Product, machine: Machine, config: Config) -> float | None:
-    """Seconds of a config on the slowest rank, or None where the model has no say."""
+    """Seconds of a config on the slowest rank, or None where the model has no say; of one that names no number of moving
+    programs with as many as it would have."""
     realization = config.realization
     produced = operator_of(product.op, product.sizes).produced
     tiles = None if realization.tile_sums is None else bool(realization.tile_sums)
-    way = way_named(realization.backend, produced, realization.comm_sms, realization.sum_sms or 0, tiles)
+    programs = realization.comm_sms or own_programs(machine)
+    way = way_named(realization.backend, produced, programs, realization.sum_sms or 0, tiles)
     try:
         found = operator_candidates(
             product.op,

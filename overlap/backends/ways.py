@@ -18,8 +18,10 @@ from .carriers import Carriers, form_of
 from .registry import backends
 
 SERIAL_WAY = Way(SERIAL, "serial")
-LIBRARY_WAYS = {SERIAL: SERIAL_WAY, COLLECTIVE: Way(COLLECTIVE, "serial")}
+LIBRARY_WAYS = {SERIAL: SERIAL_WAY, COLLECTIVE: Way(COLLECTIVE, "around")}
 """A library's collective and then a kernel, or before it: as it was, or the generated one."""
+COPIED_BY = {"tma store": "tma", "nvshmem put": "nvshmem"}
+"""By who writes, what programs copy by, where it is not load/store."""
 
 
 def way_of(found: Backend, produced: bool, programs: int = 0, free: int = 0, tile_sums: bool | None = None) -> Way:
@@ -34,12 +36,12 @@ def way_of(found: Backend, produced: bool, programs: int = 0, free: int = 0, til
         return Way(found.name, "words", 0, pushed=True)
     form = form_of(found, produced)
     counted = programs if found.comm_sms else 0
-    pushed, tma = found.default_direction == "push", found.writer == "tma store"
+    pushed, by = found.default_direction == "push", COPIED_BY.get(found.writer, "")
     if form == "moves":
-        return Way(found.name, "shared" if found.inline else "moves", counted, pushed, tma)
+        return Way(found.name, "shared" if found.inline else "moves", counted, pushed, by)
     if not produced or form != "lanes":
         free, tile_sums = 0, None
-    return Way(found.name, form, 0, pushed, tma, free, tile_sums)
+    return Way(found.name, form, 0, pushed, by, free, tile_sums)
 
 
 def way_named(name: str, produced: bool, programs: int = 0, free: int = 0, tile_sums: bool | None = None) -> Way:

@@ -2,7 +2,7 @@
 
     lanes      copies by copy engine                 as the machine's links say
     moves      programs of the launch move chunks    their rate by how many there are; so many units fewer compute
-    shared     the programs that compute move them   the rate of all units, which compute nothing meanwhile
+    shared     the programs that compute move them   the rate of all units, which compute less meanwhile
     stores     tiles are stored where they go        nothing is copied; tiles take longer by their bytes over the link
     words      tiles are sent in words, in one launch  so too, of twice the bytes; no entry, no flag, no launch that adds
     copies     whoever makes them, staged first      as the machine's links say: where it does not know how fast programs are
@@ -28,15 +28,22 @@ from overlap.chunkplan.links import Link
 from overlap.chunkplan.plan import P2P, CommOp, CommPlan, OpId
 from overlap.errors import PlanError
 
+from .far import CARRY_PROGRAMS
 from .machine import Machine
 from .stored_sums import stored_sums
 from .work import Work
 
-Form = Literal["lanes", "moves", "shared", "stores", "words", "copies", "serial"]
+Form = Literal["lanes", "moves", "shared", "stores", "words", "copies", "serial", "around"]
 SHARE = 8
 """Of the units, one in so many moves chunks, where nobody says how many."""
 FEWEST_UNITS = 4
 """Moving programs take no more than one unit in so many."""
+MOVES_BESIDE, MOVES_AHEAD = 0.5, 1.0
+"""What tiles lose of the time in which programs that compute move chunks: a part of it where each moves, between tiles that wait
+for nothing, what later ones read, all of it where every tile waits. Measured: 0.2 to 1.0 and 1.3 to 1.9 of that time, 8192 rows
+and more on two H200s (bench/results/backends)."""
+CARRYING = CARRY_PROGRAMS // 2
+"""Moving programs that copy as fast as those of a kernel beside the launch: theirs have half as many threads."""
 WORDS_SENT = 2
 """Bytes of words for each that they bring: half of a word is the mark of its call."""
 
@@ -44,8 +51,8 @@ WORDS_SENT = 2
 @dataclass(frozen=True)
 class Way:
     """A way to carry out a plan: the backend's name, its form, how many programs move (``moves``; 0: an eighth), whether an
-    input goes by whoever has it (``pushed``), whether programs copy by TMA, and how many units the kernel leaves to sums that are
-    made while it runs (``free``, of ``lanes``; where they cannot be, sums follow it).
+    input goes by whoever has it (``pushed``), by what programs copy (``by``: ``tma``, ``nvshmem``, else load/store), and how many
+    units the kernel leaves to sums that are made while it runs (``free``, of ``lanes``; where they cannot be, sums follow it).
 
     ``tile_sums``, of ``lanes``: tiles add what comes of the part that their rank keeps, and nothing is left free; where they
     cannot, sums do. None: as the setting says."""
@@ -54,7 +61,7 @@ class Way:
     form: Form
     programs: int = 0
     pushed: bool = False
-    tma: bool = False
+    by: str = ""
     free: int = 0
     tile_sums: bool | None = None
 
@@ -132,25 +139,30 @@ def frees_tried(machine: Machine, produced: bool, form: Form, split: object) -> 
     return (0, *sorted({max(1, machine.units // share) for share in (32, 16)}))
 
 
-def programs_tried(machine: Machine, direction: str, *, tma: bool = False) -> tuple[int, ...]:
+def own_programs(machine: Machine) -> int:
+    """Moving programs of a launch where nobody says how many."""
+    return max(1, machine.units // SHARE)
+
+
+def programs_tried(machine: Machine, direction: str, *, by: str = "") -> tuple[int, ...]:
     """Numbers of moving programs worth a prediction: those that were measured, as far as most units go on computing."""
     most = max(1, machine.units // FEWEST_UNITS)
-    return tuple(count for count in sorted(_rates(machine, direction, tma)) if count <= most)
+    return tuple(count for count in sorted(_rates(machine, direction, by)) if count <= most)
 
 
-def _rates(machine: Machine, direction: str, tma: bool) -> Mapping[int, float]:
-    """By the number of programs, how fast they copy; by TMA as by load/store where only that was measured."""
+def _rates(machine: Machine, direction: str, by: str) -> Mapping[int, float]:
+    """By the number of programs, how fast they copy; as by load/store where only that was measured."""
     plain = machine.programs.get(direction, {})
-    return machine.programs.get(f"{direction}_tma", plain) if tma else plain
+    return machine.programs.get(f"{direction}_{by}", plain) if by else plain
 
 
-def rate_of_programs(machine: Machine, direction: str, count: int, *, tma: bool = False) -> float:
+def rate_of_programs(machine: Machine, direction: str, count: int, *, by: str = "") -> float:
     """Bytes a second that so many programs copy, between what was measured; never more than the link carries.
 
     Raises:
         PlanError: nobody measured it.
     """
-    known = sorted(_rates(machine, direction, tma).items())
+    known = sorted(_rates(machine, direction, by).items())
     if not known:
         raise PlanError(
             f"machine {machine.name} does not say how fast programs copy",
@@ -163,12 +175,15 @@ def rate_of_programs(machine: Machine, direction: str, count: int, *, tma: bool 
     return min(rate, machine.inside.bytes_per_s)
 
 
-def carried(plan: CommPlan, machine: Machine, ways: WayOf, *, itemsize: float | Mapping[str, float]) -> Carried:
+def carried(
+    plan: CommPlan, machine: Machine, ways: WayOf, *, itemsize: float | Mapping[str, float], waiting: bool = False
+) -> Carried:
     """A launch of ``plan`` on a machine.
 
     Args:
         ways: of each operation between two ranks.
         itemsize: bytes of an element, of all tensors or of each.
+        waiting: every tile waits for chunks of others.
 
     Raises:
         PlanError: the machine does not say how fast programs copy, or words are to go where they cannot (`_in_words`).
@@ -184,20 +199,21 @@ def carried(plan: CommPlan, machine: Machine, ways: WayOf, *, itemsize: float | 
     for op_id, (op, way) in stored.items():
         carries[op_id] = Carry(math.inf)
         width = itemsize.get(op.src.tensor, 0.0) if isinstance(itemsize, Mapping) else itemsize
-        rate = rate_of_programs(machine, "push", machine.units, tma=way.tma)
+        rate = rate_of_programs(machine, "push", machine.units, by=way.by)
         storing[op.src_rank] += (WORDS_SENT if way.form == "words" else 1) * op.src.box.size * width / rate
-    lanes = {op_id for op_id, (_, way) in found.items() if way.form == "lanes"}
+    lanes = {op_id for op_id, (_, way) in found.items() if way.form == "lanes" and not way.by}
     carries.update((op_id, carry) for op_id, carry in by_sums(plan, machine).items() if op_id in lanes)
+    carries.update(_by_library({op_id: each for op_id, each in found.items() if each[1].form == "lanes"}, machine))
     links = Carry(sys.float_info.max, math.inf, machine.contention)
     carries.update({op_id: links for op_id, (_, way) in found.items() if way.form == "copies"})
     left = machine.units
     for way in dict.fromkeys(way for _, way in moved.values()):
         mine = {op_id: op for op_id, (op, by) in moved.items() if by == way}
-        count = machine.units if way.form == "shared" else way.programs or max(1, machine.units // SHARE)
-        rate = min(rate_of_programs(machine, d, count, tma=way.tma) for d in _directions(mine.values()))
-        # A move is no copy that the driver starts: what it costs besides its bytes is the flag. Programs that compute and move
-        # compute nothing meanwhile.
-        carry = Carry(rate, min(machine.inside.latency_s, machine.flag), machine.contention + (way.form == "shared"))
+        count = machine.units if way.form == "shared" else way.programs or own_programs(machine)
+        rate = min(rate_of_programs(machine, d, count, by=way.by) for d in _directions(mine.values()))
+        # A move is no copy that the driver starts: what it costs besides its bytes is the flag.
+        meanwhile = (MOVES_AHEAD if waiting else MOVES_BESIDE) if way.form == "shared" else 0.0
+        carry = Carry(rate, min(machine.inside.latency_s, machine.flag), machine.contention + meanwhile)
         near = (op_id for op_id, op in mine.items() if machine.link(op.src_rank, op.dst_rank) == machine.inside)
         carries.update(dict.fromkeys(near, carry))
         if way.form == "moves":
@@ -206,6 +222,17 @@ def carried(plan: CommPlan, machine: Machine, ways: WayOf, *, itemsize: float | 
         left = max(1, left)
         machine = replace(machine.scaled(compute=left / machine.units), units=left)
     return Carried(machine, carries, tuple(storing))
+
+
+def _by_library(found: Mapping[OpId, tuple[P2P, Way]], machine: Machine) -> dict[OpId, Carry]:
+    """Operations in a node that kernels of a library carry out beside the launch, where the machine knows how fast."""
+    made: dict[OpId, Carry] = {}
+    for op_id, (op, way) in found.items():
+        direction = _directions([op])[0]
+        near = machine.link(op.src_rank, op.dst_rank) == machine.inside
+        if near and way.by and f"{direction}_{way.by}" in machine.programs:
+            made[op_id] = Carry(rate_of_programs(machine, direction, CARRYING, by=way.by), math.inf, machine.contention)
+    return made
 
 
 def _in_words(plan: CommPlan, machine: Machine, ways: Collection[Way]) -> Machine:
@@ -233,7 +260,7 @@ def by_sums(plan: CommPlan, machine: Machine) -> dict[OpId, Carry]:
     made = {op.dst.tensor for _, op in plan.items() if isinstance(op, P2P) and op.reduce}
     if not made or plan.world > machine.node or not settings.get("store_sums"):
         return {}
-    measured = bool(_rates(machine, "push", False))
+    measured = bool(_rates(machine, "push", ""))
     rate = rate_of_programs(machine, "push", machine.units) if measured else machine.inside.bytes_per_s
     return dict.fromkeys(stored_sums(plan, made), Carry(rate, contention=machine.contention, by_sum=True))
 

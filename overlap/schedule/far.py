@@ -17,6 +17,8 @@ LANE_WORDS = 4
 L_COUNTER, L_END, L_FLAG, L_PE = range(LANE_WORDS)
 """One operation by a kernel of its own: how many programs are done, where the pieces behind these words end, its flag's address
 here, and the number of the rank whose flag that is, negative for this rank's own."""
+CARRY_PROGRAMS = 8
+"""Of them at most: few enough to find room beside a kernel's."""
 PART_BYTES = 1 << 16
 """Bytes of a row that one call moves at most: enough for a network, and few enough that programs share a chunk."""
 

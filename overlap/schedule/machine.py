@@ -28,6 +28,8 @@ PROGRAMS = {
     "push": "push by load/store",
     "pull_tma": "pull by TMA",
     "push_tma": "push by TMA",
+    "pull_nvshmem": "pull by NVSHMEM",
+    "push_nvshmem": "push by NVSHMEM",
 }
 """The ways in which programs of a kernel copy over a link, by their keys in a machine file."""
 _NUMBER = re.compile(r"[+]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\Z")

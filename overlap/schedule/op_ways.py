@@ -90,7 +90,7 @@ def counted(ways: Iterable[Way], machine: Machine, *, produced: bool) -> list[Wa
     found: list[Way] = []
     for way in ways:
         direction = "push" if produced or way.pushed else "pull"
-        counts = programs_tried(machine, direction, tma=way.tma) if way.form == "moves" and not way.programs else ()
+        counts = programs_tried(machine, direction, by=way.by) if way.form == "moves" and not way.programs else ()
         found += [replace(way, programs=count) for count in counts] or [way]
     return found
 

@@ -50,6 +50,11 @@ class Operator:
     def produced(self) -> bool:
         return self.moved == "MN"
 
+    @property
+    def waiting(self) -> bool:
+        """Whether every tile waits for what others hold."""
+        return self.inside or (self.kind == "all_to_all" and not self.produced)
+
     def in_place(self, world: int, sizes: Sizes, blocks: tuple[int, int], itemsize: int) -> bool:
         """Whether tiles of ``blocks`` (rows and columns) can access what is a rank's own in its caller's tensors, on every rank:
         store what it keeps of an exchanged result in the result itself (`staying`), or read what it holds of an input where

@@ -169,7 +169,7 @@ class _Case:
         self.op, self.machine, self.dtype, self.links = op, machine, dtype, links
         self.world = plan.world
         self.itemsize = itemsize_of(dtype)
-        self.fused = carried(plan, machine, ways, itemsize=itemsize_of(dtype))
+        self.fused = carried(plan, machine, ways, itemsize=itemsize_of(dtype), waiting=op.waiting)
         self.used = tuple(dict.fromkeys(ways(moved) for _, moved in plan.items() if isinstance(moved, P2P)))
         self.free = 0
         self.parts = self._parts(plan, sizes, tile_sums)
@@ -183,7 +183,7 @@ class _Case:
         self.shape = tensor_of(op, sizes).shape
 
     def _parts(self, plan: CommPlan, sizes: Sizes, asked: bool | None) -> tuple[Parts, ...] | None:
-        if not self.op.adds_in_tiles(self.itemsize) or any(way.form != "lanes" for way in self.used):
+        if not self.op.adds_in_tiles(self.itemsize) or any(way.form != "lanes" or way.by for way in self.used):
             return None
         said, gemm = settings.get("tile_sums", asked), self.gemm(sizes)
         return parts_chosen(plan, TENSOR, (gemm.block_m, gemm.block_n), gemm.tiles, self.machine.units, said)

@@ -6,6 +6,7 @@
     stores     tiles are stored where they go        a tile takes longer by its bytes over the link; nothing is copied
     words      tiles are sent in words               by twice their bytes; nothing before the tiles, no launch behind them
     serial     the library's collective, then the kernel or before it
+    around     the same with a kernel that reads or writes where the library does: what is communicated is copied besides
 
 What is different is `carried`'s; operations of one plan may each go another way.
 """
@@ -27,6 +28,8 @@ from .machine import Machine
 from .tile_sums import adding_seconds, parts_chosen
 from .work import TileRun, Work, cut_across, work_per_chunk
 
+AROUND_COPIES = 2
+"""How often what is communicated is copied for a library's collective around a generated kernel: to where it is, and back."""
 MARGIN = 0.03
 """Predictions that differ by less are the same: one run of a launch differs from the next by more."""
 
@@ -58,6 +61,11 @@ class Task:
     in_place: bool = False
     block: tuple[int, ...] = ()
 
+    @property
+    def waiting(self) -> bool:
+        """Whether every tile waits for what others hold."""
+        return self.inside or (not self.produced and any(kind == "all_to_all" for kind, _ in self.kinds.values()))
+
     def tile_seconds(self, machine: Machine) -> float:
         """How long a unit works on a tile: its arithmetic, or its share of what goes through memory."""
         waves = max(1, -(-self.tiles // machine.units))
@@ -70,6 +78,11 @@ class Task:
     def library(self, world: int, machine: Machine) -> float:
         """The library's collectives, one behind the other."""
         return sum(library_seconds(kind, range(world), size, machine) for kind, size in self.kinds.values())
+
+    def copies(self, machine: Machine) -> float:
+        """What a generated kernel costs that has the library's collectives around it."""
+        read_and_written = 2 * AROUND_COPIES * sum(size for _, size in self.kinds.values())
+        return read_and_written / machine.memory
 
 
 def way_seconds(
@@ -86,6 +99,8 @@ def way_seconds(
     machine.check_world(plan.world)
     if way.form == "serial" or plan.world == 1:
         return task.alone(machine) + task.library(plan.world, machine)
+    if way.form == "around":
+        return task.alone(machine) + task.library(plan.world, machine) + task.copies(machine)
     each = ways or (lambda op: way)
     in_tiles = tiles_adding(task, plan, machine, itemsize, way, each)
     if in_tiles is not None:
@@ -97,7 +112,7 @@ def way_seconds(
             work = work_per_chunk(rounds, task.tiles, task.tile_seconds(machine), produced=task.produced, free=way.free)
             work = _in_place(task, work)
             return simulate_ends(rounds, machine, work, itemsize=itemsize, carries=carries).total
-    found = carried(plan, machine, each, itemsize=itemsize)
+    found = carried(plan, machine, each, itemsize=itemsize, waiting=task.waiting)
     work = found.slowed(_work(task, plan, found.machine))
     if task.in_place and all(each(op).form == "lanes" for _, op in plan.items()):
         work = _in_place(task, work)
@@ -108,7 +123,7 @@ def tiles_adding(
     task: Task, plan: CommPlan, machine: Machine, itemsize: ItemSize, way: Way, ways: WayOf
 ) -> tuple[Work, ...] | None:
     """The work of ranks whose tiles add what comes of the part that they keep; None where sums do."""
-    if not task.block or any(ways(op).form != "lanes" for _, op in plan.items()):
+    if not task.block or any(ways(op).form != "lanes" or ways(op).by for _, op in plan.items()):
         return None
     (made,) = task.produced
     said = settings.get("tile_sums", way.tile_sums)

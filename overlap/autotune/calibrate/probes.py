@@ -14,8 +14,11 @@ from overlap.chunkplan.library import find_template
 from overlap.chunkplan.plan import TensorSpec
 from overlap.runtime.cuda.runtime import CudaRuntime
 from overlap.runtime.cuda.scratch import scratch
+from overlap.runtime.kernels.entry import carry_kernel
 from overlap.runtime.transfer.transfer import Transfer, carry_out, transfer_for
+from overlap.schedule.far import GET, LANE_WORDS, LIBRARY, PUT, kind_of
 from overlap.schedule.machine import PROGRAMS
+from overlap.schedule.table import S_EPOCH, SLOT_WORDS
 
 from .clock import Clock
 from .copy_kernel import WORDS, copy_piece, copy_words, nothing, piece_of
@@ -49,22 +52,44 @@ class Probes:
         return Sample(size, self.clock.seconds(lambda: enqueue(self.runtime.main_stream())))
 
     def programs(self, way: str, counts: Iterable[int]) -> Iterator[tuple[int, Sample]]:
-        """The same by the number of programs that copy; ``way``: one of `overlap.schedule.machine.PROGRAMS`."""
+        """The same by the number of programs that copy; ``way``: one of `ways`."""
         here, there = self.local[:BY_PROGRAMS].view(torch.int32), self.next[:BY_PROGRAMS].view(torch.int32)
         dst, src = (here, there) if way.startswith("pull") else (there, here)
         piece = self.runtime.table(piece_of(dst.data_ptr(), src.data_ptr(), BY_PROGRAMS), bits=64)
         for count in counts:
-            if way.endswith("_tma"):
+            if way.endswith(f"_{LIBRARY}"):
+                launch = self._carrying(PUT if way.startswith("push") else GET, count)
+            elif way.endswith("_tma"):
                 launch = partial(copy_piece[(count,)], piece, num_warps=8)
             else:
                 launch = partial(copy_words[(count,)], dst, src, dst.numel(), WORDS=WORDS, num_warps=8)
             with scratch():
                 yield count, Sample(BY_PROGRAMS, self.clock.seconds(launch))
 
+    def _carrying(self, direction: int, count: int) -> Callable[[], object]:
+        """A launch of programs that copy through NVSHMEM to or from the next rank, whose memory has the places of this rank's."""
+        runtime = self.runtime
+        held, place = self.memory.data_ptr(), self.memory[BY_PROGRAMS:].data_ptr()
+        kind = kind_of(direction, runtime.pes[(runtime.rank + 1) % runtime.world])
+        piece = [kind, held, place, 1, BY_PROGRAMS, BY_PROGRAMS, BY_PROGRAMS]
+        state = torch.zeros((S_EPOCH + 1) * SLOT_WORDS, dtype=torch.int64, device=runtime.device)
+        flag = torch.zeros(1, dtype=torch.int64, device=runtime.device)
+        words = runtime.table([0, LANE_WORDS + len(piece), flag.data_ptr(), -1, *piece], bits=64)
+        enqueue = runtime.warm(
+            carry_kernel, (count, 1, 1), {"words": words, "state": state, "num_warps": 8, **runtime.linked}
+        )
+
+        def launch(named: torch.Tensor = flag) -> None:  # by its address, in the table
+            enqueue(runtime.main_stream())
+
+        return launch
+
     def ways(self) -> tuple[str, ...]:
-        """How programs of this device can copy, as `programs` takes it."""
-        tma = torch.cuda.get_device_capability(self.runtime.device) >= (9, 0)
-        return tuple(way for way in PROGRAMS if tma or not way.endswith("_tma"))
+        """How programs of this device can copy, of `overlap.schedule.machine.PROGRAMS`; by NVSHMEM in its own memory."""
+        able = {"", "tma"} if torch.cuda.get_device_capability(self.runtime.device) >= (9, 0) else {""}
+        if self.runtime.provider.name == LIBRARY:
+            able.add(LIBRARY)
+        return tuple(way for way in PROGRAMS if way.partition("_")[2] in able)
 
     def library(self, size: int) -> Sample:
         """An all-gather by the group's own library, of which every rank receives ``size`` bytes or a little less."""

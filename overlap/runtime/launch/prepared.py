@@ -9,6 +9,7 @@ import torch
 
 from overlap.chunkplan.plan import P2P, OpId
 from overlap.schedule import steps as st
+from overlap.schedule.far import CARRY_PROGRAMS
 from overlap.schedule.model import Counter
 from overlap.schedule.table import S_EPOCH, SLOT_WORDS, counter_base, done_base, flag_base
 
@@ -33,8 +34,7 @@ BESIDE_WARPS, BESIDE_PROGRAMS = 4, 1
 program (tests/compile/test_sum.py), so that a sum spreads over all of them, and not only over those that are left free. On four
 H200s the sum of half of 16 MiB took 175 us on 4 free ones (docs/performance.md, "Sums while the kernel runs")."""
 CARRY_WARPS = 4
-CARRY_PROGRAMS = 8
-"""Programs that carry an operation between nodes, at most: few enough to find room beside a kernel's."""
+"""Of programs that carry an operation between nodes: few enough to find room beside a kernel's."""
 
 Enqueue = Callable[..., None]
 """Enqueues one prepared step on a stream; what a call carries (`places.Carried`) comes second where the step reads it."""

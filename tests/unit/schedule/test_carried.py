@@ -11,8 +11,9 @@ from overlap.backends.ways import machine_of, naming, ways_of
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.plan import TensorSpec
 from overlap.errors import PlanError
-from overlap.schedule.carried import LANES, Carried, Way, as_copies, carried
+from overlap.schedule.carried import LANES, MOVES_AHEAD, MOVES_BESIDE, Carried, Way, as_copies, carried
 from overlap.schedule.events import landing_times, simulate
+from overlap.schedule.far import CARRY_PROGRAMS
 from overlap.schedule.machine import load_machine
 from overlap.schedule.op_ways import operator_candidates
 from overlap.schedule.predict import predict, predicted_timeline
@@ -55,12 +56,22 @@ def test_programs_of_their_own_take_units_and_others_take_time():
     wide = replace(PROGRAMS, units=12)
     left = carried(plan, wide, lambda op: MOVES, itemsize=2).machine
     assert left.units == 8 and left.rate("bf16") == pytest.approx(wide.rate("bf16") * 8 / 12)
-    found = carried(plan, PROGRAMS, lambda op: SHARED, itemsize=2)
-    assert found.machine == PROGRAMS
-    assert [carry.contention for carry in found.carries.values()] == [1 + PROGRAMS.contention]
+    for waiting, lost in ((False, MOVES_BESIDE), (True, MOVES_AHEAD)):
+        found = carried(plan, PROGRAMS, lambda op: SHARED, itemsize=2, waiting=waiting)
+        assert found.machine == PROGRAMS
+        assert [carry.contention for carry in found.carries.values()] == [lost + PROGRAMS.contention]
     works = (Work((TileRun(10 * PROGRAMS.units, US),) * 10), Work((TileRun(1, US),)))
     alone, beside = (launch(plan, works, own=way).total for way in (LANES, SHARED))
-    assert beside - alone == pytest.approx(20.5 * US)  # what it takes to copy
+    assert beside - alone == pytest.approx(MOVES_BESIDE * 20.5 * US)  # of what it takes to copy
+
+
+def test_kernels_of_a_library_beside_the_launch_copy_as_fast_as_was_measured():
+    """A us, and 10,000 bytes at 2 a ns, the rate of half as many programs as it has; nobody measured it: as by copy engine."""
+    plan = plan_of(2, [replace(pull(0, 1), direction="push", backend="own")], [])
+    put = Way("nvshmem", "lanes", pushed=True, by="nvshmem")
+    known = replace(PROGRAMS, programs={**PROGRAMS.programs, "push_nvshmem": {CARRY_PROGRAMS // 2: 2e9, 16: 9e9}})
+    assert times(events_of(launch(plan, machine=known, own=put), "copy")) == [(2, 8)]
+    assert events_of(launch(plan, own=put), "copy") == events_of(launch(plan), "copy")
 
 
 def test_what_tiles_store_takes_them_longer_and_nothing_else():

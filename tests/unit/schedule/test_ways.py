@@ -6,7 +6,7 @@ import pytest
 
 from overlap.backends import backend, backends
 from overlap.backends.capabilities import Need
-from overlap.backends.ways import SERIAL_WAY, able_ways, way_of
+from overlap.backends.ways import LIBRARY_WAYS, SERIAL_WAY, able_ways, way_of
 from overlap.chunkplan.build import build_plan
 from overlap.chunkplan.cuts import split_of
 from overlap.chunkplan.library import find_template
@@ -62,11 +62,18 @@ def test_the_rate_of_programs_is_what_was_measured_or_between():
     machine = replace(H100, programs={"push": {4: 100e9, 8: 200e9, 16: 900e9}, "push_tma": {8: 50e9}})
     rates = [rate_of_programs(machine, "push", n) for n in (2, 4, 6, 8, 16, 99)]
     assert rates == [50e9, 100e9, 150e9, 200e9, 377e9, 377e9]
-    assert rate_of_programs(machine, "push", 8, tma=True) == 50e9
+    assert rate_of_programs(machine, "push", 8, by="tma") == 50e9
     assert programs_tried(replace(machine, units=40), "push") == (4, 8)
     with pytest.raises(PlanError, match="does not say how fast programs copy") as caught:
         rate_of_programs(machine, "pull", 8)
     assert "overlap calibrate" in caught.value.help
+
+
+def test_a_collective_around_a_generated_kernel_copies_what_it_moves():
+    """Into the library's memory and out of it: of 8192 x 8192 elements of 2 bytes twice, read and written."""
+    sizes = {"M": 8192, "N": 8192, "K": 8192}
+    found = seconds("ag_gemm", [SERIAL_WAY, LIBRARY_WAYS["collective"]], sizes)
+    assert found["collective"] - found["serial"] == pytest.approx(2 * 2 * 8192 * 8192 * 2 / H100.memory)
 
 
 def test_every_backend_is_able_or_refused_with_why():
