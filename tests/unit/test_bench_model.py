@@ -193,6 +193,9 @@ def test_realizations_are_ordered(bench, repo, op):
     for case, pairs in tall.items():
         _, likeliest = min(pairs)
         assert likeliest <= 1.02 * min(ms for _, ms in pairs), case
+    for case, pairs in found.items():
+        moving = [p / ms for name, (p, ms) in pairs.items() if "dst_inline" in name or "tma_inline" in name]
+        assert case[1] < 8192 or all(0.8 < ratio < 1.1 for ratio in moving), (case, moving)
 
 
 def test_a_config_that_names_no_programs_is_predicted_with_those_it_would_have(bench):

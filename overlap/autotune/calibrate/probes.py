@@ -58,7 +58,7 @@ class Probes:
         piece = self.runtime.table(piece_of(dst.data_ptr(), src.data_ptr(), BY_PROGRAMS), bits=64)
         for count in counts:
             if way.endswith(f"_{LIBRARY}"):
-                launch = self._carrying(PUT if way.startswith("push") else GET, count)
+                launch = self.carrying(way, count)
             elif way.endswith("_tma"):
                 launch = partial(copy_piece[(count,)], piece, num_warps=8)
             else:
@@ -66,12 +66,16 @@ class Probes:
             with scratch():
                 yield count, Sample(BY_PROGRAMS, self.clock.seconds(launch))
 
-    def _carrying(self, direction: int, count: int) -> Callable[[], object]:
-        """A launch of programs that copy through NVSHMEM to or from the next rank, whose memory has the places of this rank's."""
-        runtime = self.runtime
-        held, place = self.memory.data_ptr(), self.memory[BY_PROGRAMS:].data_ptr()
+    def carrying(self, way: str, count: int) -> Callable[[], object]:
+        """A launch of programs that copy through NVSHMEM, from the first bytes of one rank's memory to the next of the other's.
+
+        Addresses are this rank's own: NVSHMEM finds the same place in the other's.
+        """
+        runtime, direction = self.runtime, PUT if way.startswith("push") else GET
+        first, second = self.memory.data_ptr(), self.memory[BY_PROGRAMS:].data_ptr()
+        src, dst = (first, second) if direction == PUT else (second, first)
         kind = kind_of(direction, runtime.pes[(runtime.rank + 1) % runtime.world])
-        piece = [kind, held, place, 1, BY_PROGRAMS, BY_PROGRAMS, BY_PROGRAMS]
+        piece = [kind, src, dst, 1, BY_PROGRAMS, BY_PROGRAMS, BY_PROGRAMS]
         state = torch.zeros((S_EPOCH + 1) * SLOT_WORDS, dtype=torch.int64, device=runtime.device)
         flag = torch.zeros(1, dtype=torch.int64, device=runtime.device)
         words = runtime.table([0, LANE_WORDS + len(piece), flag.data_ptr(), -1, *piece], bits=64)
