@@ -37,7 +37,7 @@ def ways(results: Sequence[Result]) -> Sheet | None:
         y += 22
         x = 24.0
         for number, name in enumerate(names):
-            wide = 26 + 6.4 * len(name)
+            wide = 26 + 6.9 * len(name)
             if x + wide > WIDTH - 16:
                 x, y = 24.0, y + ROW
             sheet.mark(x, y + 8, number, hollow=number >= SERIES)
