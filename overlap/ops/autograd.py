@@ -112,6 +112,7 @@ def keep_for_ag_gemm(
 @without_autocast
 def ag_gemm_backward(ctx: Any, grads: Sequence[Maybe]) -> tuple[Maybe, list[Maybe], list[Maybe]]:
     x, gathered, *weights = ctx.saved_tensors
+    grads = [as_it_lies(grad) for grad in grads]
     dys, of_gathered = (grads[:-1], grads[-1]) if ctx.gathered else (grads, None)
     return ag_gemm_gradients(ctx.half, ctx.needs, x, weights, gathered, dys, of_gathered, ctx.main_grads)
 
@@ -128,10 +129,16 @@ def keep_for_gemm_rs(
 
 @without_autocast
 def gemm_rs_backward(ctx: Any, dy: Maybe) -> tuple[Maybe, Maybe, Maybe]:
+    dy = as_it_lies(dy)
     if dy is None:
         return None, None, None
     x, w = ctx.saved_tensors
     return gemm_rs_gradients(ctx.half, ctx.needs, x, w, dy, ctx.main_grads)
+
+
+def as_it_lies(grad: Maybe) -> Maybe:
+    """A gradient whose memory is its value: behind complex numbers it comes as a negated view, and no caller could resolve it."""
+    return None if grad is None else grad.resolve_neg().resolve_conj()
 
 
 def _needs(x: torch.Tensor, weights: Sequence[Maybe], biases: Sequence[Maybe]) -> Needs:

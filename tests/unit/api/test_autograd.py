@@ -52,6 +52,23 @@ def test_one_device_without_a_group():
         assert torch.autograd.gradgradcheck(lambda x, w, b, f=operator: f(x, w.t(), bias=b), _leaves(x, w, bias))
 
 
+def test_gradients_that_come_as_views_of_complex_numbers():
+    """Such a view is the negative of its memory, which kernels would read; no caller sees it."""
+    x, w = torch.randn(3, 4, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
+
+    def energy(y):
+        return (torch.complex(torch.ones_like(y), y).conj() ** 2).real.sum()
+
+    for operator in (ag_gemm, gemm_rs):
+        seen, leaves = [], _leaves(x, w)
+        y = operator(*leaves)
+        y.register_hook(lambda dy, seen=seen: seen.append(dy.is_neg()))
+        energy(y).backward()
+        wanted = torch.autograd.grad(energy(x.requires_grad_() @ w.requires_grad_()), (x, w))
+        torch.testing.assert_close([leaf.grad for leaf in leaves], list(wanted))
+        assert seen == [True]
+
+
 def _leaves(*tensors):
     return [t.detach().requires_grad_() for t in tensors]
 
