@@ -18,6 +18,7 @@ from overlap.chunkplan.links import Links
 from overlap.chunkplan.plan import CommPlan
 from overlap.chunkplan.verify import verify_plan
 from overlap.errors import OverlapError, RuntimeContractError, UnsupportedError, UsageError
+from overlap.runtime.calls.operands import check_operands, check_results
 from overlap.runtime.protocol import runtime_of
 from overlap.runtime.transfer.transfer import FIRST, carry_out, known_transfer, transfer_for
 
@@ -98,11 +99,10 @@ def transfer(
 
 def _shape(name: str, held: Held) -> tuple[int, ...] | None:
     """The shape of the one tensor that a rank holds; None where it holds none or several."""
-    if held is None or isinstance(held, (tuple, list)):
-        return None
-    if not isinstance(held, torch.Tensor):
-        raise UsageError(f"`{name}` is a {type(held).__name__}", help="give a tensor, or a dict of tensors by name")
-    return tuple(held.shape)
+    for each in _listed(held):
+        if not isinstance(each, torch.Tensor):
+            raise UsageError(f"`{name}` is a {type(held).__name__}", help="give a tensor, or a dict of tensors by name")
+    return None if held is None or isinstance(held, (tuple, list)) else tuple(held.shape)
 
 
 def _listed(held: Held) -> list[Any]:
@@ -219,6 +219,7 @@ class _Call:
                     help="pass what the plan says this rank holds; pass shape= where shards are uneven",
                 )
             given[name] = [tensor.detach().resolve_conj().resolve_neg() for tensor in held]
+            check_operands((f"`{name}`", tensor) for tensor in given[name])
         if not dtypes:
             raise UsageError(
                 f"rank {rank} holds nothing before plan {plan.name}, so that its dtype cannot be told",
@@ -268,6 +269,7 @@ class _Call:
             chunks = len(self.form.after[name])
             if not isinstance(tensor, torch.Tensor) or chunks > 1:
                 raise UsageError(f"out for `{name}`, of which rank {self.rank} ends with {chunks} chunks")
+            check_results([(f"out for `{name}`", tensor)])
             if (tuple(tensor.shape), tensor.dtype, tensor.device) != (shape, dtype, device):
                 raise RuntimeContractError(
                     f"out for `{name}` is {tuple(tensor.shape)} {tensor.dtype} on {tensor.device}; rank {self.rank} ends "

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from overlap import settings
 from overlap.api.auto import Problem, choose_auto
@@ -16,6 +17,8 @@ from overlap.backends.capabilities import AUTO
 from overlap.backends.registry import backends
 from overlap.chunkplan.region import shard_interval
 from overlap.errors import RuntimeContractError, UsageError
+from overlap.interop import tracing
+from overlap.runtime.calls.operands import check_operands
 
 from .tuned import tuned_choice
 
@@ -37,12 +40,16 @@ def ranks(group: Any) -> tuple[int, int]:
     return group.size(), group.rank()
 
 
-def check_product(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *, sharded_depth: bool = False) -> None:
+def check_product(
+    group: Any, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *, sharded_depth: bool = False
+) -> None:
     """Raises UsageError unless a weight and a bias fit ``x``.
 
     Args:
+        group: as the caller gave it.
         sharded_depth: ``x`` holds only a piece of the dimension it is multiplied along.
     """
+    check_memory(group, ("x", x), ("the weight", w), *([] if bias is None else [("the bias", bias)]))
     if x.dim() < 2:
         raise UsageError(
             f"x has {x.dim()} dimensions", help="x is [..., K], with at least one dimension before the last"
@@ -53,7 +60,6 @@ def check_product(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *
             help="w is [K, N] with K the last dimension of x; the weight of a Linear layer is passed as weight.t()",
         )
     check_alike(x, ("the weight", w), ("the bias", bias))
-    check_negated(("x", x), ("the weight", w), ("the bias", bias))
     if bias is not None and tuple(bias.shape) != (w.shape[1],):
         raise UsageError(f"the bias has shape {tuple(bias.shape)}, the weight {tuple(w.shape)}", help="bias is [N]")
 
@@ -67,13 +73,31 @@ def check_alike(x: torch.Tensor, *operands: tuple[str, torch.Tensor | None]) -> 
             raise UsageError(f"{name} is {tensor.dtype}, x is {x.dtype}", help="convert one of them")
 
 
-def check_negated(*operands: tuple[str, torch.Tensor | None]) -> None:
-    """Raises UsageError for a tensor whose memory holds the negatives of its elements, which no kernel would know."""
-    if torch.compiler.is_compiling():
-        return  # which cannot tell
-    for name, tensor in operands:
-        if tensor is not None and tensor.is_neg():
-            raise UsageError(f"{name} is a negated view of its memory", help="pass its resolve_neg()")
+def check_memory(group: Any, *operands: tuple[str, Any]) -> None:
+    """Raises UsageError for an operand that is no tensor, has a tangent, or memory that is not its value (`check_operands`).
+
+    What torch's dispatcher gets, it hands on as plain tensors.
+    """
+    for name, value in operands:
+        if not isinstance(value, torch.Tensor):
+            raise UsageError(f"{name} is a {type(value).__name__}", help="give a tensor")
+    if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
+        for name, tensor in operands:
+            if forward_ad.unpack_dual(tensor).tangent is not None:
+                raise UsageError(
+                    f"{name} has a tangent, and no operator has derivatives in forward mode",
+                    help="pass its primal (torch.autograd.forward_ad.unpack_dual), or differentiate backward",
+                )
+    if not tracing(group, (tensor for _, tensor in operands)):
+        check_operands(operands)
+
+
+def listed(name: str, values: Any) -> list[Any]:
+    """A list of what a caller gave as several tensors; raises UsageError where it is none."""
+    try:
+        return list(values)
+    except TypeError:
+        raise UsageError(f"{name} is a {type(values).__name__}", help="give a tensor, or a list of tensors") from None
 
 
 def check_programs(backend: str, comm_sms: int) -> None:
@@ -125,11 +149,13 @@ def result(
     """Where the result goes: ``out``, checked, or new memory.
 
     Raises:
-        UsageError: ``out`` of another shape, dtype or device, not contiguous, or sharing memory with an operand.
+        UsageError: ``out`` of another shape, dtype or device, not contiguous, sharing memory with an operand, or none that has
+            memory for its elements.
     """
     device = next(t.device for t in operands if t is not None)
     if out is None:
         return torch.empty(tuple(shape), dtype=dtype, device=device)
+    check_operands([("out", out)])
     if tuple(out.shape) != tuple(shape) or out.dtype != dtype or out.device != device or not out.is_contiguous():
         raise UsageError(
             f"out is {tuple(out.shape)} {out.dtype} on {out.device} with strides {out.stride()}",

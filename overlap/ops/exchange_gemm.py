@@ -104,7 +104,7 @@ def a2a_gemm(
     asked = repeated("a2a_gemm", group, (x, w, bias), None if out is None else (out,), options)
     if isinstance(asked, list):
         return asked[0]
-    check_product(x, w, bias, sharded_depth=True)
+    check_product(group, x, w, bias, sharded_depth=True)
     dim = check_dim(x, scatter_dim, "scatter_dim", last=False)
     if out is None and not no_group(group) and traced(group, [x, w, bias]):
         return _SCATTER(
@@ -138,7 +138,7 @@ def run_a2a_gemm(
     made, _ = result_dtypes(x, out, out_dtype, None)
     view, largest = (scatter_view(lead, depth, dim, world, r) for r in (rank, 0))
     y = result(out, (*view.shape[:-1], columns), made, (x, w, bias))
-    if 0 in view.whole or not columns:
+    if 0 in view.whole:
         return y.copy_(bias.expand(y.shape)) if bias is not None else y.zero_()
     reasons = (dtype_reason(x.dtype, made), "" if view.possible else UNEVEN)
     moved_bytes = math.prod(view.whole) * x.element_size() // world

@@ -22,13 +22,14 @@ from overlap.backends.capabilities import AUTO, SERIAL
 from overlap.chunkplan.cuts import Split
 from overlap.chunkplan.region import shard_interval
 from overlap.errors import UsageError
+from overlap.runtime.calls.operands import check_operands
 from overlap.runtime.instance import Instance
 from overlap.runtime.launch.in_place import LastTiles
 from overlap.runtime.protocol import runtime_of
 from overlap.runtime.repeat.repeat import KernelLaunch
 from overlap.schedule.operators import TILE_ROWS
 
-from .arguments import FUSED_DTYPES, UNEVEN, check_alike, check_negated, check_programs, named, overlapping, ranks
+from .arguments import FUSED_DTYPES, UNEVEN, check_alike, check_memory, check_programs, named, overlapping, ranks
 from .autocast import without_autocast
 from .blocks import blocks_of
 from .products import (
@@ -52,15 +53,17 @@ from .views import GatherView, gather_view
 PLAN, PUSHED = "all_gather_1d", "all_gather_1d_push"
 
 
-def check_arguments(x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]) -> None:
+def check_arguments(
+    group: Any, x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
+) -> None:
     """Raises UsageError unless weights and biases fit ``x``."""
     if not weights:
         raise UsageError("no weight was given", help="w is [D, N], or a list of such")
     if len(biases) != len(weights):
         raise UsageError(f"{len(biases)} biases for {len(weights)} weights", help="one, or None, for each weight")
-    check_negated(("x", x))
+    present = [(f"bias {i}", b) for i, b in enumerate(biases) if b is not None]
+    check_memory(group, ("x", x), *((f"weight {i}", w) for i, w in enumerate(weights)), *present)
     for i, (w, b) in enumerate(zip(weights, biases, strict=True)):
-        check_negated((f"weight {i}", w), (f"bias {i}", b))
         if w.dim() != 2 or x.dim() < 1 or w.shape[0] != x.shape[-1]:
             raise UsageError(
                 f"weight {i} has shape {tuple(w.shape)}, x has {tuple(x.shape)}",
@@ -243,7 +246,7 @@ def _choose(x: torch.Tensor, view: GatherView, group: Any, asked: str | None, pr
     if reason and not hasattr(group, "overlap_runtime"):
         return Choice(SERIAL, ASKED if asked == SERIAL else reason, forced=asked != SERIAL)
     if reason:
-        raise UsageError(f"a simulated group has no collectives, and the fused kernel takes no {reason}")
+        raise UsageError(f"a simulated group has no collectives, and no fused kernel takes this: {reason}")
     if asked == AUTO:
         return choose_auto(group, x, problem, moved_bytes)
     found = tuned_choice(group, x, problem) if asked is None else None
@@ -261,6 +264,7 @@ def _results(
         return [torch.empty(shape, dtype=x.dtype, device=x.device) for shape in shapes]
     if len(outs) != len(shapes):
         raise UsageError(f"{len(outs)} tensors in out for {len(shapes)} weights")
+    check_operands((f"out {i}", y) for i, y in enumerate(outs))
     for i, (y, shape) in enumerate(zip(outs, shapes, strict=True)):
         if tuple(y.shape) != shape or y.dtype != x.dtype or y.device != x.device or not y.is_contiguous():
             raise UsageError(

@@ -18,6 +18,7 @@ from overlap.chunkplan.cuts import SplitLike, split_of, split_text
 from overlap.errors import UsageError
 from overlap.interop import define, group_name, tracing
 
+from .arguments import listed
 from .autograd import AgGemm, ag_gemm_backward, keep_for_ag_gemm, recorded
 from .gather_call import check_arguments, run
 from .grad_pair import Half
@@ -75,18 +76,18 @@ def ag_gemm(
         UnsupportedError: a gather along D.
         RuntimeContractError: a shard that is not this rank's piece.
     """
-    weights = [w] if isinstance(w, torch.Tensor) else list(w)
-    biases = [bias] * len(weights) if bias is None or isinstance(bias, torch.Tensor) else list(bias)
+    weights = [w] if isinstance(w, torch.Tensor) else listed("w", w)
+    biases = [bias] * len(weights) if bias is None or isinstance(bias, torch.Tensor) else listed("bias", bias)
     if isinstance(bias, torch.Tensor) and not isinstance(w, torch.Tensor):
         raise UsageError(f"one bias for {len(weights)} weights", help="pass a list: a bias, or None, for each weight")
-    outs = None if out is None else [out] if isinstance(out, torch.Tensor) else list(out)
+    outs = None if out is None else [out] if isinstance(out, torch.Tensor) else listed("out", out)
     split = split_of(split)
     options = (len(weights), gather_dim, gather_size, backend, plan, split, comm_sms, return_gathered)
     asked = repeated("ag_gemm", group, (x, *weights, *biases), outs, options)
     if isinstance(asked, list):
         ys = asked[0] if isinstance(w, torch.Tensor) else asked[: len(weights)]
         return (ys, asked[-1]) if return_gathered else ys
-    check_arguments(x, weights, biases)
+    check_arguments(group, x, weights, biases)
     tensors = [x, *weights, *biases]
     recording = recorded(group, tensors, out)
     main_grads = main_grads_of(weights, accumulate_main_grad) if recording else []

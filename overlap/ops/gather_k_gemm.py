@@ -85,7 +85,7 @@ def ag_gemm_k(
     asked = repeated("ag_gemm_k", group, (x, w, bias), None if out is None else (out,), options)
     if isinstance(asked, list):
         return asked[0]
-    check_product(x, w, bias, sharded_depth=True)
+    check_product(group, x, w, bias, sharded_depth=True)
     if out is None and not no_group(group) and traced(group, [x, w, bias]):
         return _OPERATOR(x, w, bias, group_name(group), out_dtype, backend, plan, split_text(split), comm_sms)
     refuse_gradient("ag_gemm_k", [x, w, bias])
@@ -114,7 +114,7 @@ def run(
     lead = tuple(x.shape[:-1])
     y = result(out, (*lead, columns), made, (x, w, bias))
     whole = (*lead, depth)
-    if 0 in whole or not columns:
+    if 0 in whole:
         return y.copy_(bias.expand(y.shape)) if bias is not None else y.zero_()
     moved_bytes = math.prod(whole) * x.element_size()
     taken = backend is None and (plan, split, comm_sms) == (PLAN, 1, 0)

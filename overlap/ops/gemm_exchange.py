@@ -84,7 +84,7 @@ def gemm_a2a(
     asked = repeated("gemm_a2a", group, (x, w, bias), None if out is None else (out,), options)
     if isinstance(asked, list):
         return asked[0]
-    check_product(x, w, bias)
+    check_product(group, x, w, bias)
     dim = check_dim(x, gather_dim, "gather_dim", last=False)
     if out is None and not no_group(group) and traced(group, [x, w, bias]):
         name, parts = group_name(group), None if split is None else split_text(split)

@@ -85,7 +85,7 @@ def gemm_ar(
     asked = repeated("gemm_ar", group, (x, w, bias), None if out is None else (out,), options)
     if isinstance(asked, list):
         return asked[0]
-    check_product(x, w, bias)
+    check_product(group, x, w, bias)
     if out is None and not no_group(group) and traced(group, [x, w, bias]):
         name = group_name(group)
         parts = None if split is None else split_text(split)

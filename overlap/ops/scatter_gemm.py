@@ -86,7 +86,7 @@ def gemm_rs(
     asked = repeated("gemm_rs", group, (x, w, bias), None if out is None else (out,), options)
     if isinstance(asked, list):
         return asked[0]
-    check_product(x, w, bias)
+    check_product(group, x, w, bias)
     dim = check_dim(x, scatter_dim, "scatter_dim")
     recording = recorded(group, [x, w, bias], out)
     main_grads = main_grads_of([w], accumulate_main_grad) if recording else []

@@ -26,6 +26,7 @@ from ..protocol import Runtime, runtime_of
 from ..repeat.places import over_base
 from ..repeat.repeat import Repeat
 from .hostcall import HostCall
+from .operands import check_operands, check_results, tensors_of
 from .resolve import Bound
 from .shapes import check_device, check_sizes, global_shape, overlapping, piece
 from .standin import stand_in, unwrap
@@ -99,6 +100,7 @@ class Call(HostCall):
         shard = self.arguments[comm.tensor]
         if not isinstance(shard, torch.Tensor):
             raise UsageError(f"`{comm.tensor}` must be a tensor, not {type(shard).__name__}")
+        check_operands([(f"`{comm.tensor}`", shard)])
         shape = global_shape(comm, shard, self.sizes, self.runtime.world, self.runtime.rank)
         check_device(comm.tensor, shard, self.runtime)
         self.shards[comm.tensor] = shard
@@ -150,6 +152,7 @@ class Call(HostCall):
         known[key] = self.instance
 
     def execute(self, bound: Bound, grid: tuple[int, int, int]) -> None:
+        check_operands(tensors_of(bound.arguments), self.here)
         if self.instance is not None:
             if self.out is not None:
                 self._substitute_out(bound)
@@ -225,6 +228,8 @@ class Call(HostCall):
             return torch.empty_strided(shape, dense_strides(shape, part.order), dtype=made.dtype, device=made.device)
         self._output_param()
         out = self.out
+        if isinstance(out, torch.Tensor):
+            check_results([("out", out)])
         if not isinstance(out, torch.Tensor) or tuple(out.shape) != shape or out.device != made.device:
             found = f"{tuple(out.shape)} on {out.device}" if isinstance(out, torch.Tensor) else type(out).__name__
             raise RuntimeContractError(
@@ -233,15 +238,7 @@ class Call(HostCall):
         assert self.instance is not None
         if self.operator.carriers.words or self.instance.early:
             # It is written while programs still read what the kernel reads.
-            for name, value in bound.arguments.items():
-                base = getattr(value, "base", value)
-                if not isinstance(base, torch.Tensor) or not base.numel() or not out.numel():
-                    continue
-                if _same_storage(base, out) and overlapping(base, out):
-                    raise RuntimeContractError(
-                        f"out lies in the memory of `{name}`, which the kernel reads while its result is added up",
-                        help="give the result memory of its own",
-                    )
+            _refuse_shared(out, bound, "its result is added up")
         return out
 
     def _output_param(self) -> str:
@@ -256,11 +253,14 @@ class Call(HostCall):
         target = getattr(value, "base", value)
         self.replaced = target
         out = self.out
-        if (out.shape, out.dtype, out.stride()) != (target.shape, target.dtype, target.stride()):
+        check_results([("out", out)])
+        wanted = (target.shape, target.dtype, target.stride(), target.device)
+        if (out.shape, out.dtype, out.stride(), out.device) != wanted:
             raise RuntimeContractError(
-                f"out has shape {tuple(out.shape)}, strides {out.stride()}, {out.dtype}; the result has "
-                f"{tuple(target.shape)}, {target.stride()}, {target.dtype}"
+                f"out has shape {tuple(out.shape)}, strides {out.stride()}, {out.dtype} on {out.device}; the result has "
+                f"{tuple(target.shape)}, {target.stride()}, {target.dtype} on {target.device}"
             )
+        _refuse_shared(out, bound, "it writes its result")
         bound.arguments[param] = out if value is target else over_base(value, out)
 
     def _result(self, result: Any) -> Any:
@@ -319,6 +319,19 @@ def _is_descriptor(value: Any) -> bool:
 
 def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.numel() > 0 and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def _refuse_shared(out: torch.Tensor, bound: Bound, when: str) -> None:
+    """Raises RuntimeContractError for a result in memory of an argument, which tiles would overwrite."""
+    for name, value in bound.arguments.items():
+        base = getattr(value, "base", value)
+        if not isinstance(base, torch.Tensor) or not base.numel() or not out.numel():
+            continue
+        if _same_storage(base, out) and overlapping(base, out):
+            raise RuntimeContractError(
+                f"out lies in the memory of `{name}`, which the kernel reads while {when}",
+                help="give the result memory of its own",
+            )
 
 
 def _same_view(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -29,6 +29,7 @@ from ..operator import Comm, Operator
 from ..protocol import Runtime
 from ..repeat.repeat import Repeat
 from .hostcall import HostCall
+from .operands import check_operands, check_results, tensors_of
 from .resolve import Bound, parameters_of, python_function
 from .shapes import GLOBAL, check_device, launch_shape, overlapping, piece
 
@@ -125,12 +126,15 @@ class KernelCall(HostCall):
                 f"`{operator.name}` was compiled for {operator.world} ranks, the group has {world}",
                 help="compile without world=, or for this one",
             )
+        check_operands(tensors_of(self.kwargs))
         given = []
         for comm in operator.comms:
             value = self.kwargs.get(comm.param)
             shard = getattr(value, "base", None) if _is_descriptor(value) else value
             if not isinstance(shard, torch.Tensor):
                 raise UsageError(f"`{comm.param}` must be this rank's shard, not {type(shard).__name__}")
+            if comm.produced:
+                check_results([(f"`{comm.param}`", shard)])
             self.shards[comm.tensor] = shard
             shape = launch_shape(operator, comm, self.kwargs, shard, world, rank)
             seen = piece(shape, comm.seen, world, rank).shape

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.autograd import forward_ad
 
 from overlap import settings
 from overlap.errors import OverlapError, SourceSpan
@@ -239,6 +240,8 @@ def repeated_call(
     Raises:
         OverlapError: what an earlier launch left behind.
     """
+    if forward_ad._current_level >= 0 and not grads:
+        return None  # a tangent would be lost
     runtime = known_runtime(group) or getattr(group, "overlap_runtime", None)
     calls: Calls | None = getattr(runtime, "overlap_calls", None)
     if calls is not None and calls.front is not None:
@@ -253,11 +256,13 @@ def repeated_call(
             if tensor is None:
                 key.append(None)
                 continue
-            if type(tensor) not in PLAIN or tensor.is_neg():
+            if type(tensor) not in PLAIN or tensor.is_neg() or tensor.is_conj():
                 return None
             if tensor.requires_grad and not grads and torch.is_grad_enabled():
                 return None
             address = tensor.data_ptr()
+            if not address and tensor.numel():
+                return None
             key += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, address % 16)
             present.append(tensor)
             addresses.append(address)

@@ -43,6 +43,12 @@ X, W, BOTH = torch.randn(6, 8), torch.randn(8, 5), torch.randn(160)
         ((torch._neg_view(X), W), UsageError, "x is a negated view.*resolve_neg"),
         ((X, [W, torch._neg_view(W)]), UsageError, "weight 1 is a negated view"),
         ((X, W, dict(bias=torch._neg_view(W[0]))), UsageError, "bias 0 is a negated view"),
+        ((X.to_sparse(), W), UsageError, "x is torch.sparse_coo.*dense"),
+        ((X.to("meta"), W.to("meta")), UsageError, "x has no memory of its own .Tensor on meta"),
+        ((X, None), UsageError, "w is a NoneType.*list of tensors"),
+        ((X, [W, W.tolist()]), UsageError, "weight 1 is a list"),
+        ((X, W, dict(bias=1.0)), UsageError, "bias is a float"),
+        ((X, W, dict(out=torch._neg_view(torch.empty(24, 5)))), UsageError, "out 0 is a negated view"),
     ],
 )
 def test_refused_with_what_to_write(fake_group, arguments, error, said):
