@@ -21,7 +21,7 @@ from .gather_gemm import ag_gemm
 from .gather_k_gemm import ag_gemm_k
 from .gemm_exchange import gemm_a2a
 from .partials import out_by_tma, partial_arguments
-from .products import Product, launch_product
+from .products import Product, copy_launch, launch_product
 from .record import last_plan, remember
 from .reduce_gemm import gemm_ar
 from .scatter_gemm import gemm_rs
@@ -60,9 +60,8 @@ def measure(
     """
     if operator not in OPERATORS:
         raise UsageError(f"no operator {operator!r}", help=f"operators: {', '.join(OPERATORS)}")
-    plain = {key: value for key, value in options.items() if key != "return_gathered"}
     call = OPERATORS[operator]
-    call(x, w, **plain)
+    call(x, w, **options)
     said = last_plan(operator)
     assert said is not None
     if said.backend == "serial":
@@ -72,8 +71,9 @@ def measure(
         alone = _partial(x, w, said, runtime)
     else:
         weights = [w] if isinstance(w, torch.Tensor) else list(w)
-        alone = _products(_gathered(x, operator, options, said), weights, options.get("bias"), x, runtime)
-    exposed = exposed_ms(lambda: call(x, w, **plain), alone, iterations)
+        view, returned = _gathered(x, operator, options, said), options.get("return_gathered", False)
+        alone = _products(view, weights, options.get("bias"), x, runtime, returned)
+    exposed = exposed_ms(lambda: call(x, w, **options), alone, iterations)
     said = replace(said, exposed_ms=exposed)
     remember(said)
     return said
@@ -92,9 +92,9 @@ def _gathered(x: torch.Tensor, operator: str, options: dict[str, Any], said: Las
 
 
 def _products(
-    view: GatherView, weights: Sequence[torch.Tensor], bias: Any, x: torch.Tensor, runtime: Runtime
+    view: GatherView, weights: Sequence[torch.Tensor], bias: Any, x: torch.Tensor, runtime: Runtime, returned: bool
 ) -> Callable[[], None]:
-    """The products on a tensor that is there."""
+    """The products on a tensor that is there; where that is ``returned``, its copy too."""
     biases = list(bias) if isinstance(bias, (list, tuple)) else [bias] * len(weights)
     gathered = torch.randn(view.batch, view.rows, view.depth, device=x.device).to(x.dtype)
     products = [
@@ -102,9 +102,13 @@ def _products(
         for each, b in zip(weights, biases, strict=True)
     ]
 
+    copies = [copy_launch(gathered, torch.empty_like(gathered))] if returned else []
+
     def alone() -> None:
         for product in products:
             launch_product(product, gathered, view, runtime)
+        for each in copies:
+            runtime.launch(each.kernel, each.grid, (), each.arguments, runtime.main_stream())
 
     return alone
 

@@ -10,9 +10,11 @@ import torch
 from overlap.chunkplan.region import shard_interval
 from overlap.errors import RaceFault, UsageError
 from overlap.ops import ag_gemm, last_plan, measure
+from overlap.ops.kernels import copy_flat
 from overlap.ops.reserve import reserve
 from overlap.runtime.launch import launch as launch_layer
 from overlap.sim import World
+from overlap.sim.runtime import SimRuntime
 
 EPSILON = {torch.float16: 2**-10, torch.bfloat16: 2**-7, torch.float32: 2**-22}
 
@@ -286,3 +288,31 @@ def test_exposed_time_is_measured_on_request(monkeypatch):
         assert (said.exposed_ms, said.backend, said.world) == (0.5, "copy_engine", 2)
         assert "0.500 ms of it exposed" in str(said)
     assert timed == [7] * 4
+
+
+def test_exposed_time_of_a_call_that_returns_the_gathered_tensor(monkeypatch):
+    """It is the call that is measured, and its copy of what was gathered is no communication."""
+    whole, w = torch.randn(20, 16, dtype=torch.float16), torch.randn(16, 24).half()
+    returned, launched = [], []
+    launch = SimRuntime.launch
+
+    def watched(self, kernel, *rest):
+        launched.append(kernel)
+        launch(self, kernel, *rest)
+
+    def clock(run, iterations):
+        monkeypatch.setattr(SimRuntime, "launch", watched if run.__name__ == "alone" else launch)
+        returned.append(run())
+        return 1.0
+
+    monkeypatch.setattr("overlap.api.measure.median_ms", clock)
+
+    def body(group):
+        measure(whole, w, group=group, return_gathered=True)
+        group.overlap_runtime.synchronize()
+
+    World(1).run(body)
+    (y, gathered), _ = returned
+    assert torch.equal(gathered, whole)
+    torch.testing.assert_close(y.float(), whole.float() @ w.float(), rtol=1e-2, atol=1e-2)
+    assert launched.count(copy_flat) == 1
