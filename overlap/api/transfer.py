@@ -99,10 +99,11 @@ def transfer(
 
 def _shape(name: str, held: Held) -> tuple[int, ...] | None:
     """The shape of the one tensor that a rank holds; None where it holds none or several."""
-    for each in _listed(held):
-        if not isinstance(each, torch.Tensor):
-            raise UsageError(f"`{name}` is a {type(held).__name__}", help="give a tensor, or a dict of tensors by name")
-    return None if held is None or isinstance(held, (tuple, list)) else tuple(held.shape)
+    if held is None or isinstance(held, (tuple, list)):
+        return None
+    if not isinstance(held, torch.Tensor):
+        raise UsageError(f"`{name}` is a {type(held).__name__}", help="give a tensor, or a dict of tensors by name")
+    return tuple(held.shape)
 
 
 def _listed(held: Held) -> list[Any]:
@@ -158,13 +159,14 @@ class _Call:
                     f"rank {self.rank} gives tensors on {device}, ranks of this group work on {runtime.device}",
                     help='move them there, or use a collective with path="direct"',
                 )
+            self._check(given)
             words = dtypes if self.form.reduced else [self._word(dtype) for dtype in dtypes]
             results = self._results(out, dtypes, device)
         except OverlapError as error:
             if not known_transfer(plan, runtime):
                 runtime.agree(FIRST, error)
             raise
-        instance = transfer_for(plan, runtime, words)
+        instance = transfer_for(plan, runtime, words, given=dtypes)
         kind = dict(zip(self.names, words, strict=True))
         carry_out(
             instance,
@@ -188,6 +190,7 @@ class _Call:
                 check_direct(plan)
             form.proven = True
         given, dtypes, device = self._given(tensors)
+        self._check(given)
         results = self._results(out, dtypes, device)
         carry_out_direct(plan, self.group, given, results, form.held)
         return self._shown(results)
@@ -219,7 +222,6 @@ class _Call:
                     help="pass what the plan says this rank holds; pass shape= where shards are uneven",
                 )
             given[name] = [tensor.detach().resolve_conj().resolve_neg() for tensor in held]
-            check_operands((f"`{name}`", tensor) for tensor in given[name])
         if not dtypes:
             raise UsageError(
                 f"rank {rank} holds nothing before plan {plan.name}, so that its dtype cannot be told",
@@ -232,6 +234,11 @@ class _Call:
             missing = next(name for name in self.names if name not in dtypes)
             raise UsageError(f"`{missing}` has no dtype", help="pass an empty tensor of its dtype")
         return given, [dtypes.get(name, common) for name in self.names], devices[0]
+
+    @staticmethod
+    def _check(given: Mapping[str, Sequence[torch.Tensor]]) -> None:
+        for name, tensors in given.items():
+            check_operands((f"`{name}`", tensor) for tensor in tensors)
 
     def _named(self, tensors: Any) -> Mapping[str, Held]:
         if isinstance(tensors, Mapping):

@@ -85,7 +85,9 @@ def instance_for(
             difference = first_difference(facts, theirs)
             if difference:
                 raise RuntimeContractError(
-                    f"rank {runtime.rank} and rank {rank} call `{operator.name}` differently: {difference}"
+                    f"rank {runtime.rank} and rank {rank} call `{operator.name}` differently: {difference}",
+                    help="sizes, dtypes, plan, backend, split and settings are alike on every rank; of ag_gemm also the number "
+                    "of weights, and whether the gathered tensor is returned or kept for gradients, as these decide on a plan",
                 )
         settled = []
         for i, (comm, own) in enumerate(zip(operator.comms, given, strict=True)):

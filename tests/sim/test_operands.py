@@ -124,8 +124,6 @@ def test_results_of_a_transfer_have_memory_for_each_element():
             overlap.transfer("all_gather", x, group=group, out=torch._neg_view(torch.empty(8, 6)))
         with pytest.raises(UsageError, match="`x` is torch.sparse_coo"):
             overlap.transfer("all_gather", x.to_sparse(), group=group)
-        with pytest.raises(UsageError, match="`x` is a list"):
-            overlap.transfer("all_gather", [1.0, 2.0], group=group)
 
     World(1).run(body)
 
@@ -166,3 +164,15 @@ def test_tangents_are_refused_in_calls_like_earlier_ones_too(operator):
         group.overlap_runtime.synchronize()
 
     World(1).run(body)  # a level is the process's, not a rank's
+
+
+def test_ranks_that_want_different_things_of_a_gather_are_told_what_must_be_alike():
+    """How much of what is gathered is wanted decides on the plan, of shards that may be pushed."""
+    x, w = random(256, 64).half(), random(64, 64, seed=1).half()
+
+    def body(group):
+        ag_gemm(x, [w] * (1 + group.rank()), group=group)
+
+    with pytest.raises(RuntimeContractError, match="call `ag_gemm_tma` differently: plan") as told:
+        World(2).run(body)
+    assert "number of weights" in told.value.help

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from overlap.codegen.module_io import load_module
-from overlap.errors import RuntimeContractError
+from overlap.errors import RuntimeContractError, UsageError
 from overlap.runtime.repeat.known_calls import Known
 from overlap.sim import World
 from overlap.sim.inputs import make_inputs
@@ -120,6 +120,8 @@ def test_what_the_first_call_refuses_later_ones_refuse(compiled, repeated):
                 module.matmul(**passed, group=group, sizes=SIZES, out=torch.empty(3, 3))
             with pytest.raises(RuntimeContractError):
                 module.matmul(**passed, group=group, sizes={**SIZES, "M": 99})
+            with pytest.raises(UsageError, match="sizes is a list"):
+                module.matmul(**passed, group=group, sizes=[37, 24, 16])
 
     World(1, seed=0).run(body)
     assert len(repeated) == 1

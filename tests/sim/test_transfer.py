@@ -279,7 +279,7 @@ def test_mistakes_are_told_to_every_rank(call, error, said, help):
 
 
 def test_ranks_that_differ_are_told():
-    """In the plan, in the shape, and in one rank alone being wrong."""
+    """In the plan, in the shape, in dtypes of one width, and in one rank alone being wrong."""
     told = []
 
     def body(rank, call):
@@ -287,15 +287,17 @@ def test_ranks_that_differ_are_told():
             (("all_gather_ring", "all_gather_1d")[rank], 3, {}),
             ("all_gather_1d", 3 + rank, {}),
             ("all_gather_1d", 3 + rank, {"shape": (6, 2)}),
+            ("all_gather_1d", 3, {"dtype": (torch.bfloat16, torch.float16)[rank]}),
         ):
             try:
-                call(plan, whole(rows, 2), **keys)
+                call(plan, whole(rows, 2).to(keys.pop("dtype", torch.float32)), **keys)
             except RuntimeContractError as error:
                 told.append(error.message)
         return call("all_gather_1d", whole(1) + rank)
 
     assert all(torch.equal(got, whole(2)) for got in on_ranks(2, body))
-    assert len(told) == 6
+    assert len(told) == 8
     assert sum("transfer differently: plan all_gather" in text for text in told) == 2
     assert sum("transfer differently: tensors x[6, 2] against x[8, 2]" in text for text in told) >= 1
+    assert sum("transfer differently: dtype torch.bfloat16 against torch.float16" in text for text in told) >= 1
     assert sum("rank 1 raised instead of coming to" in text for text in told) == 1

@@ -27,6 +27,10 @@ def check_sizes(operator: Operator, sizes: dict[str, int] | None) -> dict[str, i
     Raises:
         UsageError: an axis nobody declared, or a size that is none.
     """
+    if not (sizes is None or hasattr(sizes, "items")):
+        raise UsageError(
+            f"sizes is a {type(sizes).__name__}", help='a dict of axes and their global extents, {"M": 4096}'
+        )
     axes = {d for named in (*operator.inputs.values(), *operator.outputs.values()) for d in named}
     for axis, extent in (sizes or {}).items():
         if axis not in axes:

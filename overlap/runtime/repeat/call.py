@@ -38,6 +38,8 @@ def _repeated(
     group = dist.group.WORLD if group is None else group
     if not (hasattr(group, "overlap_runtime") or isinstance(group, dist.ProcessGroup)):
         return None
+    if not (sizes is None or hasattr(sizes, "items")):
+        return None  # the long way says so
     head: list[Any] = [operator, None if sizes is None else tuple(sizes.items())]
     tensors: list[torch.Tensor] = []
     for name, value in arguments.items():

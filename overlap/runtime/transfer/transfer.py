@@ -131,8 +131,19 @@ class Transfer(BoundPlan):
         return f"plan {self.plan.name} of {', '.join(map(str, self.plan.tensors))}"
 
 
-def transfer_for(plan: CommPlan, runtime: Runtime, dtypes: Sequence[torch.dtype], *, lenient: bool = False) -> Transfer:
+def transfer_for(
+    plan: CommPlan,
+    runtime: Runtime,
+    dtypes: Sequence[torch.dtype],
+    *,
+    given: Sequence[torch.dtype] | None = None,
+    lenient: bool = False,
+) -> Transfer:
     """The transfer of a plan on a group; the first call makes it, collectively.
+
+    Args:
+        dtypes: of the plan's tensors as they travel; ``given``: as ranks hold them, by default the same. Bits that travel as
+            integers would arrive as another dtype's, where ranks differ in it.
 
     Raises:
         RuntimeContractError: ranks that call with another plan or dtype; the first difference is named.
@@ -142,12 +153,13 @@ def transfer_for(plan: CommPlan, runtime: Runtime, dtypes: Sequence[torch.dtype]
     workspace_of(SERVICE, runtime, tuple(dtypes)).check()
     cache = instances(runtime)
     # Hashing a plan takes as long as it is; whoever passes the same object again is spared it.
-    quick, key = ("transfer", id(plan), tuple(dtypes)), ("transfer", plan, tuple(dtypes))
+    given = tuple(dtypes if given is None else given)
+    quick, key = ("transfer", id(plan), given), ("transfer", plan, given)
     found: Transfer | None = cache.pop(quick, None)
     if found is None:
         found = cache.get(key)
         if found is None:
-            _agree(plan, runtime, dtypes)
+            _agree(plan, runtime, given)
             _make_room(cache)
             found = cache[key] = Transfer(plan, runtime, dtypes, lenient=lenient)
     if found.given is plan:
