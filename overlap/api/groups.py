@@ -15,7 +15,8 @@ def resolve_group(group: Any) -> Any:
             number of a dimension, or a group of `overlap.sim`.
 
     Raises:
-        UsageError: something else, a mesh of several dimensions without one chosen, or an unknown name.
+        UsageError: something else, a mesh of several dimensions without one chosen, an unknown name, or a group of which this
+            rank is no member.
         RuntimeContractError: no process group is initialised.
     """
     if hasattr(group, "overlap_runtime"):
@@ -32,6 +33,8 @@ def resolve_group(group: Any) -> Any:
         return group
     if isinstance(group, str):
         return group_by_name(group)
+    if type(group) is int and group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise _no_member("the group")
     mesh, dim = group if isinstance(group, tuple) and len(group) == 2 else (group, None)
     if hasattr(mesh, "get_group") and hasattr(mesh, "mesh_dim_names"):
         return _mesh_group(mesh, dim)
@@ -64,7 +67,15 @@ def group_by_name(name: str) -> Any:
         raise UsageError(f"no process group is called {name!r}", help="a group's name is its .group_name") from None
 
 
+def _no_member(what: str) -> UsageError:
+    return UsageError(
+        f"this rank is no member of {what}", help="a call is made by the ranks of its group, and by no other rank"
+    )
+
+
 def _mesh_group(mesh: Any, dim: Any) -> Any:
+    if mesh.get_coordinate() is None:
+        raise _no_member("the mesh")
     names = mesh.mesh_dim_names
     shown = ", ".join(names) if names else ", ".join(map(str, range(mesh.ndim)))
     if dim is None:

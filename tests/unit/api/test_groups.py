@@ -2,7 +2,7 @@
 
 import pytest
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from overlap.api import resolve_group
 from overlap.errors import RuntimeContractError, UsageError
@@ -35,6 +35,9 @@ def test_groups_names_and_meshes(fake_group):
         (lambda mesh: (mesh, True), "no dimension True"),
         (lambda mesh: "nobody", "no process group is called 'nobody'"),
         (lambda mesh: [0, 1], "group is a list"),
+        (lambda mesh: 2, "group is a int"),
+        (lambda mesh: dist.new_group([0, 3]), "no member of the group.*by no other rank"),
+        (lambda mesh: DeviceMesh("cpu", [0, 3]), "no member of the mesh.*by no other rank"),
     ],
 )
 def test_what_is_no_group(fake_group, given, said):
