@@ -22,6 +22,7 @@ from overlap.backends.base import Realization
 from overlap.backends.capabilities import AUTO, SERIAL
 from overlap.errors import UsageError
 from overlap.pipeline import Request, compile_kernel
+from overlap.runtime.calls.between_graphs import untraced
 from overlap.runtime.calls.kernel_call import KernelCall, parameters
 from overlap.runtime.calls.resolve import parameters_of
 from overlap.runtime.instance import Instance
@@ -148,6 +149,8 @@ class CompiledKernel:
             self._launched(grid, args, kwargs, group)
 
     def _launched(self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], group: Any) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            return _launched_apart(self, grid, args, kwargs, group)
         asked = repeated_launch(self, group, grid, args, kwargs)
         if isinstance(asked, list):
             return
@@ -401,3 +404,6 @@ class CompiledKernel:
             source=choice.source,
         )
         return self.last_plan
+
+
+_launched_apart = untraced(CompiledKernel._launched, "launches of compiled kernels are made between graphs")

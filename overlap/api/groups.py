@@ -53,6 +53,11 @@ def no_group(group: Any) -> bool:
     return not dist.is_initialized()
 
 
+def resolved(group: Any) -> Any:
+    """`resolve_group`'s group; None in a program on one device, where none is meant."""
+    return None if no_group(group) else resolve_group(group)
+
+
 def group_by_name(name: str) -> Any:
     """The process group called ``name`` (its ``group_name``).
 

@@ -18,6 +18,7 @@ from overlap.chunkplan.links import Links
 from overlap.chunkplan.plan import CommPlan
 from overlap.chunkplan.verify import verify_plan
 from overlap.errors import OverlapError, RuntimeContractError, UnsupportedError, UsageError
+from overlap.runtime.calls.between_graphs import between_graphs
 from overlap.runtime.calls.operands import check_operands, check_results
 from overlap.runtime.protocol import runtime_of
 from overlap.runtime.transfer.transfer import FIRST, carry_out, known_transfer, transfer_for
@@ -34,6 +35,7 @@ _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """What is only moved goes as integers of its width."""
 
 
+@between_graphs("a transfer is made between graphs")
 def transfer(
     plan: str | CommPlan,
     tensors: Held | Mapping[str, Held],

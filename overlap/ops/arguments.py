@@ -41,15 +41,21 @@ def ranks(group: Any) -> tuple[int, int]:
 
 
 def check_product(
-    group: Any, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *, sharded_depth: bool = False
+    group: Any,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor | None,
+    *,
+    sharded_depth: bool = False,
 ) -> None:
     """Raises UsageError unless a weight and a bias fit ``x``.
 
     Args:
-        group: as the caller gave it.
+        group, out: as the caller gave them.
         sharded_depth: ``x`` holds only a piece of the dimension it is multiplied along.
     """
-    check_memory(group, ("x", x), ("the weight", w), *([] if bias is None else [("the bias", bias)]))
+    check_memory(group, out, ("x", x), ("the weight", w), *([] if bias is None else [("the bias", bias)]))
     if x.dim() < 2:
         raise UsageError(
             f"x has {x.dim()} dimensions", help="x is [..., K], with at least one dimension before the last"
@@ -73,23 +79,31 @@ def check_alike(x: torch.Tensor, *operands: tuple[str, torch.Tensor | None]) -> 
             raise UsageError(f"{name} is {tensor.dtype}, x is {x.dtype}", help="convert one of them")
 
 
-def check_memory(group: Any, *operands: tuple[str, Any]) -> None:
+def check_memory(group: Any, out: Any, *operands: tuple[str, Any]) -> None:
     """Raises UsageError for an operand that is no tensor, has a tangent, or memory that is not its value (`check_operands`).
 
-    What torch's dispatcher gets, it hands on as plain tensors.
+    What torch's dispatcher gets, it hands on as plain tensors; a call with ``out`` does not come there.
     """
     for name, value in operands:
         if not isinstance(value, torch.Tensor):
             raise UsageError(f"{name} is a {type(value).__name__}", help="give a tensor")
-    if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
+    if torch.compiler.is_dynamo_compiling():
+        return  # which cannot tell; `of_no_graph` asks when the call is made
+    if forward_ad._current_level >= 0:
         for name, tensor in operands:
             if forward_ad.unpack_dual(tensor).tangent is not None:
                 raise UsageError(
                     f"{name} has a tangent, and no operator has derivatives in forward mode",
                     help="pass its primal (torch.autograd.forward_ad.unpack_dual), or differentiate backward",
                 )
-    if not tracing(group, (tensor for _, tensor in operands)):
+    if out is not None or not tracing(group, (tensor for _, tensor in operands)):
         check_operands(operands)
+
+
+def labelled(x: Any, weights: Sequence[Any], biases: Sequence[Any]) -> list[tuple[str, Any]]:
+    """The operands of several products on one ``x`` that are there, as errors name them."""
+    present = [(f"bias {i}", b) for i, b in enumerate(biases) if b is not None]
+    return [("x", x), *((f"weight {i}", w) for i, w in enumerate(weights)), *present]
 
 
 def listed(name: str, values: Any) -> list[Any]:

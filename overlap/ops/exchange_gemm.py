@@ -20,7 +20,7 @@ import torch
 from overlap.api import small
 from overlap.api.auto import Problem
 from overlap.api.fallback import MOVING, Choice, check_backend
-from overlap.api.groups import group_by_name, no_group, resolve_group
+from overlap.api.groups import group_by_name, no_group, resolved
 from overlap.chunkplan.cuts import Split, SplitLike, split_of, split_text
 from overlap.interop import define, group_name, traced
 from overlap.runtime.instance import Instance
@@ -46,6 +46,7 @@ from .arguments import (
 from .autocast import without_autocast
 from .blocks import blocks_of
 from .gather_call import compiled_kernel
+from .graphs import of_no_graph
 from .products import Product, by_tma, product_arguments, product_blocks
 from .record import remember, serial_plan
 from .repeat import Asked, repeated
@@ -104,17 +105,17 @@ def a2a_gemm(
     asked = repeated("a2a_gemm", group, (x, w, bias), None if out is None else (out,), options)
     if isinstance(asked, list):
         return asked[0]
-    check_product(group, x, w, bias, sharded_depth=True)
+    check_product(group, x, w, bias, out, sharded_depth=True)
     dim = check_dim(x, scatter_dim, "scatter_dim", last=False)
     if out is None and not no_group(group) and traced(group, [x, w, bias]):
         return _SCATTER(
             x, w, bias, dim, heads, group_name(group), out_dtype, backend, plan, split_text(split), comm_sms
         )
     refuse_gradient("a2a_gemm", [x, w, bias])
-    group = None if no_group(group) else resolve_group(group)
     return run_a2a_gemm(x, w, bias, dim, heads, group, out, out_dtype, backend, plan, split, comm_sms, asked)
 
 
+@of_no_graph
 def run_a2a_gemm(
     x: torch.Tensor,
     w: torch.Tensor,
@@ -130,7 +131,8 @@ def run_a2a_gemm(
     comm_sms: int,
     asked: Asked | None = None,
 ) -> torch.Tensor:
-    """One call on a resolved group; ``asked``: as it was looked up."""
+    """One call; ``asked``: as it was looked up."""
+    group = resolved(group)
     world, rank = ranks(group)
     (depth, columns), lead = w.shape, tuple(x.shape[:-1])
     check_heads(heads, depth, world, "K")

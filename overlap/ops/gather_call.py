@@ -18,6 +18,7 @@ from overlap import settings
 from overlap.api import CompiledKernel, compile, small
 from overlap.api.auto import Problem, choose_auto
 from overlap.api.fallback import ASKED, MOVING, Choice, check_backend, choose
+from overlap.api.groups import resolved
 from overlap.backends.capabilities import AUTO, SERIAL
 from overlap.chunkplan.cuts import Split
 from overlap.chunkplan.region import shard_interval
@@ -29,9 +30,20 @@ from overlap.runtime.protocol import runtime_of
 from overlap.runtime.repeat.repeat import KernelLaunch
 from overlap.schedule.operators import TILE_ROWS
 
-from .arguments import FUSED_DTYPES, UNEVEN, check_alike, check_memory, check_programs, named, overlapping, ranks
+from .arguments import (
+    FUSED_DTYPES,
+    UNEVEN,
+    check_alike,
+    check_memory,
+    check_programs,
+    labelled,
+    named,
+    overlapping,
+    ranks,
+)
 from .autocast import without_autocast
 from .blocks import blocks_of
+from .graphs import of_no_graph
 from .products import (
     Product,
     arrivals_launches,
@@ -54,15 +66,18 @@ PLAN, PUSHED = "all_gather_1d", "all_gather_1d_push"
 
 
 def check_arguments(
-    group: Any, x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
+    group: Any,
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+    outs: Sequence[torch.Tensor] | None,
 ) -> None:
     """Raises UsageError unless weights and biases fit ``x``."""
     if not weights:
         raise UsageError("no weight was given", help="w is [D, N], or a list of such")
     if len(biases) != len(weights):
         raise UsageError(f"{len(biases)} biases for {len(weights)} weights", help="one, or None, for each weight")
-    present = [(f"bias {i}", b) for i, b in enumerate(biases) if b is not None]
-    check_memory(group, ("x", x), *((f"weight {i}", w) for i, w in enumerate(weights)), *present)
+    check_memory(group, outs, *labelled(x, weights, biases))
     for i, (w, b) in enumerate(zip(weights, biases, strict=True)):
         if w.dim() != 2 or x.dim() < 1 or w.shape[0] != x.shape[-1]:
             raise UsageError(
@@ -95,6 +110,7 @@ def default_plan(view: GatherView, dtype: torch.dtype, world: int, *, alone: boo
     return PUSHED if possible and fits else PLAN
 
 
+@of_no_graph
 @without_autocast
 def run(
     x: torch.Tensor,
@@ -115,6 +131,7 @@ def run(
 
     ``asked``: the call, if it was looked up already.
     """
+    group = resolved(group)
     if asked is None:
         options = (len(weights), gather_dim, gather_size, backend, plan, split, comm_sms, return_gathered)
         found = repeated("ag_gemm", group, (x, *weights, *biases), outs, options)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from overlap.api.groups import group_by_name, no_group, resolve_group
+from overlap.api.groups import group_by_name, no_group, resolved
 from overlap.chunkplan.cuts import SplitLike, split_of, split_text
 from overlap.errors import UsageError
 from overlap.interop import define, group_name, tracing
@@ -87,7 +87,7 @@ def ag_gemm(
     if isinstance(asked, list):
         ys = asked[0] if isinstance(w, torch.Tensor) else asked[: len(weights)]
         return (ys, asked[-1]) if return_gathered else ys
-    check_arguments(group, x, weights, biases)
+    check_arguments(group, x, weights, biases, outs)
     tensors = [x, *weights, *biases]
     recording = recorded(group, tensors, out)
     main_grads = main_grads_of(weights, accumulate_main_grad) if recording else []
@@ -113,14 +113,13 @@ def ag_gemm(
             sums,
         )
     else:
-        group = None if no_group(group) else resolve_group(group)
 
         def call(x: torch.Tensor, weights: Any, biases: Any) -> list[torch.Tensor]:
             options = (gather_dim, gather_size, group, outs, backend, plan, split, comm_sms, keep)
             return run(x, weights, biases, *options, asked)
 
         if recording:
-            half = Half(gather_dim, gather_size, group, backend, plan, split, comm_sms)
+            half = Half(gather_dim, gather_size, resolved(group), backend, plan, split, comm_sms)
             results = AgGemm.apply(call, half, main_grads, keep, len(weights), x, *weights, *biases)
         else:
             results = call(x, weights, biases)

@@ -19,7 +19,7 @@ import torch
 from overlap.api import small
 from overlap.api.auto import Problem
 from overlap.api.fallback import MOVING, Choice, check_backend
-from overlap.api.groups import group_by_name, no_group, resolve_group
+from overlap.api.groups import group_by_name, no_group, resolved
 from overlap.chunkplan.cuts import Split, SplitLike, split_of, split_text
 from overlap.interop import define, group_name, traced
 from overlap.runtime.protocol import runtime_of
@@ -39,6 +39,7 @@ from .arguments import (
 from .autocast import without_autocast
 from .blocks import blocks_of
 from .gather_call import PLAN, compiled_kernel
+from .graphs import of_no_graph
 from .products import Product, product_arguments
 from .record import remember, serial_plan
 from .repeat import Asked, repeated
@@ -85,14 +86,14 @@ def ag_gemm_k(
     asked = repeated("ag_gemm_k", group, (x, w, bias), None if out is None else (out,), options)
     if isinstance(asked, list):
         return asked[0]
-    check_product(group, x, w, bias, sharded_depth=True)
+    check_product(group, x, w, bias, out, sharded_depth=True)
     if out is None and not no_group(group) and traced(group, [x, w, bias]):
         return _OPERATOR(x, w, bias, group_name(group), out_dtype, backend, plan, split_text(split), comm_sms)
     refuse_gradient("ag_gemm_k", [x, w, bias])
-    group = None if no_group(group) else resolve_group(group)
     return run(x, w, bias, group, out, out_dtype, backend, plan, split, comm_sms, asked)
 
 
+@of_no_graph
 def run(
     x: torch.Tensor,
     w: torch.Tensor,
@@ -106,7 +107,8 @@ def run(
     comm_sms: int,
     asked: Asked | None = None,
 ) -> torch.Tensor:
-    """One call on a resolved group; ``asked``: as it was looked up."""
+    """One call; ``asked``: as it was looked up."""
+    group = resolved(group)
     world, rank = ranks(group)
     depth, columns = w.shape
     check_piece(x.shape[-1], depth, world, rank)

@@ -12,7 +12,7 @@ import torch
 from overlap.api import small
 from overlap.api.auto import Problem
 from overlap.api.fallback import STORING, Choice, check_backend
-from overlap.api.groups import group_by_name, no_group, resolve_group
+from overlap.api.groups import group_by_name, no_group, resolved
 from overlap.chunkplan.cuts import Split, SplitLike, split_of, split_text
 from overlap.chunkplan.region import shard_interval
 from overlap.interop import define, group_name, traced
@@ -31,6 +31,7 @@ from .arguments import (
     result_dtypes,
 )
 from .autocast import without_autocast
+from .graphs import of_no_graph
 from .partials import chosen_reason, launch_partial, out_by_tma, storing_reason
 from .record import remember, serial_plan
 from .repeat import Asked, repeated
@@ -84,18 +85,18 @@ def gemm_a2a(
     asked = repeated("gemm_a2a", group, (x, w, bias), None if out is None else (out,), options)
     if isinstance(asked, list):
         return asked[0]
-    check_product(group, x, w, bias)
+    check_product(group, x, w, bias, out)
     dim = check_dim(x, gather_dim, "gather_dim", last=False)
     if out is None and not no_group(group) and traced(group, [x, w, bias]):
         name, parts = group_name(group), None if split is None else split_text(split)
         return _GATHER(x, w, bias, dim, gather_size, heads, name, out_dtype, transport_dtype, backend, plan, parts)
     refuse_gradient("gemm_a2a", [x, w, bias])
-    group = None if no_group(group) else resolve_group(group)
     return run_gemm_a2a(
         x, w, bias, dim, gather_size, heads, group, out, out_dtype, transport_dtype, backend, plan, split, asked
     )
 
 
+@of_no_graph
 def run_gemm_a2a(
     x: torch.Tensor,
     w: torch.Tensor,
@@ -112,7 +113,8 @@ def run_gemm_a2a(
     split: Split | None,
     asked: Asked | None = None,
 ) -> torch.Tensor:
-    """One call on a resolved group; ``asked``: as it was looked up."""
+    """One call; ``asked``: as it was looked up."""
+    group = resolved(group)
     world, rank = ranks(group)
     depth, columns = w.shape
     check_heads(heads, columns, world, "N")

@@ -21,13 +21,14 @@ from overlap import settings
 from overlap.api import small
 from overlap.api.auto import Problem
 from overlap.api.fallback import STORING, Choice, check_backend
-from overlap.api.groups import group_by_name, no_group, resolve_group
+from overlap.api.groups import group_by_name, no_group, resolved
 from overlap.backends import backends
 from overlap.chunkplan.cuts import Split, SplitLike, split_of, split_text
 from overlap.interop import define, group_name, traced
 
 from .arguments import check_product, choose_way, dtype_reason, multiply, ranks, refuse_gradient, result, result_dtypes
 from .autocast import without_autocast
+from .graphs import of_no_graph
 from .partials import chosen_reason, launch_partial, out_by_tma, storing_reason
 from .record import remember, serial_plan
 from .repeat import Asked, repeated
@@ -85,16 +86,16 @@ def gemm_ar(
     asked = repeated("gemm_ar", group, (x, w, bias), None if out is None else (out,), options)
     if isinstance(asked, list):
         return asked[0]
-    check_product(group, x, w, bias)
+    check_product(group, x, w, bias, out)
     if out is None and not no_group(group) and traced(group, [x, w, bias]):
         name = group_name(group)
         parts = None if split is None else split_text(split)
         return _OPERATOR(x, w, bias, name, out_dtype, transport_dtype, deterministic, backend, plan, parts)
     refuse_gradient("gemm_ar", [x, w, bias])
-    group = None if no_group(group) else resolve_group(group)
     return run(x, w, bias, group, out, out_dtype, transport_dtype, deterministic, backend, plan, split, asked)
 
 
+@of_no_graph
 def run(
     x: torch.Tensor,
     w: torch.Tensor,
@@ -109,7 +110,8 @@ def run(
     split: Split | None,
     asked: Asked | None = None,
 ) -> torch.Tensor:
-    """One call on a resolved group; ``asked``: as it was looked up."""
+    """One call; ``asked``: as it was looked up."""
+    group = resolved(group)
     world, rank = ranks(group)
     made, moved = result_dtypes(x, out, out_dtype, transport_dtype)
     view = whole_view(tuple(x.shape[:-1]), w.shape[1])

@@ -22,7 +22,7 @@ import torch
 from overlap.api import small
 from overlap.api.auto import Problem
 from overlap.api.fallback import STORING, Choice, check_backend
-from overlap.api.groups import group_by_name, no_group, resolve_group
+from overlap.api.groups import group_by_name, no_group, resolved
 from overlap.chunkplan.cuts import Split, SplitLike, split_of, split_text
 from overlap.interop import define, group_name, tracing
 
@@ -31,6 +31,7 @@ from .autocast import without_autocast
 from .autograd import GemmRs, gemm_rs_backward, keep_for_gemm_rs, recorded
 from .grad_pair import Half
 from .grad_weights import Accumulate, MainGrad, main_grads_of
+from .graphs import of_no_graph
 from .partials import chosen_reason, launch_partial, out_by_tma, storing_reason
 from .record import remember, serial_plan
 from .repeat import Asked, repeated
@@ -86,7 +87,7 @@ def gemm_rs(
     asked = repeated("gemm_rs", group, (x, w, bias), None if out is None else (out,), options)
     if isinstance(asked, list):
         return asked[0]
-    check_product(group, x, w, bias)
+    check_product(group, x, w, bias, out)
     dim = check_dim(x, scatter_dim, "scatter_dim")
     recording = recorded(group, [x, w, bias], out)
     main_grads = main_grads_of([w], accumulate_main_grad) if recording else []
@@ -96,16 +97,18 @@ def gemm_rs(
         return _OPERATOR(
             x, w, bias, dim, name, out_dtype, transport_dtype, deterministic, backend, plan, split_text(split), sums
         )
-    group = None if no_group(group) else resolve_group(group)
 
     def call(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return run(x, w, bias, dim, group, out, out_dtype, transport_dtype, deterministic, backend, plan, split, asked)
 
     if not recording:
         return call(x, w, bias)
-    return GemmRs.apply(call, Half(dim, (*x.shape[:-1], w.shape[1])[dim], group, backend), main_grads, x, w, bias)
+    return GemmRs.apply(
+        call, Half(dim, (*x.shape[:-1], w.shape[1])[dim], resolved(group), backend), main_grads, x, w, bias
+    )
 
 
+@of_no_graph
 @without_autocast
 def run(
     x: torch.Tensor,
@@ -122,7 +125,8 @@ def run(
     split: Split,
     asked: Asked | None = None,
 ) -> torch.Tensor:
-    """One call on a resolved group; ``asked``: if it was looked up already."""
+    """One call; ``asked``: if it was looked up already."""
+    group = resolved(group)
     if asked is None:
         options = (dim, out_dtype, transport_dtype, deterministic, backend, plan, split)
         found = repeated("gemm_rs", group, (x, w, bias), None if out is None else (out,), options)

@@ -75,10 +75,11 @@ def _unreadable(tensor: torch.Tensor) -> tuple[str, str] | None:
         kind, instead = ("negated", "resolve_neg()") if tensor.is_neg() else ("conjugated", "resolve_conj()")
         return f"is a {kind} view of its memory", f"pass its {instead}"
     try:
-        lies_nowhere = tensor.numel() > 0 and not tensor.data_ptr()
+        lies_nowhere = not tensor.data_ptr() and tensor.numel() > 0
     except (RuntimeError, NotImplementedError):  # a subclass that wraps others
         lies_nowhere = True
     if lies_nowhere:
         kind = type(tensor).__name__
-        return f"has no memory of its own ({kind} on {tensor.device})", "pass a plain tensor whose storage is there"
+        instead = "pass a plain tensor whose storage is there (of a DTensor its to_local())"
+        return f"has no memory of its own ({kind} on {tensor.device})", instead
     return None

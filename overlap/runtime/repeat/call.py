@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..calls.between_graphs import untraced
 from ..calls.call import Call
 from ..operator import Operator
 from .known_calls import PLAIN, Asked, apart, repeated_call, unwatched
@@ -20,6 +21,8 @@ from .plain_body import VALUES, plain_globals
 
 def call(operator: Operator, arguments: dict[str, Any], *, group: Any, sizes: dict[str, int] | None, out: Any) -> Any:
     """As `Operator.call`."""
+    if torch.compiler.is_dynamo_compiling():
+        return _apart(operator, arguments, group=group, sizes=sizes, out=out)
     asked = _repeated(operator, arguments, group, sizes, out)
     if isinstance(asked, list):
         return asked[0] if len(asked) == 1 else tuple(asked)
@@ -30,10 +33,13 @@ def call(operator: Operator, arguments: dict[str, Any], *, group: Any, sizes: di
     return result
 
 
+_apart = untraced(call, "calls of compiled host functions are made between graphs")
+
+
 def _repeated(
     operator: Operator, arguments: dict[str, Any], group: Any, sizes: dict[str, int] | None, out: Any
 ) -> list[torch.Tensor] | Asked | None:
-    if torch.compiler.is_compiling() or not unwatched(group):
+    if not unwatched(group):
         return None
     group = dist.group.WORLD if group is None else group
     if not (hasattr(group, "overlap_runtime") or isinstance(group, dist.ProcessGroup)):

@@ -6,9 +6,25 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from overlap.ops import ag_gemm, last_plan
+import overlap
+from overlap.annotate.source import SourceUnit
+from overlap.codegen.module_io import load_module
+from overlap.errors import OverlapError, UsageError
+from overlap.ops import a2a_gemm, ag_gemm, gemm_rs, last_plan
+from overlap.pipeline import Request, compile_source
 
 X, W = torch.randn(6, 8), torch.randn(8, 5)
+
+
+class Calls(torch.nn.Module):
+    """A function, as exporters take it."""
+
+    def __init__(self, call):
+        super().__init__()
+        self.call = call
+
+    def forward(self, x):
+        return self.call(x)
 
 
 def targets(graph):
@@ -52,6 +68,56 @@ def test_compile_keeps_the_whole_function(fake_group):
         summed, whole = torch.compile(step, fullgraph=True, backend=backend)(X, W)
         assert summed.shape == (6 * world, 5) and whole.shape == (6 * world, 8)
     assert seen == [["overlap.ag_gemm.default"]] * len(spellings)
+
+
+def test_calls_with_out_and_transfers_are_made_between_graphs(fake_group):
+    y = torch.empty(24, 5)
+    calls = {
+        "ag_gemm": lambda x: ag_gemm(x * 2, W, out=y, group=fake_group) + 1,
+        "gemm_rs": lambda x: gemm_rs(x * 2, W, out=y[:2], group=fake_group) + 1,
+        "a2a_gemm": lambda x: a2a_gemm(x[:, :2] * 2, W, out=y[:2], group=fake_group) + 1,
+        "transfer": lambda x: overlap.transfer("all_gather", x * 2, path="direct", group=fake_group) + 1,
+    }
+    for call in calls.values():
+        torch._dynamo.reset()
+        found = torch.compile(call, backend="eager")(X)
+        assert found.shape == call(X).shape
+        torch._dynamo.reset()
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="made between graphs"):
+            torch.compile(call, backend="eager", fullgraph=True)(X)
+
+
+def test_a_call_with_out_is_told_what_its_tensors_memory_holds(fake_group):
+    """A tracer cannot tell: it is asked when the call is made."""
+    call = torch.compile(lambda x, w: ag_gemm(x, w, out=torch.empty(24, 5), group=fake_group), backend="eager")
+    with pytest.raises(UsageError, match="x is a negated view"):
+        call(torch._neg_view(X), W)
+    with pytest.raises(UsageError, match="weight 0 is a negated view"):
+        call(X, torch._neg_view(W))
+
+
+def test_compiled_functions_and_kernels_are_called_between_graphs(fake_group, repo, tmp_path):
+    """On the CPU none is carried out; what is told is what a call without a tracer is told."""
+    source = repo / "templates/kernels/grouped_gemm.py"
+    path = tmp_path / "module.py"
+    path.write_text(compile_source(Request(SourceUnit.from_file(source), "all_gather_1d", "a[M]")).module.text)
+    matmul = load_module(str(path)).matmul
+    how = {"plan": "all_gather_1d", "on": "a[M]", "backend": "copy_engine"}
+    kernel = overlap.compile(**how)(load_module(str(source)).matmul_kernel)
+
+    def launch(x):
+        kernel[lambda meta: (1,)](x * 2, W, W, 24, 5, 8, 8, 1, 5, 1, 5, 1, group=fake_group)
+        return x + 1
+
+    for call, said in (
+        (lambda x: matmul(x * 2, W, group=fake_group) + 1, "no GPU|on cpu"),
+        (launch, "is impossible here"),
+    ):
+        torch._dynamo.reset()
+        with pytest.raises(OverlapError, match=said):
+            torch.compile(call, backend="eager")(X)
+        with pytest.raises(OverlapError, match=said):
+            torch.export.export(Calls(call), (X,), strict=False)  # runs it as it is, on fake tensors
 
 
 def test_the_schema_and_the_fake_agree_with_the_operator(fake_group):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 from overlap.errors import RuntimeContractError, UnsupportedError, UsageError
 from overlap.ops import ag_gemm, last_plan, reserve
@@ -49,6 +50,11 @@ X, W, BOTH = torch.randn(6, 8), torch.randn(8, 5), torch.randn(160)
         ((X, [W, W.tolist()]), UsageError, "weight 1 is a list"),
         ((X, W, dict(bias=1.0)), UsageError, "bias is a float"),
         ((X, W, dict(out=torch._neg_view(torch.empty(24, 5)))), UsageError, "out 0 is a negated view"),
+        (
+            (TwoTensor(X, X), W, dict(out=torch.empty(24, 5))),
+            UsageError,
+            "x has no memory of its own .TwoTensor on cpu",
+        ),
     ],
 )
 def test_refused_with_what_to_write(fake_group, arguments, error, said):
