@@ -256,8 +256,8 @@ def repeated_call(
             if tensor is None:
                 key.append(None)
                 continue
-            if type(tensor) not in PLAIN or tensor.is_neg() or tensor.is_conj():
-                return None
+            if type(tensor) not in PLAIN or tensor.is_neg():
+                return None  # a conjugated one is complex, which no kernel takes
             if tensor.requires_grad and not grads and torch.is_grad_enabled():
                 return None
             address = tensor.data_ptr()
