@@ -47,6 +47,12 @@ def test_importing_overlap_loads_neither_torch_nor_triton():
     assert done.stdout == "[]\n", done.stderr
 
 
+def test_importing_operators_loads_no_tracer():
+    """That takes as long again as torch itself."""
+    done = python("-c", "import sys, overlap.ops; print('torch' in sys.modules, 'torch._dynamo' in sys.modules)")
+    assert done.stdout == "True False\n", done.stderr
+
+
 def test_the_command_starts_without_torch_and_triton():
     run = "import runpy\nsys.argv = ['overlap', '--help']\nrunpy.run_module('overlap', run_name='__main__')\n"
     done = python("-c", BLOCKED.split("module =")[0] + run)
