@@ -20,6 +20,7 @@ from overlap import settings
 from overlap.autotune.config import Config
 from overlap.backends.capabilities import Need, check_named, names
 from overlap.chunkplan.cuts import Split
+from overlap.chunkplan.library import find_template
 from overlap.errors import UsageError
 
 BACKENDS = names("input", "result")
@@ -32,6 +33,8 @@ KNOWN = names()
 """All that an operator may be compiled with."""
 NARROW_INPUT, NARROW_RESULT = "ldst_reserved", "ldst_inline"
 """What moves pieces with rows of fewer bytes than the setting ``strided_row_bytes``."""
+_FOUND: set[str] = set()
+"""Plans that were looked for."""
 ASKED = "asked for"
 """Why a call is serial that says so itself."""
 
@@ -70,6 +73,24 @@ def check_backend(name: str | None, known: tuple[str, ...] = BACKENDS) -> str | 
         UsageError: it is none of them; says why, or names the nearest.
     """
     return check_named(name, known, Need("this operator", moves="input" if known == MOVING else "result"))
+
+
+def check_plan(plan: str | None) -> None:
+    """Raises for a plan that there is not, which a call that goes by a collective would not look for.
+
+    Raises:
+        UsageError: it is no name.
+        PlanError: there is no plan of that name, or no such file.
+    """
+    if plan is None:
+        return
+    if not isinstance(plan, str):
+        raise UsageError(
+            f"plan is a {type(plan).__name__}", help="the name of a plan template, or the path of a .yaml file"
+        )
+    if plan not in _FOUND:
+        find_template(plan)
+        _FOUND.add(plan)
 
 
 def choose(group: Any, tensor: torch.Tensor, gathered_bytes: int, asked: str | None, narrow: str = "") -> Choice:

@@ -153,6 +153,8 @@ def check_named(name: str | None, known: Iterable[str], need: Need) -> str | Non
     if name is None or name in allowed:
         return name
     listed = f"backends: {', '.join(allowed)}"
+    if not isinstance(name, str):
+        raise UsageError(f"backend is a {type(name).__name__}", help=listed)
     if name in backends:
         why = need.lacking(backends[name]) or f"{name} does not serve {need.what}"
         raise UsageError(why, help=listed)

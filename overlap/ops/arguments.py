@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from overlap import settings
 from overlap.api.auto import Problem, choose_auto
-from overlap.api.fallback import NARROW_INPUT, NARROW_RESULT, Choice, choose
+from overlap.api.fallback import NARROW_INPUT, NARROW_RESULT, Choice, check_plan, choose
 from overlap.api.tuned import BUILT_IN, KEYWORD
 from overlap.backends.capabilities import AUTO
 from overlap.backends.registry import backends
@@ -56,6 +56,8 @@ def check_product(
         sharded_depth: ``x`` holds only a piece of the dimension it is multiplied along.
     """
     check_memory(group, out, ("x", x), ("the weight", w), *([] if bias is None else [("the bias", bias)]))
+    if out is not None:
+        check_written("out", out)
     if x.dim() < 2:
         raise UsageError(
             f"x has {x.dim()} dimensions", help="x is [..., K], with at least one dimension before the last"
@@ -98,6 +100,17 @@ def check_memory(group: Any, out: Any, *operands: tuple[str, Any]) -> None:
                 )
     if out is not None or not tracing(group, (tensor for _, tensor in operands)):
         check_operands(operands)
+
+
+def check_written(name: str, out: Any) -> None:
+    """Raises UsageError for an ``out`` that is no tensor, or one that autograd would have to follow."""
+    if not isinstance(out, torch.Tensor):
+        raise UsageError(f"{name} is a {type(out).__name__}", help="give a tensor")
+    if torch.is_grad_enabled() and out.requires_grad:
+        raise UsageError(
+            f"{name} requires a gradient, and what is written into it has none",
+            help="pass its detach(), or call under torch.no_grad()",
+        )
 
 
 def labelled(x: Any, weights: Sequence[Any], biases: Sequence[Any]) -> list[tuple[str, Any]]:
@@ -222,7 +235,9 @@ def choose_way(
 
     Raises:
         UsageError: what was asked for is impossible.
+        PlanError: there is no such plan.
     """
+    check_plan(problem.plan)
     reason = next(filter(None, reasons), "")
     if not reason and asked == AUTO:
         return choose_auto(group, x, problem, moved_bytes)

@@ -17,7 +17,7 @@ import torch
 from overlap import settings
 from overlap.api import CompiledKernel, compile, small
 from overlap.api.auto import Problem, choose_auto
-from overlap.api.fallback import ASKED, MOVING, Choice, check_backend, choose
+from overlap.api.fallback import ASKED, MOVING, Choice, check_backend, check_plan, choose
 from overlap.api.groups import resolved
 from overlap.backends.capabilities import AUTO, SERIAL
 from overlap.chunkplan.cuts import Split
@@ -36,6 +36,7 @@ from .arguments import (
     check_alike,
     check_memory,
     check_programs,
+    check_written,
     labelled,
     named,
     overlapping,
@@ -78,6 +79,8 @@ def check_arguments(
     if len(biases) != len(weights):
         raise UsageError(f"{len(biases)} biases for {len(weights)} weights", help="one, or None, for each weight")
     check_memory(group, outs, *labelled(x, weights, biases))
+    for i, out in enumerate(outs or ()):
+        check_written(f"out {i}", out)
     for i, (w, b) in enumerate(zip(weights, biases, strict=True)):
         if w.dim() != 2 or x.dim() < 1 or w.shape[0] != x.shape[-1]:
             raise UsageError(
@@ -253,6 +256,7 @@ def _compiled(kernel: Any, along: str, plan: str, split: Split, backend: str, co
 
 
 def _choose(x: torch.Tensor, view: GatherView, group: Any, asked: str | None, problem: Problem) -> Choice:
+    check_plan(problem.plan)
     reason, moved_bytes = "", math.prod(view.whole) * x.element_size()
     if x.dtype not in FUSED_DTYPES:
         reason = f"no kernel for {x.dtype}"

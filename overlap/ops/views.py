@@ -57,7 +57,7 @@ def gather_view(x: torch.Tensor, dim: int, gather_size: int | None, world: int, 
         gather_size: its global extent; None where every rank holds as much as this one.
 
     Raises:
-        UsageError: a dimension that ``x`` has not.
+        UsageError: a dimension that ``x`` has not, or an extent that is no whole number.
         UnsupportedError: the last dimension, over which the product sums.
         RuntimeContractError: a shard that is not this rank's piece under `torch.chunk`.
     """
@@ -73,6 +73,8 @@ def gather_view(x: torch.Tensor, dim: int, gather_size: int | None, world: int, 
             f"gather_dim={dim} is the dimension that the product sums over (a gather along K)",
             help=f"gather along one of the dimensions 0 to {x.dim() - 2}",
         )
+    if not (gather_size is None or hasattr(gather_size, "__index__")):
+        raise UsageError(f"gather_size={gather_size!r}", help="the global extent, a whole number")
     held = x.shape[dim]
     extent = held * world if gather_size is None else gather_size
     low, high = shard_interval(max(0, extent), world, rank)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
-from overlap.errors import RuntimeContractError, UnsupportedError, UsageError
+from overlap.errors import PlanError, RuntimeContractError, UnsupportedError, UsageError
 from overlap.ops import ag_gemm, last_plan, reserve
 from overlap.ops.blocks import choose_blocks
 from overlap.ops.gather_call import compiled_kernel
@@ -32,6 +32,14 @@ X, W, BOTH = torch.randn(6, 8), torch.randn(8, 5), torch.randn(160)
         ((X[0], W), UsageError, "x has 1 dimensions"),
         ((X, W, dict(gather_size=23)), RuntimeContractError, r"rank 1 of 4: the piece of 23 .* is 6|x has 6"),
         ((X, W, dict(gather_size=-4)), RuntimeContractError, "the piece of -4"),
+        ((X, W, dict(gather_size=24.0)), UsageError, "gather_size=24.0.*a whole number"),
+        ((X, W, dict(gather_size="24")), UsageError, "gather_size='24'.*a whole number"),
+        ((X, W, dict(backend=["copy_engine"])), UsageError, "backend is a list.*backends: copy_engine"),
+        ((X, W, dict(plan="all_gather_1D")), PlanError, "unknown plan `all_gather_1D`.*all_gather_1d"),
+        ((X, W, dict(plan="no/such.yaml")), PlanError, "there is no plan file no/such.yaml"),
+        ((X, W, dict(plan=3)), UsageError, "plan is a int.*name of a plan template"),
+        ((X, W, dict(out=torch.empty(24, 5).requires_grad_())), UsageError, "out 0 requires a gradient.*detach"),
+        ((X, [W], dict(out=["y"])), UsageError, "out 0 is a str"),
         ((X, W, dict(backend="copy_engin")), UsageError, "did you mean 'copy_engine'"),
         ((X, W, dict(backend="copy_engine")), UsageError, "copy_engine is impossible here.*cpu"),
         ((X, W, dict(out=torch.empty(24, 4))), UsageError, r"out 0 is \(24, 4\).*\(24, 5\)"),

@@ -5,7 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from overlap.errors import RuntimeContractError, UsageError
+from overlap.errors import PlanError, RuntimeContractError, UsageError
 from overlap.ops import a2a_gemm, ag_gemm_k, gemm_a2a, gemm_ar, gemm_rs, last_plan
 from overlap.ops.arguments import check_heads
 from overlap.ops.reduce_gemm import ONE_SHOT, TWO_SHOT, default_plan
@@ -32,6 +32,10 @@ SHARED = torch.randn(6, 12)
         ((X, W), dict(backend="copy_engine"), "copy_engine is impossible here.*cpu"),
         ((X, torch._neg_view(W)), {}, "the weight is a negated view.*resolve_neg"),
         ((X, W), dict(out=torch.empty(1, 1)), r"out is \(1, 1\)"),
+        ((X, W), dict(out=[torch.empty(6, 12)]), "out is a list"),
+        ((X, W), dict(out=torch.empty(6, 12).requires_grad_()), "out requires a gradient.*detach"),
+        ((X, W), dict(backend=3), "backend is a int.*backends: copy_engine"),
+        ((X, W), dict(plan=3), "plan is a int.*name of a plan template"),
         ((X, W), dict(out_dtype=torch.int8), "the result is torch.int8.*they take float16"),
         ((X, W), dict(transport_dtype=torch.float8_e4m3fn), "transport_dtype is torch.float8_e4m3fn.*bfloat16"),
         ((X.to(torch.complex64), W.to(torch.complex64)), {}, "x is torch.complex64"),
@@ -62,12 +66,28 @@ def test_refused_with_what_to_write(fake_group, operator, positional, options, s
         (lambda g: a2a_gemm(PIECE, W, heads=2, group=g), "2 heads cannot be shared evenly by 4 ranks.*pad K"),
         (lambda g: gemm_a2a(X, W, heads=6, group=g), "6 heads cannot be shared evenly by 4 ranks.*pad N"),
         (lambda g: gemm_a2a(X, W, heads=0, group=g), "heads=0"),
+        (lambda g: a2a_gemm(PIECE, W, out=torch.empty(2, 12).requires_grad_(), group=g), "out requires a gradient"),
+        (lambda g: ag_gemm_k(PIECE, W, out=[torch.empty(6, 12)], group=g), "out is a list"),
         (lambda g: ag_gemm_k(PIECE, W, backend="copy_engine", group=g), "copy_engine is impossible here.*cpu"),
     ],
 )
 def test_what_only_some_take_is_refused(fake_group, call, said):
     with pytest.raises(UsageError, match="(?s)" + said):
         call(fake_group)
+
+
+@pytest.mark.parametrize(
+    ("operator", "x"), [(gemm_rs, X), (gemm_ar, X), (gemm_a2a, X), (ag_gemm_k, PIECE), (a2a_gemm, PIECE)]
+)
+def test_a_plan_that_there_is_not_is_refused_by_calls_that_need_none(fake_group, operator, x):
+    with pytest.raises(PlanError, match="unknown plan `ring`"):
+        operator(x, W, plan="ring", group=fake_group)
+
+
+def test_a_result_that_requires_a_gradient_is_written_where_none_is_recorded(fake_group):
+    out = torch.empty(6, 12).requires_grad_()
+    with torch.no_grad():
+        assert gemm_ar(X, W, out=out, group=fake_group) is out
 
 
 def test_a_refused_call_has_written_nothing(fake_group):
