@@ -321,6 +321,7 @@ def fill_operation(world: World, tensor: torch.Tensor, values: torch.Tensor, ran
 
 def torch_operation(world: World, func: Any, args: Any, kwargs: Any, results: Any) -> Callable[[Stream], None]:
     """Runs a torch operation on what its arguments hold by then, and puts its results where they were promised."""
+    inference = torch.is_inference_mode_enabled()  # without it, what was made in it may not be written
 
     def run(stream: Stream) -> None:
         access = world.shadow.access(stream.agent, f"runs {func.name().removeprefix('aten::')} on", NOWHERE)
@@ -331,7 +332,8 @@ def torch_operation(world: World, func: Any, args: Any, kwargs: Any, results: An
             buffer = world.memory.of(value)
             if buffer is not None:
                 world.shadow.read(buffer, buffer.granules(world.memory.offsets(value), value.element_size()), access)
-        made = func(*args, **kwargs)
+        with torch.inference_mode(inference):
+            made = func(*args, **kwargs)
         world.record_writes(func, args, kwargs, access)
         for target, value in zip(tree_leaves(results), tree_leaves(made), strict=True) if results is not None else ():
             fill_operation(world, target, value, stream.rank)(stream)

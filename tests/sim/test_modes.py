@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from overlap.errors import OverlapError
+from overlap.ops import ag_gemm
 from overlap.sim import World
 from overlap.sim.modes import modes
 
@@ -65,6 +66,22 @@ def test_inference_mode_is_each_rank_s_own(seed):
         outer, inner = inside[rank]
         assert seen == [records, outer, outer, inner, records]
     assert modes() == before
+
+
+@pytest.mark.one_triton
+def test_operators_on_tensors_made_in_inference_mode():
+    """What a stream carries out for a rank, it does in the rank's mode."""
+    x, w = torch.randn(4, 8), torch.randn(8, 5)
+
+    def body(group):
+        with torch.inference_mode(group.rank() == 1):
+            y = ag_gemm(x * 2, w * 1, group=group) + 1
+            group.overlap_runtime.synchronize()
+        assert y.is_inference() == (group.rank() == 1)
+        return y
+
+    for y in World(2).run(body):
+        torch.testing.assert_close(y, torch.cat([x, x]) * 2 @ w + 1)
 
 
 @pytest.mark.one_triton
