@@ -8,6 +8,7 @@ mine = overlap.transfer("reduce_scatter", partial, path="direct")      # handed 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import index
 from typing import Any
 
 import torch
@@ -92,10 +93,22 @@ def transfer(
         chosen = _as_it_is(plan, world, path, mesh, shape)
     else:
         wanted = Wanted(
-            mesh_for_group(mesh, world, ranks), dim, to_dim, split_of(split), path, direction, links, counts
+            mesh_for_group(mesh, world, ranks),
+            _dim("dim", dim),
+            _dim("to_dim", to_dim),
+            split_of(split),
+            path,
+            direction,
+            links,
+            counts,
         )
+        if not isinstance(plan, str):
+            raise UsageError(
+                f"plan is a {type(plan).__name__}",
+                help="the name of a template or of a collective, the path of a .yaml file, or a CommPlan",
+            )
         local = {name: _shape(name, held) for name, held in (named or {"x": tensors}).items()}
-        chosen = plan_of(plan, local, None if shape is None else tuple(shape), world, rank, wanted)
+        chosen = plan_of(plan, local, _extents(shape), world, rank, wanted)
     return _Call(chosen, rank, group).run(tensors if named is None else named, out)
 
 
@@ -106,6 +119,19 @@ def _shape(name: str, held: Held) -> tuple[int, ...] | None:
     if not isinstance(held, torch.Tensor):
         raise UsageError(f"`{name}` is a {type(held).__name__}", help="give a tensor, or a dict of tensors by name")
     return tuple(held.shape)
+
+
+def _dim(name: str, dim: Any) -> Any:
+    if dim is not None and type(dim) is not int:
+        raise UsageError(f"{name}={dim!r}", help="the number of a dimension")
+    return dim
+
+
+def _extents(shape: Any) -> tuple[int, ...] | None:
+    try:
+        return None if shape is None else tuple(map(index, shape))
+    except TypeError:
+        raise UsageError(f"shape={shape!r}", help="the global shape, a tuple of whole numbers") from None
 
 
 def _listed(held: Held) -> list[Any]:
@@ -265,6 +291,8 @@ class _Call:
                     f"plan {self.plan.name} ends with {', '.join(self.ending) or 'nothing'}", help="pass out= as a dict"
                 )
             out = {self.ending[0]: out}
+        if not (out is None or isinstance(out, Mapping)):
+            raise UsageError(f"out is a {type(out).__name__}", help="give a tensor, or a dict of tensors by name")
         given: dict[str, Any] = dict(out or {})
         for name in given:
             if name not in self.ending:
