@@ -42,6 +42,8 @@ def test_a_host_function_is_given_no_view_that_is_not_its_memory(way, compiled):
                 matmul(a, torch._neg_view(b), group=group)
             with pytest.raises(UsageError, match="`b_ptr` has no memory of its own"):
                 matmul(a, nowhere, group=group)
+            with pytest.raises(UsageError, match="`b_ptr` is torch.complex64, which Triton has no type for"):
+                matmul(a, b.to(torch.complex64), group=group)
             with pytest.raises(UsageError, match="out is a negated view"):
                 matmul(a, b, group=group, out=torch._neg_view(matmul(a, b, group=group)))
             with pytest.raises(UsageError, match="out has shape .* elements share memory"):
@@ -76,6 +78,8 @@ def test_a_launch_is_given_no_view_that_is_not_its_memory(kernel):
                 kernel(group, "a", torch._neg_view(shard), b, c)
             with pytest.raises(UsageError, match="`b_ptr` is a negated view"):
                 kernel(group, "a", shard, torch._neg_view(b), c)
+            with pytest.raises(UsageError, match="`a_ptr` is torch.complex64"):
+                kernel(group, "a", shard.to(torch.complex64), b, c)
             with pytest.raises(UsageError, match="`c_ptr` is a negated view"):
                 kernel(group, "c", a, b, torch._neg_view(c[:8]))
             with pytest.raises(UsageError, match="`c_ptr` has shape .* elements share memory"):

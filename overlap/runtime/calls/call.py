@@ -26,7 +26,7 @@ from ..protocol import Runtime, runtime_of
 from ..repeat.places import over_base
 from ..repeat.repeat import Repeat
 from .hostcall import HostCall
-from .operands import check_operands, check_results, tensors_of
+from .operands import check_launch, check_operands, check_results
 from .resolve import Bound
 from .shapes import check_device, check_sizes, global_shape, overlapping, piece
 from .standin import stand_in, unwrap
@@ -152,7 +152,7 @@ class Call(HostCall):
         known[key] = self.instance
 
     def execute(self, bound: Bound, grid: tuple[int, int, int]) -> None:
-        check_operands(tensors_of(bound.arguments), self.here)
+        check_launch(bound.arguments, self.here)
         if self.instance is not None:
             if self.out is not None:
                 self._substitute_out(bound)

@@ -29,7 +29,7 @@ from ..operator import Comm, Operator
 from ..protocol import Runtime
 from ..repeat.repeat import Repeat
 from .hostcall import HostCall
-from .operands import check_operands, check_results, tensors_of
+from .operands import check_launch, check_results
 from .resolve import Bound, parameters_of, python_function
 from .shapes import GLOBAL, check_device, launch_shape, overlapping, piece
 
@@ -126,7 +126,7 @@ class KernelCall(HostCall):
                 f"`{operator.name}` was compiled for {operator.world} ranks, the group has {world}",
                 help="compile without world=, or for this one",
             )
-        check_operands(tensors_of(self.kwargs))
+        check_launch(self.kwargs)
         given = []
         for comm in operator.comms:
             value = self.kwargs.get(comm.param)

@@ -53,6 +53,19 @@ def _apart(tensor: torch.Tensor) -> bool:
     return True
 
 
+def check_launch(launch: dict[str, Any], where: Callable[[], SourceSpan | None] = lambda: None) -> None:
+    """`check_operands` of the arguments of a launch, which must also be of a dtype that kernels know."""
+    tensors = tensors_of(launch)
+    check_operands(tensors, where)
+    for name, tensor in tensors:
+        if tensor.is_complex():
+            raise UsageError(
+                f"{name} is {tensor.dtype}, which Triton has no type for",
+                where=where(),
+                help="pass its torch.view_as_real, and compute on real and imaginary parts",
+            )
+
+
 def tensors_of(launch: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
     """The tensors among the arguments of a launch, under descriptors too, by name."""
     bases = ((name, getattr(value, "base", value)) for name, value in launch.items())

@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from overlap.errors import UsageError
-from overlap.runtime.calls.operands import check_operands, check_results, tensors_of
+from overlap.runtime.calls.operands import check_launch, check_operands, check_results, tensors_of
 
 
 class Wrapper(torch.Tensor):
@@ -84,6 +84,11 @@ def test_elements_of_a_result_lie_apart():
             check_results([("out", y)])
     with pytest.raises(UsageError, match="negated"):
         check_results([("out", torch._neg_view(x))])
+
+
+def test_complex_numbers_are_not_for_kernels():
+    with pytest.raises(UsageError, match=r"(?s)`z_ptr` is torch.complex64, which Triton has no type for.*view_as_real"):
+        check_launch({"x_ptr": torch.zeros(3), "z_ptr": torch.zeros(3, dtype=torch.complex64), "n": 3})
 
 
 def test_tensors_of_a_launch_are_those_under_descriptors_too():
