@@ -67,6 +67,8 @@ def compile(
         raise UsageError(
             "overlap.compile takes a plan and a tensor", help='@overlap.compile(plan="all_gather_1d", on="a[M]")'
         )
+    if not (world is None or type(world) is int):
+        raise UsageError(f"world={world!r}", help="the number of ranks")
     options: dict[str, str] = {}
     if realization is not None:
         if not isinstance(realization, Realization):

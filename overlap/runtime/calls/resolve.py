@@ -117,7 +117,13 @@ def evaluate_grid(grid: Any, bound: Bound) -> tuple[int, int, int]:
     """The launch grid as three integers."""
     if callable(grid):
         grid = grid(bound.meta)
-    sizes = tuple(int(g) for g in (grid if isinstance(grid, (tuple, list)) else (grid,)))
+    try:
+        sizes = tuple(int(g) for g in (grid if isinstance(grid, (tuple, list)) else (grid,)))
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"the grid is {grid!r}",
+            help="one to three numbers, or a function of the launch's arguments that gives them",
+        ) from None
     if not 1 <= len(sizes) <= 3:
         raise UsageError(f"a grid has one to three dimensions, not {len(sizes)}")
     return (*sizes, *(1,) * (3 - len(sizes)))  # type: ignore[return-value]

@@ -82,9 +82,11 @@ def test_called_without_a_grid(template):
         overlap.compile(plan="all_gather_1d", on="a[M]")(template())(1, 2)
 
 
-def test_an_unknown_backend():
+def test_a_backend_and_a_world_that_are_none():
     with pytest.raises(UsageError, match="did you mean 'copy_engine'"):
         overlap.compile(plan="all_gather_1d", on="a[M]", backend="copyengine")
+    with pytest.raises(UsageError, match=r"(?s)world='2'.*number of ranks"):
+        overlap.compile(plan="all_gather_1d", on="a[M]", world="2")
     with pytest.raises(UsageError, match="is no Realization"):
         overlap.compile(plan="all_gather_1d", on="a[M]", realization="copy_engine")
 

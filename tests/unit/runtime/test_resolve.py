@@ -71,6 +71,9 @@ def test_grids():
     assert evaluate_grid(5, bound) == (5, 1, 1)
     with pytest.raises(UsageError, match="four|not 4"):
         evaluate_grid((1, 1, 1, 1), bound)
+    for grid in (None, ("x",), lambda meta: None):
+        with pytest.raises(UsageError, match="(?s)the grid is .*one to three numbers"):
+            evaluate_grid(grid, bound)
 
 
 def test_pre_hook_sees_everything():
