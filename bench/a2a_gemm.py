@@ -84,7 +84,7 @@ def gathered_kernel(p: BaseProblem, a: torch.Tensor, b: torch.Tensor, c: torch.T
     """``c = a @ b`` by the kernel of operators whose input is communicated."""
     from overlap.ops.products import Product, product_arguments
     from overlap.ops.views import GatherView
-    from overlap.runtime.protocol import runtime_of
+    from overlap.runtime.of_group import runtime_of
 
     view = GatherView(tuple(a.shape), 1, *a.shape, "M")
     product = Product(b, c.unsqueeze(0), None)

@@ -111,7 +111,7 @@ def triton_gemm(p: Problem, built: dict[str, Contender]) -> Contender:
     need_gpu(p)
     from overlap.ops.products import Product, product_arguments
     from overlap.ops.views import gather_view
-    from overlap.runtime.protocol import runtime_of
+    from overlap.runtime.of_group import runtime_of
 
     view = gather_view(p.a, 0, None, 1, 0)
     product = Product(p.b, p.c.unsqueeze(0), None)

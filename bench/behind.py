@@ -42,8 +42,8 @@ def ours(
     words: int = 0, block: int = 8 << 10, threads: int = 256, early: int = 0, steps: int = 0, halved: int = 0
 ) -> Sum:
     """One of our ways, with slots of its own."""
+    from overlap.runtime.of_group import runtime_of
     from overlap.runtime.packets import blocks, limits, low_latency
-    from overlap.runtime.protocol import runtime_of
 
     found = low_latency.LowLatency(runtime_of(None))
 

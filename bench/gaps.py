@@ -92,7 +92,7 @@ def recorded_tiles(group: Any = None) -> apart.Tiles:
         Unavailable: nothing was recorded.
     """
     from overlap.runtime.instances import instances
-    from overlap.runtime.protocol import runtime_of
+    from overlap.runtime.of_group import runtime_of
     from overlap.runtime.tracing.recording import last_log
     from overlap.schedule.recorded import RankRecord, tiles_of
 

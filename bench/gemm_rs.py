@@ -127,7 +127,7 @@ def triton_gemm(p: Problem, built: dict[str, Contender]) -> Contender:
 def partial_kernel(p: BaseProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Contender:
     """``c = a @ b`` by the kernel of operators whose result is communicated."""
     from overlap.ops.partials import out_by_tma, partial_arguments
-    from overlap.runtime.protocol import runtime_of
+    from overlap.runtime.of_group import runtime_of
 
     tma = out_by_tma(p.dtype, p.dtype, 1, *c.shape)
     rows = (t.unsqueeze(0) for t in (a, c))

@@ -75,8 +75,8 @@ def ours(
 
     ``steps``: of an all-reduce, 0 for what is chosen.
     """
+    from overlap.runtime.of_group import runtime_of
     from overlap.runtime.packets import blocks, limits, low_latency, transport, words
-    from overlap.runtime.protocol import runtime_of
 
     variant = (by, steps, block, block_bytes, programs)
     if variant not in _SLOTS:

@@ -20,7 +20,8 @@ from overlap.backends.registry import backends
 from overlap.backends.ways import able_ways, naming
 from overlap.chunkplan.cuts import Split
 from overlap.runtime.cuda.launchers import triton_here
-from overlap.runtime.protocol import Runtime, runtime_of
+from overlap.runtime.of_group import runtime_of
+from overlap.runtime.protocol import Runtime
 from overlap.schedule.carried import Way
 from overlap.schedule.machine import Machine, machine_for
 from overlap.schedule.op_ways import operator_candidates

@@ -22,8 +22,8 @@ from overlap.errors import OverlapError
 from overlap.runtime.calls.kernel_call import KernelCall
 from overlap.runtime.calls.shapes import piece
 from overlap.runtime.memory.part import Given
+from overlap.runtime.of_group import runtime_of
 from overlap.runtime.operator import Operator
-from overlap.runtime.protocol import runtime_of
 from overlap.runtime.workspace import plan_for
 from overlap.schedule.carried import Way
 from overlap.schedule.machine import Machine

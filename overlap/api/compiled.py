@@ -26,8 +26,8 @@ from overlap.runtime.calls.between_graphs import untraced
 from overlap.runtime.calls.kernel_call import KernelCall, parameters
 from overlap.runtime.calls.resolve import parameters_of
 from overlap.runtime.instance import Instance
+from overlap.runtime.of_group import runtime_of
 from overlap.runtime.operator import Operator
-from overlap.runtime.protocol import runtime_of
 from overlap.runtime.repeat.repeat import Repeat
 
 from .cache import helper_sources, load, module_file

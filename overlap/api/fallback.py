@@ -142,7 +142,7 @@ def impossible(group: Any, tensor: torch.Tensor) -> str:
 
 def _exchange(group: Any, device: torch.device) -> str:
     """Compares hosts and devices of all ranks; collective, once a group."""
-    from overlap.runtime.protocol import runtime_of
+    from overlap.runtime.of_group import runtime_of
 
     runtime = runtime_of(group)
     mine = (_machine(), str(getattr(torch.cuda.get_device_properties(device), "uuid", device)))

@@ -9,8 +9,8 @@ import torch
 
 from overlap.runtime import workspace
 from overlap.runtime.memory.symmetric import Symmetric
+from overlap.runtime.of_group import runtime_of
 from overlap.runtime.operator import Operator
-from overlap.runtime.protocol import runtime_of
 
 from .fallback import impossible
 from .groups import resolve_group

@@ -19,8 +19,8 @@ import torch
 
 from overlap.errors import OverlapError
 from overlap.runtime.group import collectives
+from overlap.runtime.of_group import runtime_of
 from overlap.runtime.packets.low_latency import LowLatency, Ready, low_latency_of
-from overlap.runtime.protocol import runtime_of
 from overlap.runtime.repeat.known_calls import Asked
 from overlap.runtime.repeat.places import Carried
 

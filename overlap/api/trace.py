@@ -26,7 +26,8 @@ from overlap.errors import PlanError, UsageError
 from overlap.pipeline.timing import timeline_in_tiles
 from overlap.runtime.instance import Instance
 from overlap.runtime.instances import instances
-from overlap.runtime.protocol import Runtime, runtime_of
+from overlap.runtime.of_group import runtime_of
+from overlap.runtime.protocol import Runtime
 from overlap.runtime.tracing.clocks import Clock, Meeting, aligned
 from overlap.runtime.tracing.recording import last_log
 from overlap.runtime.tracing.watching import Watcher

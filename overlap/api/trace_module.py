@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from overlap.codegen.module_io import find_operator, load_module
-from overlap.runtime.protocol import runtime_of
+from overlap.runtime.of_group import runtime_of
 from overlap.schedule.machine import Machine
 from overlap.schedule.measured import Measured
 from overlap.schedule.model import RankSchedule

@@ -21,7 +21,7 @@ from overlap.chunkplan.verify import verify_plan
 from overlap.errors import OverlapError, RuntimeContractError, UnsupportedError, UsageError
 from overlap.runtime.calls.between_graphs import between_graphs
 from overlap.runtime.calls.operands import check_operands, check_results
-from overlap.runtime.protocol import runtime_of
+from overlap.runtime.of_group import runtime_of
 from overlap.runtime.transfer.transfer import FIRST, carry_out, known_transfer, transfer_for
 
 from .direct import carry_out_direct

@@ -28,8 +28,8 @@ from overlap.chunkplan.library import find_template
 from overlap.errors import OverlapError, UsageError
 from overlap.runtime.calls.kernel_call import KernelCall, parameters
 from overlap.runtime.cuda.runtime import known_runtime
+from overlap.runtime.of_group import runtime_of
 from overlap.runtime.operator import Operator
-from overlap.runtime.protocol import runtime_of
 from overlap.runtime.workspace import plan_for
 from overlap.schedule.carried import frees_tried, programs_tried
 from overlap.schedule.machine import Machine, machine_for

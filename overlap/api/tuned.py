@@ -24,7 +24,7 @@ from overlap.backends import backends
 from overlap.backends.capabilities import SERIAL, Need
 from overlap.chunkplan.library import find_template
 from overlap.errors import OverlapError
-from overlap.runtime.protocol import runtime_of
+from overlap.runtime.of_group import runtime_of
 from overlap.version import __version__
 
 from .auto import machine_world

@@ -16,8 +16,8 @@ from overlap.chunkplan.cuts import split_text
 from overlap.runtime.calls.kernel_call import KernelCall, parameters
 from overlap.runtime.cuda.launchers import triton_here
 from overlap.runtime.memory.part import Given
+from overlap.runtime.of_group import runtime_of
 from overlap.runtime.operator import Operator
-from overlap.runtime.protocol import runtime_of
 
 from .auto import DTYPES, machine_world
 from .cache import helper_sources

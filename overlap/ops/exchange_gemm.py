@@ -25,7 +25,7 @@ from overlap.chunkplan.cuts import Split, SplitLike, split_of, split_text
 from overlap.interop import define, group_name, traced
 from overlap.runtime.instance import Instance
 from overlap.runtime.launch.in_place import LastTiles
-from overlap.runtime.protocol import runtime_of
+from overlap.runtime.of_group import runtime_of
 from overlap.runtime.repeat.repeat import KernelLaunch
 
 from .arguments import (

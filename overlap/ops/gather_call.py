@@ -26,7 +26,7 @@ from overlap.errors import UsageError
 from overlap.runtime.calls.operands import check_operands
 from overlap.runtime.instance import Instance
 from overlap.runtime.launch.in_place import LastTiles
-from overlap.runtime.protocol import runtime_of
+from overlap.runtime.of_group import runtime_of
 from overlap.runtime.repeat.repeat import KernelLaunch
 from overlap.schedule.operators import TILE_ROWS
 

@@ -22,7 +22,7 @@ from overlap.api.fallback import MOVING, Choice, check_backend
 from overlap.api.groups import group_by_name, no_group, resolved
 from overlap.chunkplan.cuts import Split, SplitLike, split_of, split_text
 from overlap.interop import define, group_name, traced
-from overlap.runtime.protocol import runtime_of
+from overlap.runtime.of_group import runtime_of
 
 from .arguments import (
     check_piece,

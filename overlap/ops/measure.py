@@ -13,7 +13,8 @@ from overlap.api import LastPlan
 from overlap.api.groups import resolve_group
 from overlap.api.measure import exposed_ms
 from overlap.errors import UsageError
-from overlap.runtime.protocol import Runtime, runtime_of
+from overlap.runtime.of_group import runtime_of
+from overlap.runtime.protocol import Runtime
 
 from .arguments import check_dim
 from .exchange_gemm import a2a_gemm

@@ -20,7 +20,8 @@ from overlap.backends.base import Realization
 from overlap.chunkplan.cuts import Split
 from overlap.chunkplan.library import find_template
 from overlap.chunkplan.named import named_backends
-from overlap.runtime.protocol import Runtime, runtime_of
+from overlap.runtime.of_group import runtime_of
+from overlap.runtime.protocol import Runtime
 from overlap.runtime.repeat.repeat import Repeat
 
 from .blocks import Blocks, blocks_of, choose_blocks

@@ -11,7 +11,7 @@ from overlap.api.auto import DTYPES
 from overlap.api.groups import resolve_group
 from overlap.api.trace import WARM, record, recording
 from overlap.pipeline.timing import tile_seconds_of
-from overlap.runtime.protocol import runtime_of
+from overlap.runtime.of_group import runtime_of
 from overlap.schedule.machine import Machine
 from overlap.schedule.measured import Measured
 from overlap.schedule.model import RankSchedule

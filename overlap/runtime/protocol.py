@@ -191,19 +191,3 @@ class Runtime(Protocol):
 
     def release(self) -> None:
         """Collective: gives back the symmetric memory whose tensors are gone."""
-
-
-def runtime_of(group: Any) -> Runtime:
-    """The runtime behind a group.
-
-    A simulated group carries its runtime; anything else is a torch process group (or None: the default one).
-
-    Raises:
-        RuntimeContractError: no process group is initialised.
-    """
-    carried = getattr(group, "overlap_runtime", None)
-    if carried is not None:
-        return carried
-    from .cuda.runtime import runtime_for_group
-
-    return runtime_for_group(group)

@@ -36,8 +36,9 @@ from .launch.beside import asked_sums
 from .memory.need import Need, need_of
 from .memory.part import part_layout
 from .memory.symmetric import check_symmetric, release_symmetric
+from .of_group import runtime_of
 from .packets.low_latency import low_latency_of
-from .protocol import Runtime, runtime_of
+from .protocol import Runtime
 from .tables.inline_words import words_for
 
 if TYPE_CHECKING:

@@ -162,8 +162,8 @@ def killed_in_words(carried_by: str) -> None:
     import torch.distributed as dist
 
     from overlap.errors import OverlapError
+    from overlap.runtime.of_group import runtime_of
     from overlap.runtime.packets.low_latency import low_latency_of
-    from overlap.runtime.protocol import runtime_of
     from overlap.runtime.workspace import check
     from tests.support.compilations import settle_keys
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from overlap.chunkplan.region import Box
 from overlap.runtime.instance import Instance
 from overlap.runtime.instances import instances
-from overlap.runtime.protocol import runtime_of
+from overlap.runtime.of_group import runtime_of
 from overlap.schedule.pieces import pieces
 from overlap.schedule.table import S_EPOCH, S_FAULT, S_SPIN_LIMIT, SLOT_WORDS, flag_base
 

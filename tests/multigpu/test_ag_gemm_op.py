@@ -15,7 +15,7 @@ from overlap.chunkplan.region import shard_interval
 from overlap.codegen.module_io import load_module
 from overlap.errors import RuntimeContractError, UnsupportedError
 from overlap.ops import ag_gemm, last_plan
-from overlap.runtime.protocol import runtime_of
+from overlap.runtime.of_group import runtime_of
 from tests.support.operands import differ, nothing, poisoned, random, rehearsed
 from tests.support.ranks import delay, template
 from tests.support.rehearsal import of_tests

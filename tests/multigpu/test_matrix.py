@@ -19,7 +19,7 @@ from overlap.backends.registry import backends
 from overlap.errors import OverlapError
 from overlap.ops.partials import out_by_tma, storing_reason
 from overlap.runtime.group.reach import far
-from overlap.runtime.protocol import runtime_of
+from overlap.runtime.of_group import runtime_of
 from overlap.runtime.workspace import release
 from tests.support.operands import COLUMNS, OPERATORS, ROWS, nothing, piece, poisoned, random, rehearsed
 from tests.support.ranks import delay

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import overlap
 from overlap.chunkplan.region import shard_interval
 from overlap.ops import a2a_gemm, ag_gemm_k, gemm_a2a, gemm_ar, gemm_rs, last_plan, measure
-from overlap.runtime.protocol import runtime_of
+from overlap.runtime.of_group import runtime_of
 from tests.support.operands import nothing, poisoned, random, rehearsed
 from tests.support.ranks import delay
 from tests.support.rehearsal import of_tests

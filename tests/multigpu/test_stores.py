@@ -283,7 +283,7 @@ def test_exchanges(group):
 
 
 def test_reserved_memory_is_enough(group, monkeypatch):
-    from overlap.runtime.protocol import runtime_of
+    from overlap.runtime.of_group import runtime_of
 
     overlap.reserve(group, max_tokens=512, hidden=256, dtype=torch.bfloat16, operator="gemm_rs", backend=BACKEND)
     monkeypatch.setattr(runtime_of(group), "symmetric", lambda *_, **__: pytest.fail("allocated after reserve"))

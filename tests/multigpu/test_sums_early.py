@@ -12,7 +12,7 @@ import torch.distributed as dist
 from overlap.errors import DeadlineError
 from overlap.ops import gemm_a2a, gemm_ar, gemm_rs
 from overlap.runtime.instances import instances
-from overlap.runtime.protocol import runtime_of
+from overlap.runtime.of_group import runtime_of
 from overlap.runtime.workspace import check, release
 
 from .conftest import WORLD

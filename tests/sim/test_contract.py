@@ -2,7 +2,7 @@
 
 import pytest
 
-from overlap.runtime.protocol import runtime_of
+from overlap.runtime.of_group import runtime_of
 from tests.support.contract import *  # noqa: F403
 
 

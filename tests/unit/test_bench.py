@@ -430,7 +430,7 @@ def test_the_kernel_alone_is_launched_as_the_operator_does(bench, monkeypatch):
     import torch
 
     from overlap.ops import products
-    from overlap.runtime import protocol
+    from overlap.runtime import of_group
 
     launches = []
 
@@ -441,7 +441,7 @@ def test_the_kernel_alone_is_launched_as_the_operator_does(bench, monkeypatch):
 
     prepared = products.product_arguments
     monkeypatch.setattr(products, "product_arguments", recorded)
-    monkeypatch.setattr(protocol, "runtime_of", lambda group: SimpleNamespace(sm_count=132))
+    monkeypatch.setattr(of_group, "runtime_of", lambda group: SimpleNamespace(sm_count=132))
     session = SimpleNamespace(device=torch.device("cpu"), world=2, rank=1, cuda=True, synchronize=lambda: None)
     module = bench("ag_gemm")
     problem = module.Problem(session, 64, 32, 16, torch.float32)

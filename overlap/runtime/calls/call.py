@@ -21,8 +21,9 @@ from ..instances import first_call, instance_for, instances, order_of
 from ..launch import launch
 from ..memory.layout import dense_strides
 from ..memory.part import Given, Part
+from ..of_group import runtime_of
 from ..operator import Comm, Operator
-from ..protocol import Runtime, runtime_of
+from ..protocol import Runtime
 from ..repeat.places import over_base
 from ..repeat.repeat import Repeat
 from .hostcall import HostCall

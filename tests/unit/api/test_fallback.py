@@ -53,7 +53,7 @@ def test_a_rank_that_works_on_another_device_than_its_tensors_are_on(monkeypatch
         return [(((place[0], "g0"), host, closed), ""), ((place, host, closed), elsewhere)]
 
     runtime = SimpleNamespace(device=torch.device("cuda:1"), agree=agreed)
-    monkeypatch.setattr("overlap.runtime.protocol.runtime_of", lambda group: runtime)
+    monkeypatch.setattr("overlap.runtime.of_group.runtime_of", lambda group: runtime)
     monkeypatch.setattr(fallback, "_unreachable", lambda device: [])
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="g1"))
     tensor = SimpleNamespace(device=torch.device("cuda:1"))
