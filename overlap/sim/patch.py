@@ -119,6 +119,10 @@ def _collect() -> list[tuple[Any, str, Any]]:
         (JITFunction, "run", _launch),
         (Autotuner, "run", _tuned),
     ]
+    for member in wrapped.values():
+        # Triton hashes a kernel by the functions that it names, and takes none that are neither jitted nor its own.
+        if inspect.isfunction(member):
+            member.__triton_builtin__ = True  # type: ignore[attr-defined]
     pynames.REPLACED.update(wrapped)
     _patches.extend(found)
     return _patches

@@ -69,6 +69,7 @@ KERNELS |= {
     "conv1d": ({"B": 3, "S": 50, "C": 40, "F": 4}, "fp16", {}, [(GATHER, "x[S]"), (SCATTER, "y[B]")]),
     "block_ptr": (GEMM, "fp16", {}, [(GATHER, "b[K]")]),  # with helpers of another module
     "pid_helper2": (GEMM, "fp16", {}, [(GATHER, "b[N]")]),
+    "by_other_names": ({"rows": 37, "cols": 20}, "fp16", {}, [(GATHER, "x[rows]"), (SCATTER, "y[rows]")]),
 }
 if triton_here() >= (3, 9):
     del KERNELS["block_ptr"]  # which there are no more

@@ -5,7 +5,9 @@ import os
 import pytest
 
 from overlap import language
+from overlap.annotate.source import SourceUnit
 from overlap.language.words import WORDS, table
+from overlap.pipeline import Request, compile_source
 
 
 def test_every_word_is_listed_with_its_parameters():
@@ -48,3 +50,15 @@ def test_kernels_are_simulated_in_a_process_that_compiles_too(language_page, tmp
     report = check_ranks(language_page.host_code(tmp_path, "compiled_too", text), world=2, seeds=(0,))
     assert report.ok, str(report)
     assert JITFunction.run is before
+
+
+def test_functions_of_triton_are_known_by_any_name_in_a_process_that_compiles_too(repo, tmp_path):
+    """Triton hashes the kernel by the functions that it names, while others stand in for them."""
+    from overlap.sim import check_module
+
+    assert os.environ.get("TRITON_INTERPRET") != "1"
+    path = tmp_path / "out.py"
+    source = SourceUnit.from_file(repo / "tests" / "kernels" / "wild" / "by_other_names.py")
+    path.write_text(compile_source(Request(source, "all_gather_1d", "x[rows]")).module.text)
+    report = check_module(str(path), world=2, shape={"rows": 5, "cols": 7})
+    assert report.ok, str(report)
