@@ -1,8 +1,7 @@
 """From evaluated loads and stores to `Access`: which parameter, which axis spans which dimension.
 
-A pointer's offset is a sum of ``index * stride``; strides are the parameters that the host passes as ``x.stride(d)``,
-or else what multiplies the lanes of ``tl.arange``. An axis *spans* a dimension only where the index is exactly the
-tile's own interval (``coordinate * BLOCK + lanes``, wrapped or not); anything else reads the whole dimension.
+A pointer's offset is a sum of ``index * stride`` (`offsets`). An axis *spans* a dimension only where the index is exactly
+the tile's own interval (``coordinate * BLOCK + lanes``, wrapped or not); anything else reads the whole dimension.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ from dataclasses import dataclass, replace
 
 from overlap.errors import PragmaError, SourceSpan
 
-from .index import Atom, IndexExpr
+from .index import Atom, IndexExpr, size_expr
 from .model import Access, Axis
+from .offsets import DimIndex, OffsetContext, split_offset
 from .source import SourceUnit
 from .values import RawAccess
 
@@ -33,20 +33,16 @@ class Declared:
 
 
 @dataclass(frozen=True)
-class AccessContext:
+class AccessContext(OffsetContext):
     """What access analysis knows beside the evaluated kernel.
 
-    ``pointers`` are parameters that may be tensors, ``known`` those that a pragma names, ``strides`` maps a stride
-    parameter to (tensor parameter, dimension).
+    ``pointers`` are parameters that may be tensors, ``known`` those that a pragma names.
     """
 
     unit: SourceUnit
-    params: tuple[str, ...]
-    axes: tuple[Axis, ...]
     pointers: tuple[str, ...]
     known: frozenset[str]
     declared: Mapping[str, Declared]
-    strides: Mapping[str, tuple[str, int]]
 
     @property
     def tile_axes(self) -> tuple[Axis, ...]:
@@ -86,21 +82,22 @@ def resolve(context: AccessContext, raw: RawAccess) -> list[Access]:
     """
     accesses = []
     for param, offset in _bases(context, raw):
-        groups = _groups(context, raw, param, offset)
+        dims = by_dimension(context, raw, param, offset)
         declared = context.declared.get(param)
         span = context.unit.span_of(raw.node)
-        if groups is None or raw.escapes:
+        if dims is None or raw.escapes:
             rank = len(declared.dims) if declared else 0
             deps = frozenset(_leaves(raw))
             unknown = tuple(IndexExpr.of(Atom("opaque", "?", line=span.line, deps=deps)) for _ in range(rank))
             region = next((leaf.region for leaf in sorted(_leaves(raw), key=str) if leaf.region is not None), None)
             found = Access(param, raw.mode, raw.kind, (None,) * rank, unknown, (False,) * rank, region, span)
-            accesses.append(replace(found, operation=raw.operation, helper=raw.escapes, guard=raw.guard))
+            accesses.append(
+                replace(found, operation=raw.operation, helper=raw.escapes, guard=raw.guard, understood=False)
+            )
             continue
         axes, wraps, regions = [], [], []
-        for d, index in enumerate(groups):
-            size = raw.block[d] if raw.block and d < len(raw.block) else None
-            axis, wrap, region = _spanning(context, index, size)
+        for d, dim in enumerate(dims):
+            axis, wrap, region = _spanning(context, dim.index, dim.size)
             if declared and axis not in (declared.dims[d], None) and declared.dims[d] != "_":
                 axis, wrap = None, False  # a range axis beside a dimension of its own, such as groups of K
             axes.append(axis)
@@ -109,7 +106,7 @@ def resolve(context: AccessContext, raw: RawAccess) -> list[Access]:
         region = next((r for r in regions if r is not None), None)
         if region is None:
             region = next((leaf.region for leaf in sorted(_leaves(raw), key=str) if leaf.region is not None), None)
-        offsets = tuple(_first_element(index) for index in groups)
+        offsets = tuple(_first_element(dim.index) for dim in dims)
         found = Access(param, raw.mode, raw.kind, tuple(axes), offsets, tuple(wraps), region, span)
         accesses.append(replace(found, operation=raw.operation, guard=raw.guard))
     return accesses
@@ -132,110 +129,82 @@ def _bases(context: AccessContext, raw: RawAccess) -> list[tuple[str, IndexExpr]
     if known:
         atom = min(known, key=lambda a: context.pointers.index(a.name))
         return [(atom.name, raw.base - IndexExpr.of(atom))]
-    deps = {leaf.name for leaf in raw.base.leaves() if leaf.kind == "param" and leaf.name in context.pointers}
+    deps = {leaf.parameter for leaf in raw.base.leaves() if leaf.kind == "param" and leaf.parameter in context.pointers}
     return [(name, raw.base) for name in sorted(deps & context.known or deps)]
 
 
-def _groups(context: AccessContext, raw: RawAccess, param: str, offset: IndexExpr) -> list[IndexExpr] | None:
-    """One index expression a dimension, or None where the address is not understood."""
+def by_dimension(context: AccessContext, raw: RawAccess, param: str, offset: IndexExpr) -> list[DimIndex] | None:
+    """How each dimension is indexed, or None where the address is not understood."""
     declared = context.declared.get(param)
-    if raw.kind != "pointer":
-        if raw.offsets is None or offset.terms:
-            return None
-        if declared and len(raw.offsets) != len(declared.dims):
-            raise PragmaError(
-                f"{param} has {len(declared.dims)} dimensions here, but the kernel indexes {len(raw.offsets)} "
-                f"(line {raw.node.lineno})",
-                where=declared.span,
-                help="name every dimension",
-            )
-        for d, index in enumerate(raw.offsets):
-            _check_dim(context, raw, param, d, index)
-        return list(raw.offsets)
-    split = _split(context, param, offset, len(declared.dims) if declared else None)
-    if split is None:
+    rank = len(declared.dims) if declared else None
+    if raw.kind == "pointer":
+        split = split_offset(context, param, offset, rank)
+        return split if split is None or declared is None else _place(context, raw, param, declared, split)
+    if raw.offsets is None:
         return None
-    if declared is None:
-        return [index for _, index in split]
-    return _place(context, raw, param, declared, split)
+    dims = [DimIndex(index, _at(raw.strides, d), _at(raw.block, d)) for d, index in enumerate(raw.offsets)]
+    if declared and len(dims) < len(declared.dims) and offset.terms:
+        return _of_batch(context, raw, param, declared, offset, dims)
+    if offset.terms:
+        return None
+    if declared and len(dims) != len(declared.dims):
+        raise PragmaError(
+            f"{param} has {len(declared.dims)} dimensions here, but the kernel indexes {len(dims)} (line {raw.node.lineno})",
+            where=declared.span,
+            help="name every dimension",
+        )
+    for d, dim in enumerate(dims):
+        _check_dim(context, raw, param, d, dim.index)
+    return dims
 
 
-def _split(
-    context: AccessContext, param: str, offset: IndexExpr, rank: int | None
-) -> list[tuple[IndexExpr, IndexExpr]] | None:
-    """``offset`` as (stride, index) pairs, in the order of the stride parameters, the unit stride last."""
-    one = IndexExpr.constant(1)
-    if rank == 1 and not any(leaf.name in context.strides for leaf in offset.leaves()):
-        return [(one, offset)]
-    candidates: list[IndexExpr] = []
-    parts: list[tuple[IndexExpr, IndexExpr]] = []
-    for factors, coefficient in offset.terms:
-        fixed = IndexExpr((((tuple(a for a in factors if a.kind in ("param", "count"))), 1),))
-        varying = IndexExpr(((tuple(a for a in factors if a.kind not in ("param", "count")), coefficient),))
-        parts.append((fixed, varying))
-        stride = [a for a in factors if a.kind == "param" and context.strides.get(a.name, ("",))[0] == param]
-        if len(stride) == 1:
-            candidate = IndexExpr.of(stride[0])
-        elif any(leaf.kind == "lanes" for leaf in varying.leaves()):
-            candidate = fixed
-        elif (of_tile := _stride_of_tile(context, factors, fixed)) is not None:
-            candidate = of_tile
-        else:
-            continue
-        if candidate not in candidates:
-            candidates.append(candidate)
-    if not candidates:
-        return [] if not offset.terms else None
-    indices = {c: IndexExpr() for c in candidates}
-    for fixed, varying in parts:
-        fitting = [(len(c.terms[0][0]), c, q) for c in candidates if (q := fixed.divided_by(c)) is not None]
-        best = max((f[0] for f in fitting), default=-1)
-        chosen = [f for f in fitting if f[0] == best]
-        if len(chosen) != 1:
-            return None
-        indices[chosen[0][1]] += chosen[0][2] * varying
-    return sorted(indices.items(), key=lambda pair: (pair[0] == one, _order(context, pair[0])))
+def _of_batch(
+    context: AccessContext, raw: RawAccess, param: str, declared: Declared, offset: IndexExpr, dims: list[DimIndex]
+) -> list[DimIndex] | None:
+    """A matrix of a batch: the base says which, block and offsets speak of its own dimensions.
+
+    None where the base may go on along one of those, as from the first row of a sequence.
+    """
+    split = split_offset(context, param, offset, None)
+    strides = [dim.stride for dim in dims]
+    if split is None or None in strides:
+        return None
+    single = {a.name for a in context.tile_axes if a.name in declared.dims and a.block_expr == IndexExpr.constant(1)}
+    if any(dim.stride in strides or _spanning(context, dim.index, None)[0] not in (None, *single) for dim in split):
+        return None
+    ordered = sorted(dims, key=lambda dim: dim.stride == IndexExpr.constant(1))  # as `split_offset` has them
+    return _place(context, raw, param, declared, [*split, *ordered])
 
 
-def _stride_of_tile(context: AccessContext, factors: tuple[Atom, ...], fixed: IndexExpr) -> IndexExpr | None:
-    """What multiplies ``coordinate * BLOCK`` in a term without lanes, such as the index of a matrix in a batch."""
-    coords = [a for a in factors if a.kind == "coord"]
-    axis = next((a for a in context.tile_axes if len(coords) == 1 and a.name == coords[0].axis), None)
-    return fixed.divided_by(axis.block_expr) if axis else None
-
-
-def _order(context: AccessContext, stride: IndexExpr) -> tuple[int, int]:
-    """Dimensions the host gives, else the order of the stride parameters."""
-    names = [leaf.name for leaf in stride.leaves()]
-    known = [context.strides[n][1] for n in names if n in context.strides]
-    return (known[0] if known else 99, min((context.params.index(n) for n in names if n in context.params), default=0))
+def _at(given: Sequence[IndexExpr] | None, d: int) -> IndexExpr | None:
+    return given[d] if given and d < len(given) else None
 
 
 def _place(
-    context: AccessContext, raw: RawAccess, param: str, declared: Declared, split: list[tuple[IndexExpr, IndexExpr]]
-) -> list[IndexExpr] | None:
-    """Puts each (stride, index) at its dimension."""
+    context: AccessContext, raw: RawAccess, param: str, declared: Declared, split: Sequence[DimIndex]
+) -> list[DimIndex] | None:
+    """Puts each index at its dimension."""
     rank = len(declared.dims)
-    placed: dict[int, IndexExpr] = {}
-    rest: list[IndexExpr] = []
-    for stride, index in split:
-        atom = stride.as_atom()
+    placed: dict[int, DimIndex] = {}
+    rest: list[DimIndex] = []
+    for dim in split:
+        index, atom = dim.index, dim.stride.as_atom() if dim.stride else None
         owner, d = context.strides.get(atom.name, ("", 0)) if atom else ("", 0)
         d = d % rank if rank and owner == param else -1
         if d < 0:
             named = _named_axis(context, index)
             if named is not None and named not in declared.dims:
                 if _spanning(context, index, None)[0] == named:
-                    raise _contradiction(context, raw, param, declared, f"by axis {named}")
+                    raise _contradiction(context, raw, param, declared, named, "")
                 named = None  # by the tile and not by its elements, as a table of experts is
             d = declared.dims.index(named) if named else -1
         if d < 0:
-            rest.append(index)
+            rest.append(dim)
             continue
         _check_dim(context, raw, param, d, index)
         if d in placed:
             return None
-        placed[d] = index
+        placed[d] = dim
     free = [d for d in range(rank) if d not in placed]
     if len(rest) > len(free):
         return None
@@ -243,10 +212,29 @@ def _place(
         return None
     if rest and len(rest) != len(free):
         return None
-    for d, index in zip(free, rest, strict=False):
-        _check_dim(context, raw, param, d, index)
-        placed[d] = index
-    return [placed.get(d, IndexExpr()) for d in range(rank)]
+    for d, dim in zip(free, rest, strict=False):
+        _check_dim(context, raw, param, d, dim.index)
+        placed[d] = dim
+        if not _is_outside(context, d, dim, placed):
+            return None
+    return [placed.get(d, DimIndex(IndexExpr())) for d in range(rank)]
+
+
+def _is_outside(context: AccessContext, at: int, dim: DimIndex, placed: Mapping[int, DimIndex]) -> bool:
+    """Whether a row that is picked by a product of sizes leaves the index along each axis beneath it as it is.
+
+    ``expert * M * K`` does so where rows of K go to M; ``segment * SIZE * K`` goes on along M.
+    """
+    if dim.stride is None or any(leaf.kind == "lanes" for leaf in dim.index.leaves()):
+        return True
+    for d, other in placed.items():
+        by = dim.stride.divided_by(other.stride) if other.stride is not None and other is not dim else None
+        axis = next((a for a in context.axes if a.name == _named_axis(context, other.index)), None)
+        if by is None or by == IndexExpr.constant(1) or axis is None:
+            continue
+        if d < at or by.divided_by(size_expr(axis.extent)) is None:
+            return False
+    return True
 
 
 def _named_axis(context: AccessContext, index: IndexExpr) -> str | None:
@@ -271,14 +259,20 @@ def _check_dim(context: AccessContext, raw: RawAccess, param: str, d: int, index
     if declared is None or axis is None or declared.dims[d] in (axis, "_"):
         return
     if _spanning(context, index, None)[0] == axis:
-        raise _contradiction(context, raw, param, declared, f"in dimension {d} by axis {axis}")
+        raise _contradiction(context, raw, param, declared, axis, f"in dimension {d} ")
 
 
-def _contradiction(context: AccessContext, raw: RawAccess, param: str, declared: Declared, how: str) -> PragmaError:
+def _contradiction(
+    context: AccessContext, raw: RawAccess, param: str, declared: Declared, axis: str, where: str
+) -> PragmaError:
     return PragmaError(
-        f"{param}[{','.join(declared.dims)}] contradicts the kernel, which indexes it {how} (line {raw.node.lineno})",
+        f"{param}[{','.join(declared.dims)}] contradicts the kernel, which indexes it {where}by axis {axis} "
+        f"(line {raw.node.lineno})",
         where=declared.span,
-        help="write the axes in the order of the tensor's dimensions",
+        help="write the axes in the order of the tensor's dimensions"
+        if axis in declared.dims
+        else f"write the axes in the order of the tensor's dimensions, {axis} among them; where the kernel is given a view "
+        f"with other dimensions, say which: # @overlap.tensor {param}[...]",
     )
 
 
@@ -287,7 +281,11 @@ def _range_axis(context: AccessContext, index: IndexExpr) -> str | None:
     others = {a for a in _affine_atoms(index) if a.kind not in ("loop", "lanes", "param", "count")}
     if len(loops) != 1 or others:
         return None
-    bounds = {leaf.name for leaf in next(iter(loops)).leaves() if leaf.kind == "param"}
+    loop = next(iter(loops))
+    stop = loop.args[1 if len(loop.args) > 1 else 0].as_atom() if loop.args else None
+    if index.as_atom() == loop and stop is not None and stop.kind == "cdiv":
+        return None  # the number of a block, such as the row of a table of scales
+    bounds = {leaf.name for leaf in loop.leaves() if leaf.kind == "param"}
     names = [a.name for a in context.axes if a.block is None and a.extent in bounds]
     return names[0] if len(names) == 1 else None
 
@@ -317,6 +315,8 @@ def _spanning(context: AccessContext, index: IndexExpr, size: IndexExpr | None) 
 
 def _inside_block(rest: IndexExpr, size: IndexExpr | None, block: IndexExpr) -> bool:
     """Whether ``rest`` (plus ``size`` elements) stays within one block of the axis."""
+    if size is not None and (atom := size.as_atom()) is not None and atom.kind == "either":
+        return all(_inside_block(rest, one, block) for one in atom.args)
     lanes = [(f, c) for f, c in rest.terms if len(f) == 1 and f[0].kind == "lanes"]
     if len(lanes) > 1 or any(c != 1 for _, c in lanes):
         return False

@@ -46,10 +46,12 @@ def annotate(unit: SourceUnit, kernel: str | None = None) -> ProgramModel:
     regions = read_regions(unit, source, axes, tile_ids)
     check_launch_options(unit, source, found.names, host)
 
-    params = frozenset(p.name for p in read_params(source.node))
-    local = frozenset(n for s in source.node.body for n in writes(s)) | params
+    ordered = tuple(p.name for p in read_params(source.node))
+    params = frozenset(ordered)
     helpers = {node.name: node for _, node in functions(unit.tree) if node is not source.node}
-    evaluator = Evaluator(found.names, local, params, helpers)
+    constexprs = frozenset(p.name for p in read_params(source.node) if p.is_constexpr)
+    written = frozenset(n for s in source.node.body for n in writes(s))
+    evaluator = Evaluator(found.names, written | params, params, helpers, constexprs - written)
     evaluator.env.update({name: IndexExpr.of(Atom("param", name)) for name in params})
     tile_names = frozenset(t.name for t in tile_ids)
     walk = Walk(evaluator, tile_names, counts, {id(r.body[-1]): (r.index, r.pid_map.pairs) for r in regions})
@@ -58,20 +60,21 @@ def annotate(unit: SourceUnit, kernel: str | None = None) -> ProgramModel:
     check_tile_ids(unit, axes, tile_ids, regions, walk)
     count_names = frozenset(name for name, _ in counts)
     check_placement(unit, regions, params | count_names | walk.invariant_names())
-    context = SliceContext(unit, source.node, params, local, axes, tile_names, count_names, evaluator)
+    context = SliceContext(unit, source.node, params, written | params, axes, tile_names, count_names, evaluator)
     slices = [slice_region(context, region) for region in regions]
     check_leaks(context, regions, slices)
     check_regions_agree(unit, regions)
 
     declared = _declared(unit, source, axes, host)
     access_context = AccessContext(
-        unit,
-        tuple(p.name for p in read_params(source.node)),
-        axes,
-        pointer_params(source.node, [p.name for p in read_params(source.node) if not p.is_constexpr], declared),
-        frozenset(declared),
-        declared,
-        stride_params(host),
+        params=ordered,
+        constexprs=constexprs,
+        axes=axes,
+        strides=stride_params(host),
+        unit=unit,
+        pointers=pointer_params(source.node, [n for n in ordered if n not in constexprs], declared),
+        known=frozenset(declared),
+        declared=declared,
     )
     loops = read_range_loops(unit, source, axes, walk, tile_names)
     accesses = _accesses(unit, access_context, walk.accesses, axes, loops)

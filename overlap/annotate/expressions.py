@@ -53,6 +53,8 @@ class Evaluator:
     locals: frozenset[str]
     params: frozenset[str]
     helpers: Mapping[str, ast.FunctionDef]
+    constexprs: frozenset[str] = frozenset()
+    assumed: dict[str, bool] = field(default_factory=dict)
     env: dict[str, Value] = field(default_factory=dict)
     accesses: list[RawAccess] = field(default_factory=list)
     guards: list[str] = field(default_factory=list)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 AtomKind = Literal[
-    "param",  # kernel parameter or global constant
+    "param",  # kernel parameter, or an item of one (``strides[0]``), or global constant
     "count",  # number of tiles of an axis
     "coord",  # tile coordinate of an axis, after a dispatch region
     "tile_id",  # a tile id variable
@@ -24,6 +24,7 @@ AtomKind = Literal[
     "mod",
     "floordiv",
     "cdiv",
+    "either",  # one of two, by a condition on constexpr parameters
     "data",  # loaded from memory
     "opaque",  # anything else
 ]
@@ -37,8 +38,8 @@ class Atom:
     """An indivisible factor.
 
     ``name`` is how it prints; ``args`` are the operands of mod, floordiv and cdiv, the size of lanes, a loop's start,
-    stop and step; ``deps`` the leaf atoms that an opaque or loaded value comes from; ``line`` tells opaque values and
-    loops apart; ``axis`` and ``region`` belong to counts and coordinates.
+    stop and step, what either is where ``test`` holds and where not; ``deps`` the leaf atoms that an opaque or loaded value
+    comes from; ``line`` tells opaque values and loops apart; ``axis`` and ``region`` belong to counts and coordinates.
     """
 
     kind: AtomKind
@@ -48,6 +49,7 @@ class Atom:
     line: int = 0
     axis: str | None = None
     region: int | None = None
+    test: str = ""
 
     def __str__(self) -> str:
         if self.kind == "mod":
@@ -61,12 +63,23 @@ class Atom:
         return self.name
 
     @property
+    def parameter(self) -> str:
+        """Of a ``param``: the kernel parameter, where the atom is an item of a tuple."""
+        return self.name.split("[")[0]
+
+    @property
+    def item(self) -> int:
+        """Of a ``param``: which item of a tuple, those that are counted from the end behind the others."""
+        number = int(self.name[:-1].split("[")[1]) if "[" in self.name else 0
+        return number if number >= 0 else 1000 + number
+
+    @property
     def is_compound(self) -> bool:
         return self.kind in ("mod", "floordiv")
 
     def leaves(self) -> Iterator[Atom]:
         """The atom if it is a name, else every name it was computed from."""
-        if self.kind in ("mod", "floordiv", "cdiv", "opaque"):
+        if self.kind in ("mod", "floordiv", "cdiv", "either", "opaque"):
             for arg in self.args:
                 yield from arg.leaves()
             yield from self.deps
@@ -226,7 +239,8 @@ class IndexExpr:
 
 
 def _operand(expr: IndexExpr) -> str:
-    return str(expr) if len(expr.terms) == 1 and len(expr.terms[0][0]) <= 1 else f"({expr})"
+    plain = len(expr.terms) == 1 and len(expr.terms[0][0]) <= 1 and not any(a.is_compound for a in expr.terms[0][0])
+    return str(expr) if plain else f"({expr})"
 
 
 def size_expr(text: str) -> IndexExpr:

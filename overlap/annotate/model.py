@@ -159,7 +159,8 @@ class Access:
     ``strides[d]`` is the dimension's stride as text over kernel parameters (``stride_am``, ``1``; None: unknown).
     ``operation`` is the function or method that accesses (``load``, ``atomic_add``), or the helper that is handed the
     pointer where ``helper`` is set. ``guard`` is a condition read from memory that decides whether, or which elements,
-    it accesses (empty: none). ``loops[d]``: the in-tile loop that dimension d is taken block by block in.
+    it accesses (empty: none). ``loops[d]``: the in-tile loop that dimension d is taken block by block in. ``understood``:
+    the address was taken apart into an index a dimension.
     """
 
     tensor: str
@@ -175,6 +176,7 @@ class Access:
     helper: bool = False
     guard: str = ""
     loops: tuple[LoopBlock | None, ...] = ()
+    understood: bool = True
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,8 @@ def _check_store(program: ProgramModel, access: Access, dims: Sequence[int], on:
             where=access.span,
             help="mask what lies past the edge instead of taking the index modulo the extent",
         )
+    if not access.understood:
+        raise not_understood(access, program.kernel.tensor(param).dims, on)
     if access.region is None or not any(d < len(access.axes) and access.axes[d] in tile_axes for d in dims):
         shown = ", ".join(str(offset) for offset in access.offsets) or "an unknown index"
         raise UnsupportedError(
@@ -97,6 +99,18 @@ def _check_store(program: ProgramModel, access: Access, dims: Sequence[int], on:
             where=access.span,
             help="store at coordinate * BLOCK + tl.arange(0, BLOCK), with the coordinates of the pid_map",
         )
+
+
+def not_understood(access: Access, dims: Sequence[str], on: str) -> UnsupportedError:
+    """An address that cannot be taken apart into an index a dimension."""
+    what = "load" if access.mode == "read" else "store"
+    return UnsupportedError(
+        f"{on}: the address of this {what} is not seen to be an index * stride for each dimension of "
+        f"{access.tensor}[{','.join(dims)}]",
+        where=access.span,
+        help="add index * stride for each dimension to the pointer, with a stride that is a parameter of the kernel, or a size, "
+        "for all but the last",
+    )
 
 
 def _check_split(access: Access, free: set[str], on: str) -> None:

@@ -15,7 +15,7 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from .access import AccessContext, _affine_atoms, _bases, _groups, _inside_block
+from .access import AccessContext, _affine_atoms, _bases, _inside_block, by_dimension
 from .discover import KernelSource
 from .evaluate import Walk
 from .flow import behind, exposed, names_of, single_update
@@ -104,13 +104,12 @@ def loop_blocks(
     """
     found: list[tuple[LoopBlock | None, ...]] = []
     for param, offset in _bases(context, raw):
-        groups = _groups(context, raw, param, offset)
-        if groups is None or raw.escapes:
+        dims = by_dimension(context, raw, param, offset)
+        if dims is None or raw.escapes:
             rank = len(context.declared[param].dims) if param in context.declared else 0
             found.append((None,) * rank)
             continue
-        sizes = [raw.block[d] if raw.block and d < len(raw.block) else None for d in range(len(groups))]
-        found.append(tuple(_loop_block(index, size, loops) for index, size in zip(groups, sizes, strict=True)))
+        found.append(tuple(_loop_block(dim.index, dim.size, loops) for dim in dims))
     return found
 
 

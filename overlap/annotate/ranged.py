@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from overlap.errors import SourceSpan, UnsupportedError
 
 from .model import Access, KernelModel, RangeLoop
+from .produced import not_understood
 
 
 def ranged_loops(kernel: KernelModel, param: str, dim: int) -> tuple[RangeLoop, ...]:
@@ -61,7 +62,7 @@ def check_ranged(
         )
     for access in accesses:
         if dim >= len(access.loops) or access.loops[dim] is None:
-            raise _not_in_a_loop(access, dim, axis, on, kernel.loops, ahead)
+            raise _not_in_a_loop(access, dim, axis, on, kernel, ahead)
     loops = ranged_loops(kernel, param, dim)
     for loop in loops:
         if loop.axis != axis:
@@ -110,10 +111,8 @@ def check_one_block(loops: Sequence[RangeLoop], on: str) -> None:
             )
 
 
-def _not_in_a_loop(
-    access: Access, dim: int, axis: str, on: str, loops: Sequence[RangeLoop], ahead: str
-) -> UnsupportedError:
-    over = [loop for loop in loops if loop.axis == axis]
+def _not_in_a_loop(access: Access, dim: int, axis: str, on: str, kernel: KernelModel, ahead: str) -> UnsupportedError:
+    over = [loop for loop in kernel.loops if loop.axis == axis]
     block = over[0].block if over else "BLOCK"
     what = "" if block.isdecimal() else f"; {block} is a constexpr parameter"
     offset = f" ({access.offsets[dim]})" if dim < len(access.offsets) else ""
@@ -123,6 +122,8 @@ def _not_in_a_loop(
             where=access.span,
             help=f"load it in the kernel itself{ahead}",
         )
+    if not access.understood:
+        return not_understood(access, kernel.tensor(access.tensor).dims, on)
     return UnsupportedError(
         f"{on}: the index of this load of {access.tensor} along {axis}{offset} is not block k of a loop over all of {axis}",
         where=access.span,

@@ -77,6 +77,7 @@ def test_readable():
     assert str((pid * b + lanes) % m).endswith(") % M")
     assert str(IndexExpr()) == "0" and str(-pid) == "-pid" and str(m - IndexExpr.constant(2) * pid) == "-2 * pid + M"
     assert str(m.cdiv(b)) == "cdiv(M, BM)"
+    assert str(pid // (m // b)) == "pid // (M // BM)" and str((pid // m) // b) == "(pid // M) // BM"
 
 
 def test_leaves_go_through_operations():

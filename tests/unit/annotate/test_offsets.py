@@ -1,0 +1,225 @@
+"""Addresses taken apart into an index a dimension: strides of every kind, and messages where they are not seen."""
+
+from __future__ import annotations
+
+import pytest
+
+from overlap.annotate import SourceUnit, annotate, parse_on
+from overlap.errors import UnsupportedError
+from overlap.pipeline import Request, compile_source
+
+A = "    pa = a_ptr + rm[:, None] * sam + rk[None, :] * sak\n"
+C = "    pc = c_ptr + rm[:, None] * scm + rn[None, :] * scn\n"
+HEADS = """\
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def scaled(x_ptr, s_ptr, y_ptr, ids_ptr, strides, HZ, H, G, S, D, stride_z, stride_h, stride_s,
+           BS: tl.constexpr, BD: tl.constexpr):
+    # @overlap.axis_count S block=BS
+    # @overlap.axis_count HZ block=1
+    # @overlap.dispatch begin
+    # @overlap.pid_map S=ps HZ=hz
+    ps = tl.program_id(0)
+    hz = tl.program_id(1)
+    # @overlap.dispatch end
+    z, h = hz // H, hz % H
+    s = ps * BS + tl.arange(0, BS)
+    d = tl.arange(0, BD)
+    keep = (s < S)[:, None] & (d < D)[None, :]
+    x = tl.load(x_ptr + z * stride_z + h * stride_h + s[:, None] * stride_s + d[None, :], mask=keep, other=0.0)
+    f = tl.load(s_ptr + hz)
+    tl.store(y_ptr + z * stride_z + h * stride_h + s[:, None] * stride_s + d[None, :], x * f, mask=keep)
+
+
+# @overlap.host_entry x[Z,H,S,D] s[HZ] ids[HZ] -> y[Z,H,S,D]
+def scale(x, s, ids):
+    Z, H, S, D = x.shape
+    y = torch.empty_like(x)
+    grid = (triton.cdiv(S, 16), Z * H)
+    scaled[grid](x, s, y, ids, x.stride(), Z * H, H, 2, S, D, x.stride(0), x.stride(1), x.stride(2), BS=16, BD=16)
+    return y
+"""
+
+
+def accesses(text, param, name="user.py"):
+    kernel = annotate(SourceUnit.from_text(text, name)).kernel
+    return [a for a in kernel.accesses if a.tensor == param]
+
+
+def seen(text, param):
+    (access,) = accesses(text, param)
+    return access.axes, [str(o) for o in access.offsets], access.strides
+
+
+X = "x_ptr + z * stride_z + h * stride_h + s[:, None] * stride_s + d[None, :]"
+AXES = (None, None, "S", None)
+INDICES = ["hz // H", "(hz) % H", "ps * BS", "0"]
+
+
+@pytest.mark.parametrize("param", ["x_ptr", "y_ptr"])
+def test_rows_by_numbers_that_a_tile_computes(param):
+    """The strides of x serve y as well, which the host passes nobody's."""
+    assert seen(HEADS, param) == (AXES, INDICES, ("stride_z", "stride_h", "stride_s", "1"))
+
+
+E = "tl.load(ids_ptr + hz)"
+ROW = "s[:, None]"
+PICKED = {
+    "the rows of a matrix": (f"x_ptr + {E} * S * D + {ROW} * D + d[None, :]", "entry x[Z,S,D]", (None, "S", None)),
+    "rows of a stride": (f"x_ptr + {E} * stride_z + {ROW} * D + d[None, :]", "entry x[Z,S,D]", (None, "S", None)),
+    "other rows of it": (f"x_ptr + {E} * G * D + {ROW} * D + d[None, :]", "entry x[Z,S,D]", (None, None, None)),
+    "of one column": (f"x_ptr + {E} * G * D + {ROW} * D", "entry x[S,D]", (None, None)),
+    "of one that is named": (f"x_ptr + {E} * S * D + {ROW} * D", "entry x[S,D]", (None, None)),
+    "a dimension too many": (f"x_ptr + {E} * G * D + {ROW} * D + d[None, :]", "entry x[S,D]", (None, None)),
+    "rows as far apart as memory says": (f"x_ptr + {ROW} * {E} + d[None, :] * stride_s", "entry x[S,D]", (None, None)),
+}
+
+
+@pytest.mark.parametrize("name", PICKED)
+def test_what_a_picked_row_leaves_as_it_is(edit, name):
+    """A segment that begins within an axis moves the index along it, whatever the tile's own index is."""
+    address, host, axes = PICKED[name]
+    text = edit(HEADS, (X, address), ("entry x[Z,H,S,D]", host))
+    assert seen(text, "x_ptr")[0] == axes
+
+
+def test_rows_of_segments_are_rows_where_no_dimension_is_left(edit):
+    address = f"x_ptr + {E} * G * D + s[:, None] * D + d[None, :]"
+    text = edit(HEADS, (X, address), ("entry x[Z,H,S,D]", "entry x[S,D]"))
+    assert seen(text, "x_ptr")[1] == ["ps * BS + tl.load(ids_ptr + hz) * G", "0"]
+
+
+def test_one_row_of_every_tile_that_a_loop_reads(edit):
+    """The stride of what a loop counts is its own, not 1."""
+    loop = "    f = 0.0\n    for i in range(G):\n        f += tl.load(s_ptr + hz * stride_z + i * stride_h)\n"
+    text = edit(HEADS, ("    f = tl.load(s_ptr + hz)\n", loop), ("s[HZ] ids", "s[HZ,G] ids"))
+    assert seen(text, "s_ptr") == (("HZ", "G"), ["hz", "i"], ("stride_z", "stride_h"))
+
+
+def test_an_unknown_number_beside_a_row_is_no_column(edit):
+    text = edit(HEADS, (X, "x_ptr + s[:, None] * stride_s + G"), ("entry x[Z,H,S,D]", "entry x[S,D]"))
+    assert seen(text, "x_ptr")[0] == (None, None)
+
+
+def test_strides_made_of_sizes(edit):
+    """Of a row of groups, which is `cdiv(D, BD)` of them."""
+    text = edit(HEADS, ("s_ptr + hz", "s_ptr + hz * tl.cdiv(D, BD) + ps"), ("s[HZ] ids", "s[HZ,groups] ids"))
+    assert seen(text, "s_ptr") == (("HZ", None), ["hz", "ps"], (None, "1"))
+
+
+def test_a_row_picked_by_an_index_and_one_by_a_loop(edit):
+    loop = "    f = 0.0\n    for i in range(G):\n        f += tl.load(s_ptr + tl.load(ids_ptr + hz) * G + i)\n"
+    text = edit(HEADS, ("    f = tl.load(s_ptr + hz)\n", loop), ("s[HZ] ids", "s[rows,G] ids"))
+    assert seen(text, "s_ptr")[1] == ["tl.load(ids_ptr + hz)", "i"]
+
+
+def test_rows_within_a_page_are_one_dimension(edit):
+    """A constexpr that multiplies is a block of rows, a size is a stride."""
+    page = "    page = tl.load(ids_ptr + hz)\n    x = tl.load(x_ptr + (page * BS + tl.arange(0, BS))[:, None] * D + d[None, :])\n"
+    text = edit(HEADS, (f"    x = tl.load({X}, mask=keep, other=0.0)\n", page), ("entry x[Z,H,S,D]", "entry x[S,D]"))
+    assert seen(text, "x_ptr")[:2] == ((None, None), ["tl.load(ids_ptr + hz) * BS", "0"])
+
+
+def test_a_block_pointer_into_a_matrix_of_a_batch(edit):
+    made = (
+        "tl.make_block_ptr(x_ptr + z * stride_z + h * stride_h, (S, D), (stride_s, 1), (ps * BS, 0), (BS, BD), (1, 0))"
+    )
+    text = edit(HEADS, (f"tl.load({X}, mask=keep, other=0.0)", f"tl.load({made}, boundary_check=(0, 1))"))
+    assert seen(text, "x_ptr") == (AXES, INDICES, ("stride_z", "stride_h", "stride_s", "1"))
+
+
+def test_a_descriptor_of_a_matrix_of_a_batch(edit):
+    made = "tl.make_tensor_descriptor(x_ptr + z * stride_z + h * stride_h, [S, D], [stride_s, 1], [BS, BD])"
+    text = edit(HEADS, (f"tl.load({X}, mask=keep, other=0.0)", f"{made}.load([ps * BS, 0])"))
+    assert seen(text, "x_ptr") == (AXES, INDICES, ("stride_z", "stride_h", "stride_s", "1"))
+
+
+UNKNOWN = ("x.stride(0), x.stride(1), x.stride(2)", "z, h, s")
+MATRIX = "tl.make_block_ptr({base}, (S, D), (stride_s, 1), ({row}, 0), (BS, BD), (1, 0))"
+BASES = {
+    "a matrix": ("x_ptr + hz * stride_z", "ps * BS", "entry x[HZ,S,D]", ("HZ", "S", None)),
+    "its first row": ("x_ptr + tl.load(ids_ptr + hz) * stride_s", "ps * BS", "entry x[Z,S,D]", (None, None, None)),
+    "its first column": ("x_ptr + z * BD", "ps * BS", "entry x[Z,S,D]", (None, None, None)),
+    "the tile's rows": ("x_ptr + ps * BS * stride_z", "G", "entry x[Z,S,D]", (None, None, None)),
+    "a segment": ("x_ptr + z * G * stride_s", "ps * BS", "entry x[Z,S,D]", (None, None, None)),
+    "a number of heads": ("x_ptr + hz * stride_z", "ps * BS", "entry x[Z,H,S,D]", (None, None, None, None)),
+}
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_where_the_base_of_a_block_pointer_is(edit, name):
+    """Only what cannot go on along the block's own dimensions says which matrix it is."""
+    base, row, host, axes = BASES[name]
+    made = MATRIX.format(base=base, row=row)
+    load = (f"tl.load({X}, mask=keep, other=0.0)", f"tl.load({made}, boundary_check=(0, 1))")
+    assert seen(edit(HEADS, load, ("entry x[Z,H,S,D]", host), UNKNOWN), "x_ptr")[0] == axes
+
+
+def test_a_transposed_block_of_a_matrix_of_a_batch(edit):
+    made = "tl.make_block_ptr(x_ptr + hz * stride_z, (D, S), (1, stride_s), (0, 0), (BD, BS), (0, 1))"
+    text = edit(
+        HEADS,
+        (f"tl.load({X}, mask=keep, other=0.0)", f"tl.trans(tl.load({made}, boundary_check=(0, 1)))"),
+        ("entry x[Z,H,S,D]", "entry x[HZ,S,D]"),
+        UNKNOWN,
+    )
+    assert seen(text, "x_ptr")[2] == ("stride_z", "stride_s", "1")
+
+
+NOT_SEEN = {
+    "a result": (
+        (C, "    pc = c_ptr + rm[:, None] * tl.load(b_ptr) + rn[None, :] * tl.load(a_ptr)\n"),
+        "c[M]",
+        "store",
+        "c_ptr[M,N]",
+    ),
+    "a gather by a loop": (
+        (A, "    pa = a_ptr + (rm[:, None] ^ 1) * (sam ^ 0) + rk[None, :] * (sak ^ 0)\n"),
+        "a[K]",
+        "load",
+        "a_ptr[M,K]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_SEEN)
+def test_addresses_that_are_not_seen_through(model, name):
+    edit, on, what, tensor = NOT_SEEN[name]
+    with pytest.raises(UnsupportedError) as caught:
+        parse_on(on, model(edit))
+    assert (
+        f"{on}: the address of this {what} is not seen to be an index * stride for each dimension of {tensor}"
+        in str(caught.value)
+    )
+    assert "a stride that is a parameter of the kernel" in caught.value.help
+
+
+def test_an_axis_that_is_called_otherwise_than_its_dimension(refusal, edit):
+    """What to write where a view was meant is said as well."""
+    error = refusal(("a[M,K] b[K,N] -> c", "a[M,K] b[K,columns] -> c"))
+    assert "b_ptr[K,columns] contradicts the kernel, which indexes it in dimension 1 by axis N" in str(error)
+    assert "N among them" in error.help and "# @overlap.tensor b_ptr[...]" in error.help
+
+
+def test_the_number_of_a_block_is_no_index_along_its_axis(model):
+    """What a loop over blocks of K counts are rows of a table, such as scales."""
+    edits = (
+        (
+            C,
+            "    s = tl.zeros((BM,), tl.float32)\n    for i in range(tl.cdiv(K, BK)):\n        s += tl.load(b_ptr + i * N + rn)\n"
+            + C,
+        ),
+        ("b[K,N] -> c", "b[blocks,N] -> c"),
+        (
+            "    pb = b_ptr + rk[:, None] * sbk + rn[None, :] * sbn\n",
+            "    pb = a_ptr + rm[:, None] * sam + rk[None, :] * sak\n",
+        ),
+        ("        pb += BK * sbk\n", ""),
+    )
+    program = model(*edits)
+    (access,) = [a for a in program.kernel.accesses if a.tensor == "b_ptr"]
+    assert (access.axes, access.loops) == ((None, "N"), (None, None))
