@@ -67,6 +67,15 @@ class Walk:
         if guard:
             del self.guards[at]
 
+    @contextmanager
+    def _assuming(self, test: ast.expr, taken: bool) -> Iterator[None]:
+        """Everything evaluated inside stands where ``test`` holds, or where it does not."""
+        known, kept = self.evaluator.condition(test), self.evaluator.assumed
+        if known is not None:
+            self.evaluator.assumed = {**kept, known[0]: known[1] == taken}
+        yield
+        self.evaluator.assumed = kept
+
     @property
     def accesses(self) -> list[RawAccess]:
         return self.evaluator.accesses
@@ -160,10 +169,12 @@ class Walk:
         before = dict(self.env)
         guard = f"`if {ast.unparse(node.test)}`" if from_memory(test) else ""
         with self._guarded(guard):
-            left_jumps = self.block(node.body)
+            with self._assuming(node.test, True):
+                left_jumps = self.block(node.body)
             left = self.evaluator.env
             self.evaluator.env = dict(before)
-            right_jumps = self.block(node.orelse)
+            with self._assuming(node.test, False):
+                right_jumps = self.block(node.orelse)
         if guard and any(isinstance(inner, _JUMPS) for inner in ast.walk(node)) and guard not in self.guards:
             self.guards.append(guard)  # what follows runs or not by what was loaded
         if left_jumps and not right_jumps:

@@ -45,8 +45,10 @@ class Evaluator:
     """Evaluates expressions over ``env`` and records every load and store it passes.
 
     ``locals`` are the kernel's own names (a call on one of them is a method), ``helpers`` the functions of the same
-    module by name. ``guards`` are the conditions read from memory that what is evaluated now stands under. ``returned``
-    walks a helper's body in ``env`` and gives what it returns; ``site`` is the kernel's own call while it does.
+    module by name, ``constexprs`` the parameters that are known when the kernel is compiled and that nothing assigns to;
+    ``assumed`` holds which conditions on them hold where what is evaluated now stands. ``guards`` are the conditions read
+    from memory that it stands under. ``returned`` walks a helper's body in ``env`` and gives what it returns; ``site`` is
+    the kernel's own call while it does.
     """
 
     names: Names
@@ -90,13 +92,42 @@ class Evaluator:
         if isinstance(node, ast.Call):
             return self._call(node)
         if isinstance(node, ast.IfExp):
-            test, a, b = self.value(node.test), self.value(node.body), self.value(node.orelse)
-            return a if a == b else opaque(ast.unparse(node), line, a, b, test)
+            return self._conditional(node, line)
         if isinstance(node, ast.NamedExpr) and isinstance(node.target, ast.Name):
             self.env[node.target.id] = value = self.value(node.value)
             return value
         parts = [self.value(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
         return opaque(ast.unparse(node), line, *parts)
+
+    def _conditional(self, node: ast.IfExp, line: int) -> Value:
+        test, a, b = self.value(node.test), self.value(node.body), self.value(node.orelse)
+        if a == b:
+            return a
+        known = self.condition(node.test)
+        if known is None or not isinstance(a, IndexExpr) or not isinstance(b, IndexExpr):
+            return opaque(ast.unparse(node), line, a, b, test)
+        text, holds = known
+        return IndexExpr.of(Atom("either", ast.unparse(node), args=(a, b) if holds else (b, a), test=text))
+
+    def condition(self, test: ast.expr) -> tuple[str, bool] | None:
+        """A condition on constexpr parameters, as text without its ``not``, and whether it has none; None: another one."""
+        holds = True
+        while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            test, holds = test.operand, not holds
+        names = {n.id for n in ast.walk(test) if isinstance(n, ast.Name)}
+        plain = not any(isinstance(n, ast.Call) for n in ast.walk(test))
+        return (
+            (ast.unparse(test), holds) if plain and names and names <= self.constexprs and self.site is None else None
+        )
+
+    def _chosen(self, expr: IndexExpr) -> IndexExpr:
+        """An expression with what the assumed conditions choose."""
+
+        def one(atom: Atom) -> IndexExpr | None:
+            holds = self.assumed.get(atom.test) if atom.kind == "either" else None
+            return None if holds is None else self._chosen(atom.args[0 if holds else 1])
+
+        return expr.replaced(one)
 
     def _binary(self, node: ast.BinOp) -> Value:
         a, b = self.value(node.left), self.value(node.right)
@@ -230,6 +261,7 @@ class Evaluator:
             raw = RawAccess(mode, "host_descriptor", as_expr(target or IndexExpr()), node, where)  # type: ignore[arg-type]
         else:
             raw = RawAccess(mode, "pointer", as_expr(target or IndexExpr()), node)  # type: ignore[arg-type]
+        raw = replace(raw, block=raw.block and tuple(self._chosen(size) for size in raw.block))
         guard = self.guards[0] if self.guards else ""
         if mask is not None and from_memory(mask):
             guard = f"mask {_mask_text(masked)}"

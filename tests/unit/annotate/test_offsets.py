@@ -170,6 +170,51 @@ def test_a_transposed_block_of_a_matrix_of_a_batch(edit):
     assert seen(text, "x_ptr")[2] == ("stride_z", "stride_s", "1")
 
 
+HALVES = """\
+    dc = tl.make_tensor_descriptor(c_ptr, [M, N], [scm, 1], [BM, {block}])
+    if {test}:
+        dc.store([pid_m * BM, pid_n * BN], acc[:, : BN // 2])
+        dc.store([pid_m * BM, pid_n * BN + BN // 2], acc[:, BN // 2 :])
+    else:
+        dc.store([pid_m * BM, pid_n * BN], acc)
+"""
+STORE = "    tl.store(pc, acc.to(c_ptr.dtype.element_ty), mask=(rm[:, None] < M) & (rn[None, :] < N))\n"
+EITHER = [
+    ("BN // 2 if HALF else BN", "HALF", "N"),
+    ("BN if not HALF else BN // 2", "HALF", "N"),
+    ("BN // 2 if HALF else BN", "not not HALF", "N"),
+    ("BN // 2 if G > 1 else BN", "G > 1", "N"),
+    ("BN // 2 if HALF else BN", "not HALF", None),
+    ("BN // 2 if HALF else BN", "G > 1", None),
+]
+
+
+@pytest.mark.parametrize("block,test,axis", EITHER)
+def test_a_block_by_a_constexpr_condition(model, block, test, axis):
+    """Halves of a tile where the condition holds, whole tiles where not; under another condition a half may be a whole block."""
+    program = model(
+        (STORE, HALVES.format(block=block, test=test)), ("BK: tl.constexpr,", "BK: tl.constexpr, HALF: tl.constexpr,")
+    )
+    found = [a.axes for a in program.kernel.accesses if a.tensor == "c_ptr"]
+    assert found == [("M", "N"), ("M", axis), ("M", "N")]
+
+
+def test_a_block_where_the_condition_does_not_hold(model):
+    store = HALVES.format(block="BN if HALF else BN // 2", test="not HALF").splitlines()
+    store[1:] = ["    if HALF:", store[-1], "    else:", *store[2:4]]
+    program = model((STORE, "\n".join(store) + "\n"), ("BK: tl.constexpr,", "BK: tl.constexpr, HALF: tl.constexpr,"))
+    assert {a.axes for a in program.kernel.accesses if a.tensor == "c_ptr"} == {("M", "N")}
+
+
+def test_a_condition_that_changes_is_none(model):
+    edits = (
+        ("    pc = c_ptr", "    HALF = HALF and N > 5\n    pc = c_ptr"),
+        ("BK: tl.constexpr,", "BK: tl.constexpr, HALF: tl.constexpr,"),
+    )
+    program = model((STORE, HALVES.format(block="BN // 2 if HALF else BN", test="HALF")), *edits)
+    assert {a.axes for a in program.kernel.accesses if a.tensor == "c_ptr"} == {("M", None)}
+
+
 NOT_SEEN = {
     "a result": (
         (C, "    pc = c_ptr + rm[:, None] * tl.load(b_ptr) + rn[None, :] * tl.load(a_ptr)\n"),
