@@ -146,6 +146,8 @@ class Evaluator:
         index = as_expr(self.value(node.slice)).as_int()
         if isinstance(value, Sequence) and index is not None and -len(value.items) <= index < len(value.items):
             return value.items[index]
+        if index is not None and self._is_param(value):
+            return IndexExpr.of(Atom("param", f"{value}[{index}]"))  # of a tuple that the launch passes
         return opaque(ast.unparse(node), node.lineno, value)
 
     # Calls

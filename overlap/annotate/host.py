@@ -273,7 +273,8 @@ def _param_dims(
 
 
 def stride_params(host: HostEntry | None) -> dict[str, tuple[str, int]]:
-    """Stride parameter to (tensor parameter, dimension), where the launch passes ``x.stride(d)`` of a host tensor."""
+    """Stride parameter to (tensor parameter, dimension), where the launch passes ``x.stride(d)`` of a host tensor, and
+    items of those (``strides[0]``) to which it passes ``x.stride()``."""
     if host is None:
         return {}
     owner = dict(host.tensor_params)
@@ -298,6 +299,11 @@ def stride_params(host: HostEntry | None) -> dict[str, tuple[str, int]]:
         ):
             if node.value.func.attr == "stride" and not node.value.args:
                 base, d = node.value.func.value, node.slice
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "stride":
+            # All of them in one tuple.
+            tensor = by_text.get(ast.unparse(node.func.value))
+            rank = len(dict(host.param_dims).get(tensor or "", ()))
+            found |= {f"{param}[{dim}]": (tensor or "", dim) for dim in range(rank)}
         if base is None or d is None:
             continue
         # The strides of the very expression that is passed, so that a transposed view is not taken for its base.

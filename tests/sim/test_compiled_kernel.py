@@ -162,6 +162,30 @@ def test_a_transposed_global_tensor_and_strides_that_no_gathered_tensor_has(kern
     assert "kernel[(tiles,)]" in e.value.where.text
 
 
+def test_strides_in_tuples(kernels):
+    kernel = overlap.compile(plan="all_gather_1d", on="a[M]")(kernels("wild/tuple_strides").gemm)
+    rows = 34
+    a, b = data(rows), data(K, N, seed=1)
+
+    def launch(group, shard, strides):
+        c = torch.empty(rows, N, dtype=shard.dtype)
+        blocks = dict(BM=16, BN=16, BK=16)
+        kernel[(3, 3)](shard, b, c, rows, N, K, strides, b.stride(), c.stride(), **blocks, group=group)
+        return c
+
+    for results in on_ranks(2, a, lambda group, shard: launch(group, shard, (K, 1))):
+        for c in results:
+            close(c, a, b)
+    for results in on_ranks(2, a, lambda group, shard: launch(group, shard.t().contiguous().t(), (1, rows))):
+        for c in results:
+            close(c, a, b)
+    with pytest.raises(RuntimeContractError, match=r"strides \(25, 1\) for `a`"):
+        on_ranks(2, a, lambda group, shard: launch(group, shard, (K + 1, 1)))
+    for strides in (K, (K,)):
+        with pytest.raises(UsageError, match="no integers for the strides of `a`"):
+            on_ranks(2, a, lambda group, shard, strides=strides: launch(group, shard, strides))
+
+
 def test_sizes_of_the_shard_are_refused(kernels):
     kernel = overlap.compile(plan="all_gather_1d", on="a[M]")(kernels("grouped_gemm").matmul_kernel)
     a, b = data(34), data(K, N, seed=1)

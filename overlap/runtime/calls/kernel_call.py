@@ -218,13 +218,15 @@ def global_strides(comm: Comm, arguments: dict[str, Any], value: Any, shape: tup
                 help=f"TensorDescriptor(shard, {list(shape)}, global strides, block_shape): {GLOBAL}",
             )
         return tuple(value.strides)
-    known = {name: v for name, v in arguments.items() if isinstance(v, int)}
+    known = {name: v for name, v in arguments.items() if isinstance(v, (int, tuple))}
     found: list[int | None] = []
     for code in _layout(comm):
         try:
             found.append(None if code is None else int(eval(code, {"__builtins__": {}}, known)))
         except NameError as error:
             raise UsageError(f"the launch gives `{error.name}`, a stride of `{comm.param}`, no integer") from None
+        except (IndexError, TypeError):
+            raise UsageError(f"the launch gives no integers for the strides of `{comm.param}`") from None
     return tuple(found) or (None,) * len(shape)
 
 

@@ -66,6 +66,28 @@ def test_rows_by_numbers_that_a_tile_computes(param):
     assert seen(HEADS, param) == (AXES, INDICES, ("stride_z", "stride_h", "stride_s", "1"))
 
 
+def test_strides_in_a_tuple(edit):
+    text = edit(
+        HEADS, (X, "x_ptr + z * strides[0] + h * strides[1] + s[:, None] * strides[2] + d[None, :] * strides[-1]")
+    )
+    assert seen(text, "x_ptr")[:2] == (AXES, INDICES)
+    assert seen(text, "x_ptr")[2][:3] == ("strides[0]", "strides[1]", "strides[2]")
+
+
+def test_strides_in_a_tuple_that_leave_a_dimension_out(edit):
+    """The host says which dimension an item is of."""
+    text = edit(HEADS, (X, "x_ptr + z * strides[0] + s[:, None] * strides[2] + d[None, :] * strides[3]"))
+    assert seen(text, "x_ptr")[1] == ["hz // H", "0", "ps * BS", "0"]
+
+
+def test_strides_in_a_tuple_that_a_helper_takes(edit):
+    helper = "@triton.jit\ndef at(base, st, z, h, s, d):\n    return base + z * st[0] + h * st[1] + s * st[2] + d\n\n\n"
+    text = edit(
+        HEADS, (X, "at(x_ptr, strides, z, h, s[:, None], d[None, :])"), ("@triton.jit\n", helper + "@triton.jit\n")
+    )
+    assert seen(text, "x_ptr") == (AXES, INDICES, ("strides[0]", "strides[1]", "strides[2]", "1"))
+
+
 E = "tl.load(ids_ptr + hz)"
 ROW = "s[:, None]"
 PICKED = {
@@ -103,6 +125,18 @@ def test_one_row_of_every_tile_that_a_loop_reads(edit):
 def test_an_unknown_number_beside_a_row_is_no_column(edit):
     text = edit(HEADS, (X, "x_ptr + s[:, None] * stride_s + G"), ("entry x[Z,H,S,D]", "entry x[S,D]"))
     assert seen(text, "x_ptr")[0] == (None, None)
+
+
+def test_items_of_strides_in_their_order(edit):
+    """However the sum is written: a dimension without an axis is told by its item."""
+    address = "x_ptr + d[None, :] * strides[-1] + s[:, None] * strides[2] + z * BS * strides[1] + h * strides[0]"
+    text = edit(HEADS, (X, address), ("x.stride(), ", "strides, "))
+    assert seen(text, "x_ptr")[2] == ("strides[0]", "strides[1]", "strides[2]", "strides[-1]")
+
+
+def test_a_tensor_of_a_tuple_is_not_lost(edit):
+    text = edit(HEADS, ("    f = tl.load(s_ptr + hz)\n", "    f = tl.load(s_ptr[0] + hz)\n"))
+    assert seen(text, "s_ptr")[0] == (None,)
 
 
 def test_strides_made_of_sizes(edit):
