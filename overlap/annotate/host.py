@@ -265,7 +265,7 @@ def _param_dims(
     found: list[tuple[str, tuple[str, ...]]] = []
     for name, param in tensor_params:
         orders = {order for _, order in roots.of(arguments[param])}
-        if orders == {"same"}:
+        if orders == {"same"} or (len(dims[name]) == 1 and orders <= {"same", "flat"}):
             found.append((param, dims[name]))
         elif orders == {"reversed"}:
             found.append((param, dims[name][::-1]))

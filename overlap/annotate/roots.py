@@ -7,10 +7,11 @@ from typing import Literal
 
 from .names import blocks
 
-Order = Literal["same", "reversed", "unknown"]
-"""How the dimensions of a view stand to those of its tensor."""
+Order = Literal["same", "reversed", "flat", "unknown"]
+"""How the dimensions of a view stand to those of its tensor; flat: all in one."""
 
 _KEEP = frozenset("data detach contiguous view view_as reshape expand expand_as broadcast_to narrow select to".split())
+_FLAT = {("view", (-1,)), ("reshape", (-1,)), ("flatten", ()), ("ravel", ())}
 _REVERSE = frozenset("T mT H mH t".split())
 _OTHER = frozenset(
     "transpose permute squeeze unsqueeze flatten unflatten as_strided movedim swapaxes swapdims chunk".split()
@@ -70,11 +71,13 @@ class Roots:
         return frozenset()
 
     def _viewed(self, base: ast.expr, name: str, arguments: tuple[int | None, ...]) -> frozenset[Root]:
+        if (name, arguments) in _FLAT:
+            return frozenset((root, "flat") for root, _ in self.of(base))
         if name in _KEEP:
             return self.of(base)
         if name in _REVERSE or (name, arguments) in _SWAPS:
-            flip: dict[Order, Order] = {"same": "reversed", "reversed": "same", "unknown": "unknown"}
-            return frozenset((root, flip[order]) for root, order in self.of(base))
+            flip: dict[Order, Order] = {"same": "reversed", "reversed": "same"}
+            return frozenset((root, flip.get(order, order)) for root, order in self.of(base))
         if name in _OTHER:
             return frozenset((root, "unknown") for root, _ in self.of(base))
         return frozenset()

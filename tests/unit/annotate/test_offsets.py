@@ -277,6 +277,18 @@ def test_addresses_that_are_not_seen_through(model, name):
     assert "a stride that is a parameter of the kernel" in caught.value.help
 
 
+def test_flat_views(edit):
+    """They have one dimension; other tensors may be communicated, but not what was flattened."""
+    text = edit(HEADS, ("scaled[grid](x, s,", "scaled[grid](x, s.reshape(-1),"))
+    flat = edit(text, ("x[Z,H,S,D] s[HZ] ids", "x[Z,H,S,D] s[Z,H] ids"))
+    assert seen(text, "s_ptr") == seen(flat, "s_ptr") == (("HZ",), ["hz"], ("1",))
+    picked = edit(text, ("s_ptr + hz", "s_ptr + tl.load(ids_ptr + hz)"))
+    assert annotate(SourceUnit.from_text(picked, "user.py")).kernel.tensor("s_ptr").dims == ("HZ",)
+    compile_source(Request(SourceUnit.from_text(flat, "user.py"), "all_gather_1d", "x[S]"))
+    with pytest.raises(UnsupportedError, match=r"s\[H\]: the kernel sees s_ptr\[HZ\], a view of s\[Z,H\]"):
+        parse_on("s[H]", annotate(SourceUnit.from_text(flat, "user.py")))
+
+
 def test_an_axis_that_is_called_otherwise_than_its_dimension(refusal, edit):
     """What to write where a view was meant is said as well."""
     error = refusal(("a[M,K] b[K,N] -> c", "a[M,K] b[K,columns] -> c"))
