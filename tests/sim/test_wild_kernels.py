@@ -65,20 +65,44 @@ KERNELS |= {
     "xcd_remap": (GEMM, "fp16", {}, [(GATHER, "a[M]"), (SCATTER, "c[N]")]),
     "unmasked": ({"M": 64, "N": 40}, "fp32", {}, [(GATHER, "y[N]"), (EXCHANGE, "x[M:N]")]),
     "row_reduce": ({"M": 70, "N": 72}, "fp16", {}, [(GATHER, "x[M]"), (SCATTER, "s[M]")]),
-    "paged_kv": (PAGES, "fp16", {"table": "int8", "lens": "int8"}, [(GATHER, "k[P]"), (EXCHANGE, "o[B:D]")]),
+    "paged_kv": (
+        PAGES,
+        "fp16",
+        {"table": "int8", "lens": "int8"},
+        [(GATHER, "k[P]"), (GATHER, "table[B]"), (EXCHANGE, "o[B:D]")],
+    ),
     "conv1d": ({"B": 3, "S": 50, "C": 40, "F": 4}, "fp16", {}, [(GATHER, "x[S]"), (SCATTER, "y[B]")]),
     "block_ptr": (GEMM, "fp16", {}, [(GATHER, "b[K]")]),  # with helpers of another module
     "pid_helper2": (GEMM, "fp16", {}, [(GATHER, "b[N]")]),
+    "block_scales": (
+        {"M": 70, "N": 70, "K": 40, "G": 3, "NB": 5},
+        "fp16",
+        {"a_s": "fp32", "b_s": "fp32"},
+        [(GATHER, "a[M]"), (GATHER, "a_s[M]"), (GATHER, "a_s[G/M]"), (GATHER, "b_s[NB]"), (SCATTER, "c[M]")],
+    ),
+    "group_quant": (
+        {"rows": 37, "N": 64, "groups": 4},
+        "fp32",
+        {},
+        [(GATHER, "x[rows]"), (EXCHANGE, "x_q[rows:N]"), (SCATTER, "x_s[rows]")],
+    ),
+    "chunked_attention": (
+        {"H": 5, "T": 50, "D": 32},
+        "fp16",
+        {},
+        [(GATHER, "q[H]"), (GATHER, "k[T/H]"), (GATHER, "v[H]"), (EXCHANGE, "o[H:D]"), (SCATTER, "o[H]")],
+    ),
+    "tuple_strides": (GEMM, "fp16", {}, [(GATHER, "a[M]"), (GATHER, "a[K]"), (EXCHANGE, "a[K:M]"), (SCATTER, "c[M]")]),
     "by_other_names": ({"rows": 37, "cols": 20}, "fp16", {}, [(GATHER, "x[rows]"), (SCATTER, "y[rows]")]),
 }
 if triton_here() >= (3, 9):
-    del KERNELS["block_ptr"]  # which there are no more
+    del KERNELS["block_ptr"], KERNELS["chunked_attention"]  # by block pointers, which there are no more
 WAYS = [(kernel, plan, on) for kernel, (_, _, _, ways) in KERNELS.items() for plan, on in ways]
 WORLDS = (1, 2, 3, 5)
 UNRESERVED = ("pid_helper2",)
 """Kernels whose program ids a helper reads."""
-STORES = {"gated": "tma_inline", "row_reduce": "copy_engine"}
-"""Kernels that store by descriptors, and that add."""
+STORES = {"gated": "tma_inline"} | dict.fromkeys(("row_reduce", "group_quant", "chunked_attention"), "copy_engine")
+"""Kernels that store by descriptors, that add, and that store by block pointers or in blocks of another size than a tile's."""
 INPUTS = ("copy_engine", "ldst_inline", "ldst_reserved")
 CASES = list(itertools.product(WAYS, WORLDS, range(len(INPUTS))))
 assert math.gcd(11, len(WORLDS) * len(INPUTS)) == 1
