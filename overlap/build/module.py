@@ -29,7 +29,17 @@ from .rules import Finding
 from .target import Target, parse_target
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-NARROW = {"int8": torch.int8, "fp8e4nv": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2}
+OTHERS = {
+    **DTYPES,
+    "fp8e4nv": torch.float8_e4m3fn,
+    "fp8e5": torch.float8_e5m2,
+    "uint8": torch.uint8,
+    "int8": torch.int8,
+    "int16": torch.int16,
+    "int32": torch.int32,
+    "int64": torch.int64,
+}
+"""Of single inputs."""
 DEFAULT_EXTENT = 4096
 
 
@@ -70,12 +80,12 @@ def build_module(
         target: ``sm_90``, ``gfx942``, ...
         shape: axis to global extent; axes left out are 4096.
         dtype: of every tensor: ``fp16``, ``bf16`` or ``fp32``.
-        dtypes: tensors of another dtype than that, by host name; ``int8`` and fp8 too.
+        dtypes: inputs of another dtype than that, by host name; fp8 and integers too.
         world: ranks to imagine.
         folder: where every stage is written, if given.
 
     Raises:
-        UsageError: unknown target, dtype or axis.
+        UsageError: unknown target, dtype, axis or input.
         SourceError: the file is not a generated module.
         UnsupportedError: the kernel uses words that the target has no instruction for.
         CodegenError: Triton does not compile the kernel.
@@ -89,10 +99,8 @@ def build_module(
     operator = find_operator(load_module(path, search=folders))
     sizes = _sizes(operator, shape or {})
     others = {
-        name: torch.empty(
-            [sizes[axis] for axis in operator.inputs[name]], dtype=NARROW.get(kind) or DTYPES[kind], device="meta"
-        )
-        for name, kind in (dtypes or {}).items()
+        name: torch.empty([sizes[axis] for axis in operator.inputs[name]], dtype=kind, device="meta")
+        for name, kind in _dtypes(operator.inputs, dtypes or {}).items()
     }
     with planned_device(chosen):
         bound, _ = operator.capture(sizes, DTYPES[dtype], world=world, device="meta", **others)
@@ -127,6 +135,16 @@ def build_module(
         found.append(Finding("same-stages", "note", 0, f"not compared with the original: {missing}"))
     written = made.save(Path(folder)) if folder is not None else []
     return BuildResult(made, facts(made), facts(theirs) if theirs else None, tuple(found), tuple(written))
+
+
+def _dtypes(inputs: Mapping[str, object], given: Mapping[str, str]) -> dict[str, torch.dtype]:
+    """Dtypes of single inputs, by host name."""
+    for name, kind in given.items():
+        if name not in inputs:
+            raise UsageError(f"no input {name!r} to give a dtype to", help="inputs: " + ", ".join(inputs))
+        if kind not in OTHERS:
+            raise UsageError(f"no dtype {kind!r}", help="dtypes: " + ", ".join(OTHERS))
+    return {name: OTHERS[kind] for name, kind in given.items()}
 
 
 def _header(path: str) -> Header:

@@ -200,12 +200,36 @@ def compile_options(function: F) -> F:
     return function
 
 
+class _NamedDtype(click.ParamType):
+    """``ids=int64`` as a pair."""
+
+    name = "TENSOR=DTYPE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*(\w+)\s*", value)
+        if not match:
+            self.fail(f"{value!r} is not TENSOR=DTYPE; write ids=int64")
+        return match[1], match[2]
+
+
+def dtype_of_option(function: F) -> F:
+    """``--dtype-of``, once an input that is not of ``--dtype``."""
+    return click.option(
+        "--dtype-of",
+        "dtypes",
+        type=_NamedDtype(),
+        multiple=True,
+        help="An input of another type: ids=int64, scales=fp32.",
+    )(function)
+
+
 def run_options(function: F) -> F:
     """Options of `overlap simulate` besides the file and the world."""
     for option in reversed(
         [
             click.option("--shape", type=SHAPE, required=True, help="Global sizes as the host function sees them."),
             click.option("--dtype", type=click.Choice(DTYPES), default="fp16", show_default=True),
+            dtype_of_option,
             click.option("--seeds", type=click.IntRange(min=1), default=10, show_default=True, help="Seeds 0..S-1."),
             click.option("--seed", type=click.IntRange(min=0), help="Run this seed alone, to replay a fault."),
         ]

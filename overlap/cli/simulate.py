@@ -45,6 +45,7 @@ def command(
     mesh: Mesh | None,
     shape: dict[str, int],
     dtype: str,
+    dtypes: tuple[tuple[str, str], ...],
     seeds: int,
     seed: int | None,
 ) -> None:
@@ -68,8 +69,12 @@ def command(
         for option, value in options.items():
             if value:
                 raise UsageError(f"{option} says what --plan is, and {file} has its plan", help=f"leave {option} out")
-        simulate(file, world=ranks, shape=shape, dtype=dtype, seeds=seeds, seed=seed, command="simulate")
+        simulate(
+            file, world=ranks, shape=shape, dtype=dtype, dtypes=dict(dtypes), seeds=seeds, seed=seed, command="simulate"
+        )
         return
+    if dtypes:
+        raise UsageError("--dtype-of names inputs of OUT.py, and a plan has one tensor", help="leave it out: --dtype")
     assert plan is not None
     source = plan_source(
         plan,
@@ -127,7 +132,15 @@ def simulate_plan(plan: CommPlan, *, dtype: str, seeds: int, seed: int | None) -
 
 
 def simulate(
-    path: str, *, world: int, shape: dict[str, int], dtype: str, seeds: int, seed: int | None, command: str
+    path: str,
+    *,
+    world: int,
+    shape: dict[str, int],
+    dtype: str,
+    dtypes: dict[str, str],
+    seeds: int,
+    seed: int | None,
+    command: str,
 ) -> None:
     """Simulates and prints the report; its last line is ``ok`` or the fault.
 
@@ -140,7 +153,9 @@ def simulate(
 
     chosen = [seed] if seed is not None else list(range(seeds))
     with _progress(f"simulating {world} ranks", len(chosen)) as advance:
-        report = check_module(path, world=world, shape=shape, dtype=dtype, seeds=chosen, progress=advance)
+        report = check_module(
+            path, world=world, shape=shape, dtype=dtype, dtypes=dtypes, seeds=chosen, progress=advance
+        )
     click.echo(str(report).rstrip("\n"))
     if not report.ok:
         raise SystemExit(1)

@@ -30,6 +30,7 @@ def command(
     output: str | None,
     shape: dict[str, int],
     dtype: str,
+    dtypes: tuple[tuple[str, str], ...],
     seeds: int,
     seed: int | None,
     path: str | None,
@@ -57,4 +58,13 @@ def command(
     with tempfile.TemporaryDirectory(prefix="overlap-") as folder:
         module = output or os.path.join(folder, os.path.basename(request.unit.path))
         write_text(module, compilation.module.text)
-        simulate(module, world=request.world or 4, shape=shape, dtype=dtype, seeds=seeds, seed=seed, command="verify")
+        simulate(
+            module,
+            world=request.world or 4,
+            shape=shape,
+            dtype=dtype,
+            dtypes=dict(dtypes),
+            seeds=seeds,
+            seed=seed,
+            command="verify",
+        )

@@ -25,7 +25,7 @@ from overlap.schedule.steps import Step
 
 from .engine import NOWHERE
 from .fibres import Chooser
-from .inputs import CallInputs, check_sizes, dtype_of, make_inputs
+from .inputs import CallInputs, check_sizes, dtype_of, dtypes_of, make_inputs
 from .memory import array_of
 from .oracle import Wanted, wanted_results
 from .payload import bits_of, differing_bits
@@ -75,7 +75,7 @@ class ModuleCheck:
             raise UsageError(f"{path} was compiled for {self.operator.world} ranks, not for {world}")
         check_sizes(self.operator, self.sizes)
         kind = dtype_of(dtype)
-        others = {name: dtype_of(text) for name, text in (dtypes or {}).items()}
+        others = dtypes_of(self.operator, dtypes or {})
         self.inputs = make_inputs(self.operator, self.sizes, kind, world, launches, others, payload=payload)
         self.wanted = [wanted_results(self.operator, made, self.sizes) for made in self._run_original()]
         most = max((one.tolerance for ranks in self.wanted for made in ranks for one in made), default=0.0)
@@ -196,7 +196,7 @@ def check_module(
         world: number of ranks.
         shape: axis to the extent that the user's host function sees.
         dtype: of all tensors: fp16, bf16, fp32, ...
-        dtypes: tensors of another dtype than that, by host name.
+        dtypes: inputs of another dtype than that, by host name; integers are small numbers of either sign.
         seeds: orders to try; stops at the first that shows a fault.
         launches: calls in a row in each run, each with new data in the same memory.
         sms: programs of a rank that are resident at a time; the setting ``sim_sms`` by default.

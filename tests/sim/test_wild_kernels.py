@@ -40,13 +40,13 @@ KERNELS: dict[str, tuple[dict[str, int], str, dict[str, str], list[tuple[str, st
     "embedding": (
         {"T": 45, "V": 23, "D": 70},
         "fp16",
-        {"ids": "int8"},
+        {"ids": "int64"},
         [(GATHER, "ids[T]"), (GATHER, "table[V/D]"), (GATHER, "table[V]")],
     ),
     "moe": (
         MOE,
         "fp16",
-        {"sorted_ids": "int8", "experts": "int8"},
+        {"sorted_ids": "int32", "experts": "int16"},
         [(GATHER, "sorted_ids[S]"), (GATHER, "a[T]"), (SCATTER, "c[S]")],
     ),
     "transpose": ({"M": 50, "N": 37}, "fp16", {}, [(EXCHANGE, "x[M:N]"), (EXCHANGE, "out[M:N]")]),

@@ -191,6 +191,7 @@ def test_plan_that_does_not_cover(cli, repo, tmp_path):
         ([*PREDICT, "--sum-sms", "8"], "adds nothing up"),
         (["check", "all_gather_1d", "--world", "3", "--shape", "M"], "AXIS=SIZE"),
         (["check", "all_gather_1d", "--world", "3", "--shape", "M=4", "--on", "x[Q]"], "--on x[Q]"),
+        (["simulate", "out.py", "--world", "2", "--shape", "M=4", "--dtype-of", "ids"], "TENSOR=DTYPE"),
         (["bogus"], "bogus"),
         (["compile", "user.py", "--on", "a[M]", "-o", "-"], "--plan"),
         (
