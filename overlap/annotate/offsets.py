@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .index import Atom, IndexExpr
+from .index import INVARIANT, Atom, IndexExpr
 from .model import Axis
 
 _ONE = IndexExpr.constant(1)
@@ -93,7 +93,7 @@ def _parted(factors: tuple[Atom, ...], coefficient: int) -> tuple[tuple[Atom, ..
 
 
 def _is_scaled(varying: IndexExpr) -> bool:
-    """Lanes times what is no parameter, so that nothing says how far apart they are."""
+    """Lanes times what differs between programs, so that nothing says how far apart they are."""
     atoms = varying.terms[0][0]
     return len(atoms) > 1 and any(leaf.kind == "lanes" for a in atoms for leaf in a.leaves())
 
@@ -109,6 +109,9 @@ def _product(factors: Iterable[Atom], coefficient: int = 1) -> IndexExpr:
 
 def _is_fixed(atom: Atom) -> bool:
     """Whether a factor is one number for a whole launch: a parameter, or made of parameters, such as ``N // GROUP``."""
+    if atom.kind in ("either", "opaque"):
+        leaves = list(atom.leaves())
+        return bool(leaves) and all(leaf.kind in INVARIANT for leaf in leaves)
     if atom.kind in ("floordiv", "cdiv", "mod"):
         return all(_is_fixed(a) for arg in atom.args for factors, _ in arg.terms for a in factors)
     return atom.kind in ("param", "count")

@@ -204,6 +204,27 @@ def test_a_transposed_block_of_a_matrix_of_a_batch(edit):
     assert seen(text, "x_ptr")[2] == ("stride_z", "stride_s", "1")
 
 
+CHOSEN = {
+    "by a constexpr": ("scn if HALF else 1", ("M", "N")),
+    "by a size": ("scn if M > N else 1", ("M", "N")),
+    "by memory": ("tl.load(a_ptr)", (None, None)),
+    "by the tile": ("scn if pid_m > 1 else 1", (None, None)),
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_strides_that_are_chosen(model, name):
+    """For a whole launch, or nothing says how far the columns of a tile are apart."""
+    stride, axes = CHOSEN[name]
+    made = (C, f"    step = {stride}\n    pc = c_ptr + rm[:, None] * scm + rn[None, :] * step\n")
+    (access,) = [
+        a
+        for a in model(made, ("BK: tl.constexpr,", "BK: tl.constexpr, HALF: tl.constexpr,")).kernel.accesses
+        if a.tensor == "c_ptr"
+    ]
+    assert access.axes == axes and access.strides in (("scm", None), (None, None))
+
+
 HALVES = """\
     dc = tl.make_tensor_descriptor(c_ptr, [M, N], [scm, 1], [BM, {block}])
     if {test}:
