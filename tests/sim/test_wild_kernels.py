@@ -93,6 +93,18 @@ KERNELS |= {
         [(GATHER, "q[H]"), (GATHER, "k[T/H]"), (GATHER, "v[H]"), (EXCHANGE, "o[H:D]"), (SCATTER, "o[H]")],
     ),
     "tuple_strides": (GEMM, "fp16", {}, [(GATHER, "a[M]"), (GATHER, "a[K]"), (EXCHANGE, "a[K:M]"), (SCATTER, "c[M]")]),
+    "gptq": (
+        {"M": 40, "N": 50, "K": 64, "P": 8, "G": 2},
+        "fp16",
+        {"qweight": "int32"},
+        [(GATHER, "input[K]"), (GATHER, "qweight[N]"), (GATHER, "qweight[P/N]"), (GATHER, "scales[G/N]")],
+    ),
+    "subtiles": (
+        {"M": 70, "N": 96, "K": 40},
+        "fp16",
+        {},
+        [(GATHER, "x[K]"), (EXCHANGE, "x[K:M]"), (SCATTER, "out[M]")],
+    ),
     "by_other_names": ({"rows": 37, "cols": 20}, "fp16", {}, [(GATHER, "x[rows]"), (SCATTER, "y[rows]")]),
 }
 if triton_here() >= (3, 9):
@@ -101,7 +113,9 @@ WAYS = [(kernel, plan, on) for kernel, (_, _, _, ways) in KERNELS.items() for pl
 WORLDS = (1, 2, 3, 5)
 UNRESERVED = ("pid_helper2",)
 """Kernels whose program ids a helper reads."""
-STORES = {"gated": "tma_inline"} | dict.fromkeys(("row_reduce", "group_quant", "chunked_attention"), "copy_engine")
+STORES = {"gated": "tma_inline", "subtiles": "tma_inline"} | dict.fromkeys(
+    ("row_reduce", "group_quant", "chunked_attention"), "copy_engine"
+)
 """Kernels that store by descriptors, that add, and that store by block pointers or in blocks of another size than a tile's."""
 INPUTS = ("copy_engine", "ldst_inline", "ldst_reserved")
 CASES = list(itertools.product(WAYS, WORLDS, range(len(INPUTS))))
