@@ -26,7 +26,7 @@ def grid_axes(pid_map: Pragma, values: dict[str, Value]) -> tuple[str, ...]:
             raise PragmaError(
                 f"cannot tell which grid dimension axis {axis} has: `{variable}` is {value}",
                 where=pid_map.span,
-                help=f"write `{variable} = tl.program_id(0)` directly, or number the tiles by one `# @overlap.tile_id`",
+                help=_instead(variable, value),
             )
         if d in found:
             raise PragmaError(
@@ -43,6 +43,19 @@ def grid_axes(pid_map: Pragma, values: dict[str, Value]) -> tuple[str, ...]:
             help=f"add an axis for program_id({missing})",
         )
     return tuple(found[d] for d in range(len(found)))
+
+
+def _instead(variable: str, value: Value | None) -> str:
+    """What to write for a variable that is no program id."""
+    atom = value.as_atom() if isinstance(value, IndexExpr) else None
+    shared = _grid_dimension(atom.args[0]) if atom is not None and atom.kind in ("floordiv", "mod") else None
+    if shared is not None:
+        return (
+            f"program_id({shared}) numbers tiles of several axes: give it one axis of its own, `X = tl.program_id({shared})` "
+            "with `# @overlap.axis_count X block=1` and the number of all of them as the parameter X, and compute "
+            f"`{variable}` behind the region"
+        )
+    return f"write `{variable} = tl.program_id(0)` directly, or number the tiles by one `# @overlap.tile_id`"
 
 
 def _grid_dimension(value: Value | None) -> int | None:

@@ -297,6 +297,14 @@ def test_dimensions_of_an_n_d_grid(refusal, repo, old, new, message):
     assert type(error) is PragmaError and message in error.message and "pid_map" in error.where.text
 
 
+@pytest.mark.parametrize("operation", ["//", "%"])
+def test_axes_that_share_a_grid_dimension(refusal, repo, operation):
+    """As batch and heads do: what to write is what tests/kernels/wild/batched_heads.py does."""
+    text = (repo / "templates/kernels/gemm_2d.py").read_text()
+    error = refusal(("tl.program_id(1)", f"tl.program_id(1) {operation} N"), text=text)
+    assert "give it one axis of its own, `X = tl.program_id(1)`" in error.help and "behind the region" in error.help
+
+
 def test_no_annotated_kernel(refusal):
     error = refusal(text="import triton\n\n\n@triton.jit\ndef f(x):\n    pass\n")
     assert type(error) is PragmaError and "has no annotated kernel" in error.message and error.where.line == 4 + 1
