@@ -105,6 +105,12 @@ KERNELS |= {
         {},
         [(GATHER, "x[K]"), (EXCHANGE, "x[K:M]"), (SCATTER, "out[M]")],
     ),
+    "batched_heads": (
+        {"Z": 2, "H": 4, "HK": 2, "S": 50, "T": 50, "D": 16},
+        "fp16",
+        {},
+        [(GATHER, "k[HK]"), (GATHER, "q[S]"), (EXCHANGE, "o[S:H]")],
+    ),
     "by_other_names": ({"rows": 37, "cols": 20}, "fp16", {}, [(GATHER, "x[rows]"), (SCATTER, "y[rows]")]),
 }
 if triton_here() >= (3, 9):
@@ -114,9 +120,9 @@ WORLDS = (1, 2, 3, 5)
 UNRESERVED = ("pid_helper2",)
 """Kernels whose program ids a helper reads."""
 STORES = {"gated": "tma_inline", "subtiles": "tma_inline"} | dict.fromkeys(
-    ("row_reduce", "group_quant", "chunked_attention"), "copy_engine"
+    ("row_reduce", "group_quant", "chunked_attention", "batched_heads"), "copy_engine"
 )
-"""Kernels that store by descriptors, that add, and that store by block pointers or in blocks of another size than a tile's."""
+"""Kernels that store by descriptors or block pointers, that add, and whose stores one of the tile axes does not span."""
 INPUTS = ("copy_engine", "ldst_inline", "ldst_reserved")
 CASES = list(itertools.product(WAYS, WORLDS, range(len(INPUTS))))
 assert math.gcd(11, len(WORLDS) * len(INPUTS)) == 1
