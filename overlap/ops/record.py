@@ -20,6 +20,8 @@ def last_plan(operator: str = "ag_gemm") -> LastPlan | None:
     Raises:
         UsageError: no such operator.
     """
+    if not isinstance(operator, str):
+        raise UsageError(f"operator is a {type(operator).__name__}", help=f"one of {', '.join(OPERATORS)}")
     if operator not in OPERATORS and operator not in _LAST:
         raise UsageError(f"no operator {operator!r}", help=nearest(operator, OPERATORS))
     return _LAST.get(operator)

@@ -113,6 +113,7 @@ def run(
     """One call; ``asked``: as it was looked up."""
     group = resolved(group)
     world, rank = ranks(group)
+    backend = check_backend(backend, STORING)
     made, moved = result_dtypes(x, out, out_dtype, transport_dtype)
     view = whole_view(tuple(x.shape[:-1]), w.shape[1])
     y = result(out, view.shape, made, (x, w, bias))
@@ -122,12 +123,12 @@ def run(
     tma = out_by_tma(x.dtype, moved, view.batch, view.rows, view.columns)
     reasons = (dtype_reason(x.dtype, made, moved), storing_reason(backend, tma))
     sizes, lacking = (view.rows, view.columns, x.shape[-1] * world), partial(chosen_reason, tma=tma)
-    chosen = plan or default_plan(moved_bytes, backend)
+    chosen = default_plan(moved_bytes, backend) if plan is None else plan
     usual = default_split(chosen, moved_bytes, world, backend)
     split = usual if split is None else split
     taken = backend is None and plan is None and split == usual
     problem = Problem("gemm_ar", *sizes, x.dtype, chosen, split, lacking=lacking, open=taken)
-    choice = choose_way(group, x, moved_bytes // HALVES, check_backend(backend, STORING), reasons, problem)
+    choice = choose_way(group, x, moved_bytes // HALVES, backend, reasons, problem)
     chosen, split = choice.of(chosen, split)
     if choice.backend == "serial":
         in_place = made == moved and small.sums_in_place(group, choice, x, moved_bytes)

@@ -157,5 +157,7 @@ def test_without_peer_copies_there_is_nothing_to_reserve(fake_group, caplog):
 
 
 def test_the_last_plan_of_no_operator():
+    with pytest.raises(UsageError, match="operator is a int\n.*one of ag_gemm, "):
+        last_plan(3)
     with pytest.raises(UsageError, match="no operator 'ag_gem'\n.*did you mean `ag_gemm`"):
         last_plan("ag_gem")
