@@ -95,6 +95,8 @@ def reserve(
     for name, size in (("max_tokens", max_tokens), ("hidden", hidden)):
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise UsageError(f"{name}={size!r}", help=f"{name} is a positive integer")
+    if not isinstance(dtype, torch.dtype):
+        raise UsageError(f"dtype={dtype!r}", help="a dtype of torch, such as torch.bfloat16")
     if operator not in FORMS:
         raise UsageError(f"no operator {operator!r}", help=f"operators: {', '.join(FORMS)}")
     form = FORMS[operator]

@@ -102,8 +102,10 @@ def tune(
     """
     if operator not in CALLS:
         raise UsageError(f"no operator {operator!r}", help=f"operators: {', '.join(CALLS)}")
-    if any(isinstance(n, bool) or not isinstance(n, int) for n in sizes.values()):
-        raise UsageError(f"sizes={dict(sizes)!r}", help='write {"M": 8192, "N": 28672, "K": 8192}')
+    if not (lock is None or isinstance(lock, (str, Path))):
+        raise UsageError(f"lock is a {type(lock).__name__}", help="the path of a file to pin the winner in")
+    if not isinstance(sizes, Mapping) or any(type(n) is not int for n in sizes.values()):
+        raise UsageError(f"sizes={sizes!r}", help='write {"M": 8192, "N": 28672, "K": 8192}')
     operator_of(operator, sizes)
     if dtype not in DTYPES:
         known = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)

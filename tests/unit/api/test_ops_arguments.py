@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
+from overlap import tune
 from overlap.errors import PlanError, RuntimeContractError, UnsupportedError, UsageError
 from overlap.ops import ag_gemm, last_plan, reserve
 from overlap.ops.blocks import choose_blocks
@@ -126,6 +127,19 @@ def test_blocks_keep_multiprocessors_busy(descriptors, itemsize):
 def test_reserve_takes_positive_sizes(fake_group, sizes):
     with pytest.raises(UsageError, match="positive integer"):
         reserve(fake_group, **sizes)
+    with pytest.raises(UsageError, match="(?s)dtype='bf16'.*torch.bfloat16"):
+        reserve(fake_group, max_tokens=8, hidden=8, dtype="bf16")
+
+
+def test_tune_refuses_what_names_no_problem(fake_group):
+    for positional, named, said in (
+        (("ag_gemm", 3), {}, "sizes=3"),
+        (("ag_gemm", {"M": True, "N": 8, "K": 8}), {}, "sizes="),
+        (("ag_gemm", {"M": 8, "N": 8, "K": 8}), {"lock": 3}, "lock is a int"),
+        (("ag_gemm", {"M": 8, "N": 8, "K": 8}), {"dtype": "bf16"}, "bf16 is not tuned"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            tune(*positional, **named, group=fake_group)
 
 
 @pytest.mark.parametrize(
