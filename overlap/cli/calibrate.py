@@ -30,7 +30,7 @@ def command(output: str | None, name: str | None, ranks: int | None) -> None:
     """Measure copies, products and launches of this machine's GPUs, in about half a minute.
 
     `predict`, `explain`, `compile` and the setting `machine` take the file as a machine. Starts a process a GPU by itself;
-    under torchrun it measures the GPUs of that job.
+    under torchrun it measures the GPUs of that job. With OVERLAP_PROVIDER=nvshmem programs copy through NVSHMEM too.
     """
     count = gpus("measure", "`overlap predict --machine h100-nvlink` takes one by name")
     if not in_job():
