@@ -19,6 +19,7 @@ import torch
 from overlap import settings
 from overlap.autotune.config import Config
 from overlap.backends.capabilities import Need, check_named, names
+from overlap.backends.registry import backends
 from overlap.chunkplan.cuts import Split
 from overlap.chunkplan.library import find_template
 from overlap.errors import UsageError
@@ -111,7 +112,7 @@ def choose(group: Any, tensor: torch.Tensor, gathered_bytes: int, asked: str | N
         return Choice("serial", ASKED)
     if group is None:
         return Choice("serial", "no process group, so one rank")
-    why = impossible(group, tensor)
+    why = impossible(group, tensor, far=asked in backends and backends[asked].far)
     if why:
         if asked is not None:
             raise UsageError(f"{asked} is impossible here: {why}", help='leave backend out, or backend="serial"')
@@ -128,20 +129,20 @@ def choose(group: Any, tensor: torch.Tensor, gathered_bytes: int, asked: str | N
     return Choice(narrow or "copy_engine")
 
 
-_FACTS: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+_FACTS: weakref.WeakKeyDictionary[Any, tuple[str, str]] = weakref.WeakKeyDictionary()
 
 
-def impossible(group: Any, tensor: torch.Tensor) -> str:
-    """Why peers' memory cannot be reached, or nothing."""
+def impossible(group: Any, tensor: torch.Tensor, *, far: bool = False) -> str:
+    """Why peers' memory cannot be reached, or nothing. ``far``: by a backend that reaches other hosts."""
     if tensor.device.type != "cuda":
         return f"no peer copies for tensors on {tensor.device.type}"
     if group not in _FACTS:
         _FACTS[group] = _exchange(group, tensor.device)
-    return _FACTS[group]
+    return _FACTS[group][far]
 
 
-def _exchange(group: Any, device: torch.device) -> str:
-    """Compares hosts and devices of all ranks; collective, once a group."""
+def _exchange(group: Any, device: torch.device) -> tuple[str, str]:
+    """Compares hosts and devices of all ranks, by pointer and for a backend that reaches other hosts; collective, once a group."""
     from overlap.runtime.of_group import runtime_of
 
     runtime = runtime_of(group)
@@ -151,19 +152,22 @@ def _exchange(group: Any, device: torch.device) -> str:
     told = runtime.agree("where the ranks of a group are", (facts, elsewhere))
     for rank, (_, theirs) in enumerate(told):
         if theirs:
-            return f"tensors of rank {rank} {theirs}: each rank calls torch.cuda.set_device before its first call here"
-    return compare([each for each, _ in told])
+            said = f"tensors of rank {rank} {theirs}: each rank calls torch.cuda.set_device before its first call here"
+            return said, said
+    found = [each for each, _ in told]
+    return compare(found), compare(found, far=True)
 
 
-def compare(told: list[tuple[tuple[str, str], str, list[str]]]) -> str:
+def compare(told: list[tuple[tuple[str, str], str, list[str]]], *, far: bool = False) -> str:
     """Why ranks with these facts cannot reach each other's memory, or nothing.
 
     Args:
         told: in rank order, (machine, device's UUID), the host's name, and the UUIDs of devices without peer access.
+        far: ranks of other hosts are reached all the same.
     """
     places = [place for place, _, _ in told]
     machines = {machine: name for (machine, _), name, _ in told}
-    if len(machines) > 1:
+    if len(machines) > 1 and not far:
         names = ", ".join(sorted(machines.values()))
         return f"the group spans {len(machines)} hosts ({names}), and copies reach peers on one host only"
     for rank, place in enumerate(places):

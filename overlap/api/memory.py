@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from overlap.backends.registry import backends
 from overlap.runtime import workspace
 from overlap.runtime.memory.symmetric import Symmetric
 from overlap.runtime.of_group import runtime_of
@@ -35,7 +36,8 @@ def reserve_operator(
     group = resolve_group(group)
     if not hasattr(group, "overlap_runtime"):
         kind = "cuda" if torch.cuda.is_available() else "cpu"
-        why = impossible(group, torch.empty(0, device=kind))
+        named = backends.get(operator.realization.backend)
+        why = impossible(group, torch.empty(0, device=kind), far=named is not None and named.far)
         if why:
             logger().info("nothing to reserve for %s: %s", operator.name, why)
             return

@@ -18,7 +18,7 @@ HELD = torch.empty(512, 60).half()
 @pytest.fixture
 def reachable(monkeypatch):
     """A group whose ranks reach each other."""
-    monkeypatch.setattr("overlap.api.fallback.impossible", lambda group, tensor: "")
+    monkeypatch.setattr("overlap.api.fallback.impossible", lambda group, tensor, far=False: "")
 
 
 def test_ranks_that_reach_each_other():
@@ -39,6 +39,26 @@ def test_ranks_that_reach_each_other():
 )
 def test_ranks_that_do_not(told, said):
     assert said in compare(told)
+
+
+def test_ranks_of_several_hosts_that_nvshmem_reaches():
+    """Pointers reach none of them, whatever is asked of single ranks within a host."""
+    hosts = [(("m", "g0"), "one", []), (("n", "g1"), "two", [])]
+    assert compare(hosts, far=True) == ""
+    assert "ranks 0 and 2 share one device" in compare([*hosts, hosts[0]], far=True)
+    assert "rank 1 has no peer access to rank 2" in compare(
+        [hosts[0], (("n", "g1"), "two", ["g2"]), (("n", "g2"), "two", [])], far=True
+    )
+
+
+def test_what_is_asked_for_in_a_group_of_several_hosts(fake_group, monkeypatch):
+    told = [(("m", "g0"), "one", []), (("n", "g1"), "two", [])]
+    monkeypatch.setattr("overlap.api.fallback._exchange", lambda *_: (compare(told), compare(told, far=True)))
+    x = SimpleNamespace(device=torch.device("cuda"))
+    assert choose(fake_group, x, 10**9, "nvshmem") == Choice("nvshmem")
+    assert "spans 2 hosts" in choose(fake_group, x, 10**9, None).why_serial
+    with pytest.raises(UsageError, match="copy_engine is impossible here: the group spans 2 hosts"):
+        choose(fake_group, x, 10**9, "copy_engine")
 
 
 def test_a_rank_that_works_on_another_device_than_its_tensors_are_on(monkeypatch):
