@@ -9,4 +9,5 @@ launchers.py      Triton's launchers, below the work that every launch repeats
 scratch.py        memory for kernels that make tensor descriptors on the device
 compiled.py       kernels compiled and loaded ahead of their launch, and what they take of a multiprocessor
 occupancy.py      whether one more warp fits beside a grid that fills the device
+static_memory.py  kernels whose assembly declares shared memory of its own
 """

@@ -1,5 +1,8 @@
 """Where symmetric memory comes from: a provider allocates the same tensor on every rank and maps its peers.
 
+torch_symm.py   torch's own symmetric memory
+nvshmem.py      NVSHMEM's heap, through nvshmem4py
+
 NVLink multicast is never used: nothing here asks for it.
 """
 
