@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from overlap.backends.capabilities import AUTO, SERIAL
+from overlap.chunkplan.cuts import Split, split_text
 from overlap.errors import UsageError
 from overlap.schedule.machine import Machine, machine_for
 from overlap.schedule.operators import OPERATORS, operator_of
 from overlap.settings import get
 
 from .on_gpus import check_ranks, gpus, in_job, join, start
-from .options import DTYPES, MICROSECONDS, SHAPE, need, request_of
+from .options import DTYPES, MICROSECONDS, SHAPE, SPLIT, need, request_of
 from .output import OutputFile, not_over, write_text
 from .simulate import interpret
 
@@ -36,7 +37,7 @@ Run = Callable[[Any, Machine | None], "Measured"]
 @click.option("--plan", multiple=True, metavar="NAME|FILE.yaml", help="As for `compile`; of OP its own by default.")
 @click.option("--on", multiple=True, metavar="TENSOR[AXIS]", help="Of FILE.py: as for `compile`.")
 @click.option("--backend", metavar="NAME", help="What moves the chunks (default: as a call that names none).")
-@click.option("--split", type=click.IntRange(min=1), help="Chunks a shard is cut into.")
+@click.option("--split", type=SPLIT, help="Chunks a shard is cut into, or weights.")
 @click.option("--comm-sms", type=click.IntRange(min=0), help="Programs that move them, where the backend takes some.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Of FILE.py: as for `compile`.")
 @click.option("--dtype", type=click.Choice(DTYPES), default="bf16", show_default=True)
@@ -52,7 +53,7 @@ def command(
     plan: tuple[str, ...],
     on: tuple[str, ...],
     backend: str | None,
-    split: int | None,
+    split: Split | None,
     comm_sms: int | None,
     settings: tuple[str, ...],
     dtype: str,
@@ -88,7 +89,8 @@ def command(
     else:
         assert file is not None
         not_over(output, file.partition(":")[0])
-        words = (*settings, *(f"{name}={value}" for name, value in given.items()))
+        cut = () if split is None else (f"split={split_text(split)}",)
+        words = (*settings, *cut, *(() if comm_sms is None else (f"comm_sms={comm_sms}",)))
         run = _module(file, plan, on, backend, words, shape, dtype, tile_us)
     if world is not None:
         _finish(_simulated(run, world, machine), output)

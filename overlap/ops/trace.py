@@ -10,6 +10,7 @@ import torch
 from overlap.api.auto import DTYPES
 from overlap.api.groups import resolve_group
 from overlap.api.trace import WARM, record, recording
+from overlap.chunkplan.cuts import split_of, split_text
 from overlap.pipeline.timing import tile_seconds_of
 from overlap.runtime.of_group import runtime_of
 from overlap.schedule.machine import Machine
@@ -62,7 +63,8 @@ def trace_operator(
         return tile_seconds_of(schedules[0].axes, on, steps=depth, elements=elements, dtype=short)
 
     call = OperatorCall(op, problem, world, runtime.rank, runtime.device)
-    said = ", ".join(f"{name}={value}" for name, value in options.items())
+    words = {n: split_text(split_of(value)) if n == "split" else value for n, value in options.items()}
+    said = ", ".join(f"{name}={value}" for name, value in words.items())
     title = f"{op} {m},{n},{k} {short} on {world} rank{'s' * (world != 1)}{': ' if said else ''}{said}"
     with recording(), torch.no_grad():
         return record(

@@ -39,3 +39,13 @@ def test_a_size_is_needed_for_every_axis(repo, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main(["trace", FILE, "--plan", "all_gather_1d", "--on", "a[M]", "--shape", "M=64", "--world", "2"])
     assert "--shape: no size for axis" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", [("--op", "ag_gemm"), (FILE, "--plan", "all_gather_1d", "--on", "a[M]")])
+def test_weights_split_shards_as_elsewhere(repo, monkeypatch, capsys, tmp_path, what):
+    """What is refused is the backend, behind the split."""
+    monkeypatch.chdir(repo)
+    words = ("--split", "1/1/3:1", "--backend", "warp_drive", "--world", "2", "-o", str(tmp_path / "t.json"))
+    with pytest.raises(SystemExit):
+        main(["trace", *what, *words, *SHAPE])
+    assert "unknown backend 'warp_drive'" in capsys.readouterr().err
