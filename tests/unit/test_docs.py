@@ -48,6 +48,15 @@ def test_commands_exist(repo, page):
         assert len(commands) >= 7
 
 
+def test_the_table_of_pragmas_has_each(repo):
+    from overlap.annotate.pragmas import USAGE
+
+    table = (repo / "docs" / "python.md").read_text().partition("<!-- pragmas -->\n")[2].partition("\n\n")[0]
+    rows = table.splitlines()[2:]
+    named = [re.match(r"\| `(\w+)", row).group(1) for row in rows]
+    assert list(dict.fromkeys(named)) == list(USAGE)
+
+
 def test_make_targets_exist(repo):
     makefile = (repo / "Makefile").read_text()
     for target in re.findall(r"^make (\w+)", (repo / "README.md").read_text(), re.M):
