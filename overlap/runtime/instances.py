@@ -86,7 +86,9 @@ def instance_for(
             if difference:
                 raise RuntimeContractError(
                     f"rank {runtime.rank} and rank {rank} call `{operator.name}` differently: {difference}",
-                    help="sizes, dtypes, plan, backend, split and settings are alike on every rank; of ag_gemm also the number "
+                    help="where shards are uneven, sizes= of a host function and gather_size= of an operator give the global size"
+                    if facts["shape"] != theirs["shape"]
+                    else "sizes, dtypes, plan, backend, split and settings are alike on every rank; of ag_gemm also the number "
                     "of weights, and whether the gathered tensor is returned or kept for gradients, as these decide on a plan",
                 )
         settled = []

@@ -251,6 +251,19 @@ def test_ranks_that_call_differently_are_told_the_first_difference(module, other
         World(2).run(body)
 
 
+def test_uneven_shards_without_a_global_size_are_told_how_to_give_it(module):
+    """Each rank takes its shard for one of equal ones."""
+
+    def body(group):
+        a, b = operands(71, 0, rank=0)
+        low, high = shard_interval(71, 2, group.overlap_runtime.rank)
+        module.matmul(a[low:high], b, group=group)
+
+    with pytest.raises(RuntimeContractError, match=r"differently: shape \(7\d, 16\) against \(7\d, 16\)") as told:
+        World(2).run(body)
+    assert "sizes= of a host function" in told.value.help
+
+
 def test_a_rank_that_raises_in_a_first_call_tells_the_others(module):
     """Both go on from there: the failed call counted the same meetings on every rank."""
 
