@@ -142,7 +142,7 @@ def impossible(group: Any, tensor: torch.Tensor, *, far: bool = False) -> str:
 
 
 def _exchange(group: Any, device: torch.device) -> tuple[str, str]:
-    """Compares hosts and devices of all ranks, by pointer and for a backend that reaches other hosts; collective, once a group."""
+    """Compares hosts and devices of all ranks, for pointers and for what reaches other hosts; collective, once a group."""
     from overlap.runtime.of_group import runtime_of
 
     runtime = runtime_of(group)

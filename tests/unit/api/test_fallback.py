@@ -7,6 +7,7 @@ import torch
 
 from overlap.api.auto import Problem
 from overlap.api.fallback import MOVING, STORING, Choice, check_backend, choose, compare
+from overlap.backends.base import Realization
 from overlap.errors import UsageError
 from overlap.ops import exchange_gemm, gather_k_gemm, gemm_exchange, reduce_gemm
 from overlap.ops.arguments import choose_way
@@ -59,6 +60,18 @@ def test_what_is_asked_for_in_a_group_of_several_hosts(fake_group, monkeypatch):
     assert "spans 2 hosts" in choose(fake_group, x, 10**9, None).why_serial
     with pytest.raises(UsageError, match="copy_engine is impossible here: the group spans 2 hosts"):
         choose(fake_group, x, 10**9, "copy_engine")
+
+
+@pytest.mark.parametrize(("backend", "reserved"), [("nvshmem", 1), ("copy_engine", 0), ("collective", 0)])
+def test_memory_that_is_reserved_in_a_group_of_several_hosts(fake_group, monkeypatch, backend, reserved):
+    from overlap.api import memory
+
+    made = []
+    monkeypatch.setattr(memory, "impossible", lambda group, tensor, far=False: "" if far else "spans 2 hosts")
+    monkeypatch.setattr(memory.workspace, "reserve", lambda *given: made.append(given))
+    operator = SimpleNamespace(name="matmul", realization=Realization(backend=backend))
+    memory.reserve_operator(operator, fake_group, {"M": 8}, torch.float16)
+    assert len(made) == reserved
 
 
 def test_a_rank_that_works_on_another_device_than_its_tensors_are_on(monkeypatch):
