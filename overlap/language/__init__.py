@@ -1,6 +1,7 @@
 """Device words: Triton functions that kernels call as ``ol.NAME``.
 
     symm.py    for kernels of users: rank, num_ranks, symm_at, wait, notify, put, get (docs/language.md)
+    handle.py  what these find behind a handle
     flags.py   below all of them: polls, raised flags, and what must stand around them
     moves.py   for generated kernels: programs that move chunks, as `overlap.schedule.moves` lays them out
     boxes.py   below them: copies by TMA

@@ -3,7 +3,7 @@
     source -> model -> on -> plan -> realization -> checked -> module          (compile: no sizes needed)
                                                             -> schedule        (explain: for one shape and world)
 
-With OVERLAP_DUMP_DIR set, each stage's text is written there as ``NN_stage.txt``.
+With OVERLAP_DUMP_DIR set, each stage's text is written there as ``FILE/NN_stage.txt``.
 """
 
 from __future__ import annotations
