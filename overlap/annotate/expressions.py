@@ -133,6 +133,8 @@ class Evaluator:
         a, b = self.value(node.left), self.value(node.right)
         method = _POLYNOMIAL.get(type(node.op))
         if method and isinstance(a, IndexExpr) and isinstance(b, IndexExpr):
+            if isinstance(node.op, (ast.Add, ast.Sub)) and _meet(a, b if isinstance(node.op, ast.Add) else -b):
+                return opaque(ast.unparse(node), node.lineno, a, b)
             return getattr(a, method)(b)
         if isinstance(node.op, ast.Add) and isinstance(a, Sequence) and isinstance(b, Sequence):
             return Sequence((*a.items, *b.items))
@@ -337,6 +339,16 @@ class Evaluator:
                 if deeper is not None and name not in seen and self.calls(deeper, *prefixes, seen=(*seen, name)):
                     return True
         return False
+
+
+def _meet(a: IndexExpr, b: IndexExpr) -> bool:
+    """Whether a sum would cancel what differs between lanes, as ``x[:, None] - x[None, :]`` does not."""
+    mine = dict(a.terms)
+    return any(
+        mine.get(factors, 0) * coefficient < 0
+        and any(leaf.kind in ("lanes", "data", "opaque") for atom in factors for leaf in (atom, *atom.leaves()))
+        for factors, coefficient in b.terms
+    )
 
 
 def _defaults(function: ast.FunctionDef) -> dict[str, ast.expr]:

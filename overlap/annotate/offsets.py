@@ -9,7 +9,7 @@ which a row is picked (``expert * D``). Whatever else is added belongs to the la
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from .index import INVARIANT, Atom, IndexExpr
@@ -75,15 +75,39 @@ def split_offset(context: OffsetContext, param: str, offset: IndexExpr, rank: in
     if not candidates:
         return [] if not offset.terms else None
     indices = {c: IndexExpr() for c in candidates}
+    hidden = {param, *(a.name for c in candidates for a in c.terms[0][0])}
     for _, fixed, varying in parts:
         fitting = _fitting(candidates, fixed)
         best = max((len(c.terms[0][0]) for c, _ in fitting), default=-1)
         chosen = [(c, q) for c, q in fitting if len(c.terms[0][0]) == best]
-        if len(chosen) != 1:
+        if len(chosen) != 1 or _may_hold(chosen[0][1] * varying, hidden):
             return None
         indices[chosen[0][0]] += chosen[0][1] * varying
     ordered = sorted(indices.items(), key=lambda pair: (pair[0] == _ONE, _order(context, pair[0])))
     return [DimIndex(index, stride) for stride, index in ordered]
+
+
+def _may_hold(index: IndexExpr, hidden: set[str]) -> bool:
+    """Whether part of an index is a number that may hold multiples of a stride, or be an address, unseen.
+
+    ``tl.where(f, stride, 0)`` moves on by a row. ``D // 2`` and ``K % BLOCK`` are less than what they are a part of.
+    """
+    for atom in {a for factors, _ in index.terms for a in factors}:
+        if atom.kind in ("opaque", "either") and any(leaf.name in hidden for leaf in _unloaded(atom)):
+            return True
+        if atom.kind in ("mod", "floordiv", "cdiv"):
+            whole = atom.args[0].as_atom()
+            if whole is None or whole.kind != "param":
+                if any(leaf.name in hidden for f, _ in atom.args[0].terms for a in f for leaf in _unloaded(a)):
+                    return True
+    return False
+
+
+def _unloaded(atom: Atom) -> Iterator[Atom]:
+    """The names that an atom was computed from, without those that only say where something was loaded."""
+    loaded = {leaf for leaf in atom.leaves() if leaf.kind == "data"}
+    behind = {leaf for data in loaded for leaf in data.deps}
+    yield from (leaf for leaf in atom.leaves() if leaf.kind == "param" and leaf not in behind)
 
 
 def _parted(factors: tuple[Atom, ...], coefficient: int) -> tuple[tuple[Atom, ...], IndexExpr, IndexExpr]:
