@@ -8,7 +8,7 @@ recorded.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from .expressions import Evaluator, as_expr, items
@@ -46,6 +46,10 @@ class Walk:
         self.tile_values: dict[tuple[str, int], Value] = {}
         self.region_values: dict[int, dict[str, Value]] = {}
         self.tile_loops: dict[str, tuple[ast.For, tuple[IndexExpr, ...]]] = {}
+        self.left: list[list[dict[str, Value]]] = []
+        """Of each loop around, innermost last: the variables where ``continue`` leaves an iteration."""
+        self.broken: list[list[dict[str, Value]]] = []
+        """Where ``break`` leaves the loop."""
         self.bounds: dict[int, tuple[IndexExpr, ...]] = {}
         """Arguments of each ``range``, by the identity of its loop."""
 
@@ -137,6 +141,8 @@ class Walk:
             value_of(node.test)
         elif isinstance(node, ast.Return) and node.value is not None:
             self.results.append(value_of(node.value))
+        elif isinstance(node, (ast.Continue, ast.Break)) and self.left:
+            (self.left if isinstance(node, ast.Continue) else self.broken)[-1].append(dict(self.env))
         return isinstance(node, _JUMPS)
 
     def _test(self, test: ast.expr) -> tuple[IndexExpr, ...]:
@@ -210,6 +216,12 @@ class Walk:
         else:
             self._loop(node, node.body, (node.target, start + IndexExpr.of(atom) * step), atom)
 
+    def _join(self, jumped: Iterable[Mapping[str, Value]], line: int, cause: Value) -> None:
+        """What variables hold where these jumps go, as well as what comes there without one."""
+        for env in jumped:
+            for name, value in env.items():
+                self.env[name] = merge(name, line, value, self.env.get(name, value), cause)
+
     def _loop(
         self, node: ast.stmt, body: list[ast.stmt], target: tuple[ast.expr, Value] | None, iteration: Atom
     ) -> None:
@@ -226,9 +238,12 @@ class Walk:
             self.evaluator.env = {**entry, **start}
             if target is not None:
                 self._bind(target[0], target[1], ast.copy_location(ast.Constant(0), node))
+            self.left.append([])
+            self.broken.append([])
             with self._guarded(_bounds(node, iteration)):
                 self.block(body)
-            after = self.env
+            self._join(self.left.pop(), node.lineno, count)
+            broken, after = self.broken.pop(), self.env
             settled = True
             for name in carried:
                 wanted = steps.get(name)
@@ -248,6 +263,7 @@ class Walk:
                 settled = False
             if settled:
                 break
+        self._join(broken, node.lineno, count)
         # Behind the loop a carried variable has gone through any number of iterations, none included.
         for name, value in self.env.items():
             if name in entry and value != entry[name] and name not in self.tile_ids:

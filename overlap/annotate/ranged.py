@@ -62,6 +62,9 @@ def check_ranged(
         )
     for access in accesses:
         if dim >= len(access.loops) or access.loops[dim] is None:
+            around = [x for x in kernel.loops if x.axis == axis and x.span.line < access.span.line <= x.end_line]
+            if not access.understood and (why := next((x.refusal for x in around if x.refusal), None)) is not None:
+                raise UnsupportedError(f"{on}: {why.message}", where=why.span, help=why.help + ahead)
             raise _not_in_a_loop(access, dim, axis, on, kernel, ahead)
     loops = ranged_loops(kernel, param, dim)
     for loop in loops:
