@@ -217,7 +217,16 @@ def _place(
         placed[d] = dim
         if not _is_outside(context, d, dim, placed):
             return None
+    if any(_is_behind(context, declared.dims[d], dim.index) for d, dim in placed.items()):
+        return None
     return [placed.get(d, DimIndex(IndexExpr())) for d in range(rank)]
+
+
+def _is_behind(context: AccessContext, name: str, index: IndexExpr) -> bool:
+    """Whether an index is never below its dimension's extent, and so means another row: ``rn + N`` along N."""
+    axis = next((a for a in context.axes if a.name == name), None)
+    extent = size_expr(axis.extent if axis else name)
+    return extent.terms[0] in index.terms and all(c > 0 for _, c in index.terms) if extent.terms else False
 
 
 def _is_outside(context: AccessContext, at: int, dim: DimIndex, placed: Mapping[int, DimIndex]) -> bool:

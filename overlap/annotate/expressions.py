@@ -16,6 +16,8 @@ _IDENTITY = frozenset(
     "multiple_of max_contiguous max_constancy cast broadcast_to expand_dims reshape view trans permute to "
     "broadcast int int32 int64 to_tensor assume_in_bounds".split()
 )
+_NARROW = frozenset("int1 int8 uint8 int16 uint16 float16 bfloat16".split())
+"""Types that rows can be too many for."""
 _BUILTINS = frozenset("min max abs range len print int float bool tuple list isinstance getattr static_print".split())
 _READS = frozenset({"load", "gather"})
 _WRITES = frozenset({"store", "scatter"})
@@ -180,6 +182,8 @@ class Evaluator:
         if name == "arange" and len(args) == 2:
             start, stop = as_expr(args[0]), as_expr(args[1])
             return start + IndexExpr.of(Atom("lanes", "lanes", (stop - start,)))
+        if name == "where" and len(args) == 3 and isinstance(args[1], IndexExpr) and isinstance(args[2], IndexExpr):
+            return _one_of(ast.unparse(node), node.lineno, args[0], args[1], args[2])
         if name == "swizzle2d" and (pair := swizzled(args)):
             return Sequence(pair)
         if name == "cdiv" and len(args) == 2:
@@ -208,7 +212,7 @@ class Evaluator:
         if name.startswith("atomic_") and first is not None:
             return self._access(node, name, "reduce", first, None, mask=argument(2, "mask"))
         if name in _IDENTITY and first is not None:
-            return first
+            return self._cast(node, first)
         inlined = self._inlined(node, name, args, kw)
         return self._other(node, name, values) if inlined is None else inlined
 
@@ -226,8 +230,15 @@ class Evaluator:
             offsets = arguments[0] if name.startswith("atomic_") and arguments else None
             return self._access(node, name, mode, receiver, offsets, descriptor=True)
         if name in _IDENTITY:
-            return receiver
+            return self._cast(node, receiver)
         return opaque(ast.unparse(node), node.lineno, receiver, *arguments, *keywords.values())
+
+    def _cast(self, node: ast.Call, value: Value) -> Value:
+        """A value in another form, which has its numbers unless they are too large for it."""
+        types = {ast.unparse(a).split(".")[-1] for a in (*node.args, *(k.value for k in node.keywords))}
+        if not types & _NARROW or not isinstance(value, IndexExpr) or value.depends_on("data"):
+            return value
+        return opaque(ast.unparse(node), node.lineno, value)
 
     def _is_param(self, value: Value) -> bool:
         atom = value.as_atom() if isinstance(value, IndexExpr) else None
@@ -339,6 +350,11 @@ class Evaluator:
                 if deeper is not None and name not in seen and self.calls(deeper, *prefixes, seen=(*seen, name)):
                     return True
         return False
+
+
+def _one_of(text: str, line: int, test: Value, a: IndexExpr, b: IndexExpr) -> IndexExpr:
+    """One of two numbers, lane by lane: what decides is no part of it."""
+    return IndexExpr.of(replace(opaque(text, line, test).terms[0][0][0], args=(a, b)))
 
 
 def _meet(a: IndexExpr, b: IndexExpr) -> bool:

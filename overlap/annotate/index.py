@@ -38,8 +38,9 @@ class Atom:
     """An indivisible factor.
 
     ``name`` is how it prints; ``args`` are the operands of mod, floordiv and cdiv, the size of lanes, a loop's start,
-    stop and step, what either is where ``test`` holds and where not; ``deps`` the leaf atoms that an opaque or loaded value
-    comes from; ``line`` tells opaque values and loops apart; ``axis`` and ``region`` belong to counts and coordinates.
+    stop and step, what either is where ``test`` holds and where not, what an opaque value is one of; ``deps`` the leaf
+    atoms that an opaque or loaded value comes from; ``line`` tells opaque values and loops apart; ``axis`` and ``region``
+    belong to counts and coordinates.
     """
 
     kind: AtomKind

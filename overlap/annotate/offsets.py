@@ -83,6 +83,8 @@ def split_offset(context: OffsetContext, param: str, offset: IndexExpr, rank: in
         if len(chosen) != 1 or _may_hold(chosen[0][1] * varying, hidden):
             return None
         indices[chosen[0][0]] += chosen[0][1] * varying
+    if len(candidates) > 1 and _is_loose(indices.get(_ONE, IndexExpr())):
+        return None
     ordered = sorted(indices.items(), key=lambda pair: (pair[0] == _ONE, _order(context, pair[0])))
     return [DimIndex(index, stride) for stride, index in ordered]
 
@@ -93,21 +95,31 @@ def _may_hold(index: IndexExpr, hidden: set[str]) -> bool:
     ``tl.where(f, stride, 0)`` moves on by a row. ``D // 2`` and ``K % BLOCK`` are less than what they are a part of.
     """
     for atom in {a for factors, _ in index.terms for a in factors}:
-        if atom.kind in ("opaque", "either") and any(leaf.name in hidden for leaf in _unloaded(atom)):
+        if atom.kind in ("opaque", "either") and any(leaf.name in hidden for leaf in _parts(atom)):
             return True
         if atom.kind in ("mod", "floordiv", "cdiv"):
             whole = atom.args[0].as_atom()
             if whole is None or whole.kind != "param":
-                if any(leaf.name in hidden for f, _ in atom.args[0].terms for a in f for leaf in _unloaded(a)):
+                if any(leaf.name in hidden for f, _ in atom.args[0].terms for a in f for leaf in _parts(a)):
                     return True
     return False
 
 
-def _unloaded(atom: Atom) -> Iterator[Atom]:
-    """The names that an atom was computed from, without those that only say where something was loaded."""
-    loaded = {leaf for leaf in atom.leaves() if leaf.kind == "data"}
-    behind = {leaf for data in loaded for leaf in data.deps}
-    yield from (leaf for leaf in atom.leaves() if leaf.kind == "param" and leaf not in behind)
+def _is_loose(index: IndexExpr) -> bool:
+    """Whether a run of columns begins where a loaded or unknown number says, which may be in another row."""
+    atoms = {a for factors, _ in index.terms for a in factors}
+    along = {a for a in atoms if any(leaf.kind == "lanes" for leaf in a.leaves())}
+    return bool(along) and any(a.kind in ("data", "opaque") for a in atoms - along)
+
+
+def _parts(atom: Atom) -> Iterator[Atom]:
+    """The names that a number may be made of: not those that decide which of two it is, or where it was loaded."""
+    if atom.kind == "data":
+        return
+    if atom.args and atom.kind != "lanes":
+        yield from (leaf for arg in atom.args for factors, _ in arg.terms for a in factors for leaf in _parts(a))
+    else:
+        yield from (atom, *atom.leaves())
 
 
 def _parted(factors: tuple[Atom, ...], coefficient: int) -> tuple[tuple[Atom, ...], IndexExpr, IndexExpr]:
