@@ -13,11 +13,14 @@ from .kernel_entry import kernel_entry, read_strides
 from .on import OnSpec, parse_on, parse_ons
 from .produced import last_store, refuse_jumps
 from .source import SourceUnit
+from .strides import column_starts, compared_strides
 
 __all__ = [
     "OnSpec",
     "SourceUnit",
     "annotate",
+    "column_starts",
+    "compared_strides",
     "describe",
     "kernel_entry",
     "last_store",

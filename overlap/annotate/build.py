@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -24,7 +24,7 @@ from .range_loop import loop_blocks, read_range_loops
 from .regions import check_placement, read_regions
 from .slice import SliceContext, check_leaks, slice_region
 from .source import SourceUnit
-from .strides import strides_of
+from .strides import stride_expression, stride_text, strides_of
 from .values import RawAccess
 
 
@@ -77,7 +77,7 @@ def annotate(unit: SourceUnit, kernel: str | None = None) -> ProgramModel:
         declared=declared,
     )
     loops = read_range_loops(unit, source, axes, walk, tile_names)
-    accesses = _accesses(unit, access_context, walk.accesses, axes, loops)
+    accesses = _accesses(unit, access_context, walk.accesses, axes, loops, written)
     nouns = tuple(
         DispatchRegion(
             index=region.index,
@@ -156,6 +156,7 @@ def _accesses(
     raws: Sequence[RawAccess],
     axes: Sequence[Axis],
     loops: Sequence[RangeLoop],
+    assigned: Collection[str],
 ) -> tuple[Access, ...]:
     accesses: list[Access] = []
     by_line = {loop.span.line: loop for loop in loops}
@@ -163,9 +164,14 @@ def _accesses(
         check_taint(unit, raw, raws, axes)
         strides = strides_of(context, raw)
         taken = loop_blocks(context, raw, by_line)
-        accesses += [
-            replace(a, strides=s, loops=t) for a, s, t in zip(resolve(context, raw), strides, taken, strict=True)
-        ]
+        for access, by, loop in zip(resolve(context, raw), strides, taken, strict=True):
+            texts = tuple(stride_text(context.params, stride) for stride in by)
+            # What no launch can tell the length of is not known to be a row of the tensor.
+            told = [s is None or stride_expression(context.params, axes, s, assigned) is not None for s in by]
+            spanning = tuple(axis if known else None for axis, known in zip(access.axes, told, strict=True))
+            taking = tuple(block if known else None for block, known in zip(loop, told, strict=True))
+            by = tuple(stride if known else None for stride, known in zip(by, told, strict=True))
+            accesses.append(replace(access, axes=spanning, strides=texts, by=by, loops=taking))
     return tuple(accesses)
 
 

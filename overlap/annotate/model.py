@@ -156,7 +156,8 @@ class Access:
     ``offsets`` has one symbolic index expression a dimension (its first element's index); ``axes[d]`` is the
     axis, tile or range, that spans dimension d (None: the whole dimension or unknown). ``wraps[d]``: the index
     is taken modulo the extent. ``region`` is the dispatch region whose coordinates it uses (None: none).
-    ``strides[d]`` is the dimension's stride as text over kernel parameters (``stride_am``, ``1``; None: unknown).
+    ``strides[d]`` is the dimension's stride as text over kernel parameters (``stride_am``, ``1``; None: unknown), ``by[d]`` the
+    stride (None: nothing multiplies).
     ``operation`` is the function or method that accesses (``load``, ``atomic_add``), or the helper that is handed the
     pointer where ``helper`` is set. ``guard`` is a condition read from memory that decides whether, or which elements,
     it accesses (empty: none). ``loops[d]``: the in-tile loop that dimension d is taken block by block in. ``understood``:
@@ -172,6 +173,7 @@ class Access:
     region: int | None
     span: SourceSpan
     strides: tuple[str | None, ...] = ()
+    by: tuple[IndexExpr | None, ...] = ()
     operation: str = ""
     helper: bool = False
     guard: str = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import libcst as cst
 import libcst.matchers as m
 
+from overlap.annotate import column_starts, compared_strides
 from overlap.annotate.model import Access
 from overlap.annotate.on import OnSpec
 
@@ -96,6 +97,17 @@ def operator_lines(context: Context, programs: tuple[str, ...] | None = None, *,
         field("layout", _tuple(first[1]))
         if others:
             field("layouts", "{" + ", ".join(f"{repr_(k)}: {_tuple(v)}" for k, v in others) + "}")
+    else:
+        compared = {on.tensor: compared_strides(program, on.param) for on in context.ons}
+        if any(compared.values()):
+            lines.append("    strides={")
+            for tensor, strides in compared.items():
+                if strides:
+                    lines.append(f"        {repr_(tensor)}: ({', '.join(map(_tuple, strides))},),")
+            lines.append("    },")
+        starts = {on.tensor: column_starts(program, on.param) for on in context.ons}
+        if any(starts.values()):
+            field("starts", repr({k: v for k, v in starts.items() if v}).replace("'", '"'))
     descriptors = {a.tensor: a.span.line for a in program.kernel.accesses if a.kind in ASYNC_KINDS}
     if descriptors:
         field("descriptors", "{" + ", ".join(f"{repr_(k)}: {v}" for k, v in descriptors.items()) + "}")

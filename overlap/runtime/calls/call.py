@@ -28,6 +28,7 @@ from ..repeat.places import over_base
 from ..repeat.repeat import Repeat
 from .hostcall import HostCall
 from .operands import check_launch, check_operands, check_results
+from .passed import check_input, check_strides
 from .resolve import Bound
 from .shapes import check_device, check_sizes, global_shape, overlapping, piece
 from .standin import stand_in, unwrap
@@ -154,6 +155,11 @@ class Call(HostCall):
 
     def execute(self, bound: Bound, grid: tuple[int, int, int]) -> None:
         check_launch(bound.arguments, self.here)
+        for comm in self.operator.comms:
+            if not comm.produced:
+                seen = self.stands[comm.tensor]
+                check_input(comm, bound.arguments, seen, self.here)
+                check_strides(self.operator, comm, bound.arguments, seen, self.here)
         if self.instance is not None:
             if self.out is not None:
                 self._substitute_out(bound)
@@ -211,6 +217,7 @@ class Call(HostCall):
                 where=self.here(),
                 help="make the result with torch.empty",
             )
+        check_strides(self.operator, comm, bound.arguments, made, self.here)
         for name, other in bound.arguments.items():
             base = getattr(other, "base", other)
             if name != comm.param and isinstance(base, torch.Tensor) and _same_storage(base, made):

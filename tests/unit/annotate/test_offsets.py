@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlap.annotate import SourceUnit, annotate, parse_on
+from overlap.annotate import SourceUnit, annotate, column_starts, compared_strides, parse_on
 from overlap.errors import UnsupportedError
 from overlap.pipeline import Request, compile_source
 
@@ -335,3 +335,59 @@ def test_the_number_of_a_block_is_no_index_along_its_axis(model):
     program = model(*edits)
     (access,) = [a for a in program.kernel.accesses if a.tensor == "b_ptr"]
     assert (access.axes, access.loops) == ((None, "N"), (None, None))
+
+
+HIDDEN = {
+    "lanes less lanes": X.replace("s[:, None]", "(s[:, None] - tl.arange(0, BS)[None, :])"),
+    "lanes less lanes, twice as many": X.replace("s[:, None]", "((s + tl.arange(0, BS))[:, None] - tl.arange(0, BS)[None, :])"),
+    "a stride by a condition": X + " + (stride_s if G > 1 else 0)",
+    "a stride by a constexpr": X + " + (stride_s if BD > 16 else 0)",
+    "a stride where a number says": X + " + tl.where(G > 1, stride_s, 0)",
+    "a stride wrapped": X + " + (G * stride_s) % (S * stride_s)",
+    "the pointer by a constexpr": X.replace("x_ptr", "(x_ptr + stride_s if BD > 16 else x_ptr)"),
+    "columns from where memory says": X + " + tl.load(ids_ptr)",
+    "a number too large for its type": X.replace("s[:, None]", "s.to(tl.uint8)[:, None]"),
+    "columns behind the last": X + " + D",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_what_may_move_a_tile_on_by_rows(edit, name):
+    """Its rows are not the tile's own, or nobody knows."""
+    axes = {a.axes[2] for a in accesses(edit(HEADS, (X, HIDDEN[name])), "x_ptr")}
+    assert axes == {None}
+
+
+SHOWN = {
+    "half a row": X + " + D // 2",
+    "columns that a mask keeps": X.replace("d[None, :]", "tl.where(d < D, d, 0)[None, :]"),
+    "a label": X.replace("d[None, :]", "tl.load(ids_ptr + hz)"),
+    "a number of columns": X + " + G",
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_columns_leave_rows_as_they_are(edit, name):
+    assert seen(edit(HEADS, (X, SHOWN[name])), "x_ptr")[0] == AXES
+
+
+@pytest.mark.parametrize("jump", ["continue", "break"])
+def test_what_a_jump_out_of_an_iteration_leaves_behind(edit, jump):
+    loop = f"    for i in range(3):\n        if i == 1:\n            s += 1\n            {jump}\n        f = i + 1.0\n"
+    text = edit(HEADS, ("    f = tl.load(s_ptr + hz)\n", loop + f"    x += tl.load({X})\n"))
+    assert [a.axes[2] for a in accesses(text, "x_ptr")] == ["S", None]
+
+
+def test_a_view_by_other_strides_than_those_that_are_told_to_nobody(edit):
+    """A stride that no argument says is no row of the tensor."""
+    text = edit(HEADS, (X, X.replace("stride_s", "tl.abs(stride_s)")))
+    assert seen(text, "x_ptr")[0][2] is None
+
+
+def test_strides_that_a_launch_compares(edit):
+    """All but those that it takes of the tensor that it passes."""
+    text = edit(HEADS, (X, X.replace("stride_s", "(G * D)") + " + G"))
+    program = annotate(SourceUnit.from_text(text, "user.py"))
+    assert compared_strides(program, "x_ptr") == ((None, None, "D * G", None),)
+    assert column_starts(program, "x_ptr") == ((3, "G"),)
+    assert compared_strides(program, "y_ptr") == (("stride_z", "stride_h", "stride_s", None),)
