@@ -97,17 +97,16 @@ def operator_lines(context: Context, programs: tuple[str, ...] | None = None, *,
         field("layout", _tuple(first[1]))
         if others:
             field("layouts", "{" + ", ".join(f"{repr_(k)}: {_tuple(v)}" for k, v in others) + "}")
-    else:
-        compared = {on.tensor: compared_strides(program, on.param) for on in context.ons}
-        if any(compared.values()):
-            lines.append("    strides={")
-            for tensor, strides in compared.items():
-                if strides:
-                    lines.append(f"        {repr_(tensor)}: ({', '.join(map(_tuple, strides))},),")
-            lines.append("    },")
-        starts = {on.tensor: column_starts(program, on.param) for on in context.ons}
-        if any(starts.values()):
-            field("starts", repr({k: v for k, v in starts.items() if v}).replace("'", '"'))
+    compared = {on.tensor: _compared(context, on) for on in context.ons}
+    if any(compared.values()):
+        lines.append("    strides={")
+        for tensor, strides in compared.items():
+            if strides:
+                lines.append(f"        {repr_(tensor)}: ({', '.join(map(_tuple, strides))},),")
+        lines.append("    },")
+    starts = {on.tensor: column_starts(program, on.param) for on in context.ons}
+    if any(starts.values()):
+        field("starts", repr({k: v for k, v in starts.items() if v}).replace("'", '"'))
     descriptors = {a.tensor: a.span.line for a in program.kernel.accesses if a.kind in ASYNC_KINDS}
     if descriptors:
         field("descriptors", "{" + ", ".join(f"{repr_(k)}: {v}" for k, v in descriptors.items()) + "}")
@@ -136,6 +135,16 @@ def operator_lines(context: Context, programs: tuple[str, ...] | None = None, *,
         field("ours", _tuple(context.ours))
     lines.append(")")
     return lines
+
+
+def _compared(context: Context, on: OnSpec) -> list[tuple[str | None, ...]]:
+    """Strides that a launch compares, but for those that say how the memory of a kernel launched directly is laid out."""
+    layout = (context.layouts or {}).get(on.tensor, ())
+    left = [
+        tuple(None if d < len(layout) and layout[d] is not None else text for d, text in enumerate(texts))
+        for texts in compared_strides(context.program, on.param)
+    ]
+    return [texts for texts in left if any(texts)]
 
 
 def fitted(line: str, width: int = 120) -> list[str]:

@@ -30,6 +30,7 @@ from ..protocol import Runtime
 from ..repeat.repeat import Repeat
 from .hostcall import HostCall
 from .operands import check_launch, check_results
+from .passed import check_strides
 from .resolve import Bound, parameters_of, python_function
 from .shapes import GLOBAL, check_device, launch_shape, overlapping, piece
 
@@ -113,6 +114,8 @@ class KernelCall(HostCall):
         for name, shard in self.shards.items():
             check_device(name, shard, self.runtime)
         self.instance = instance_for(operator, self.runtime, given, self.sum_sms)
+        for comm in operator.comms:
+            check_strides(operator, comm, self.kwargs, self.instance.parts[comm.tensor].tensor, calling_line)
         with self.instance.opening():
             for name, part in self.instance.parts.items():
                 self.substitute(part.tensor, name)
@@ -145,7 +148,18 @@ class KernelCall(HostCall):
         return tuple(given)
 
     def _check_apart(self) -> None:
-        """Refuses an output in the memory of another argument."""
+        """Refuses an output in the memory of another argument, and an input that is passed as another one too."""
+        operator = self.operator
+        params = {comm.param for comm in operator.comms} | {operator.params[name] for name in operator.outputs}
+        for comm in self.operator.comms:
+            shard = self.shards[comm.tensor]
+            for name, other in self.kwargs.items() if not comm.produced and shard.numel() else ():
+                base = getattr(other, "base", other)
+                if name not in params and isinstance(base, torch.Tensor) and base.numel() and overlapping(base, shard):
+                    raise RuntimeContractError(
+                        f"the shard `{comm.param}` is passed a second time, as `{name}`, where nothing is gathered",
+                        help=f"read it through `{comm.param}` alone, or communicate `{name}` as well",
+                    )
         for comm in self.operator.comms:
             shard = self.shards[comm.tensor]
             for name, other in self.kwargs.items() if comm.produced and shard.numel() else ():
