@@ -13,7 +13,7 @@ from .kernel_entry import kernel_entry, read_strides
 from .on import OnSpec, parse_on, parse_ons
 from .produced import last_store, refuse_jumps
 from .source import SourceUnit
-from .strides import column_starts, compared_strides
+from .strides import column_starts, compared_strides, read_alike
 
 __all__ = [
     "OnSpec",
@@ -27,6 +27,7 @@ __all__ = [
     "merged_read",
     "parse_on",
     "parse_ons",
+    "read_alike",
     "read_strides",
     "refuse_jumps",
     "returns_after_dispatch",

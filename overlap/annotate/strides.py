@@ -92,9 +92,43 @@ def column_starts(program: ProgramModel, param: str) -> tuple[tuple[int, str], .
             continue
         fixed = IndexExpr(tuple(t for t in access.offsets[d].terms if IndexExpr((t,)).is_invariant))
         text = stride_expression(names, kernel.axes, fixed) if fixed.terms else None
-        if access.by[d] == IndexExpr.constant(1) and text is not None and (d, text) not in found:
+        if text is not None and (d, text) not in found:
             found.append((d, text))
     return tuple(found)
+
+
+def read_alike(program: ProgramModel, tensor: str, param: str) -> dict[str, tuple[tuple[str | None, ...], ...]]:
+    """Other parameters that ``tensor`` is passed as, through which tiles read no other rows than through ``param``.
+
+    Each with the strides that it does so by, as `compared_strides` has them, none left out.
+    """
+    kernel, host = program.kernel, program.host
+    tiled = {a.name for a in kernel.axes if a.block is not None}
+    own = [a for a in kernel.accesses if a.tensor == param]
+    names = [p.name for p in kernel.params]
+    found: dict[str, tuple[tuple[str | None, ...], ...]] = {}
+    for name, text in host.kernel_args if host else ():
+        mine = [a for a in kernel.accesses if a.tensor == name]
+        named = any(isinstance(n, ast.Name) and n.id == tensor for n in ast.walk(ast.parse(text)))
+        if name == param or not named or not mine or len({a.axes for a in own}) != 1:
+            continue
+        wanted = [axis if axis in tiled else None for axis in own[0].axes]
+        rows: list[tuple[str | None, ...]] = []
+        for access in mine:
+            plain = access.mode == "read" and access.understood and not any(access.wraps)
+            inside = all(axis is not None or not at.terms for axis, at in zip(access.axes, access.offsets, strict=True))
+            by = {axis: stride for axis, stride in zip(access.axes, access.by, strict=True) if axis is not None}
+            texts = {
+                axis: stride_expression(names, kernel.axes, stride)
+                for axis in wanted
+                if axis is not None and (stride := by.get(axis)) is not None
+            }
+            if not plain or not inside or any(axis is not None and texts.get(axis) is None for axis in wanted):
+                break
+            rows.append(tuple(texts.get(axis) if axis is not None else None for axis in wanted))
+        else:
+            found[name] = tuple(dict.fromkeys(rows))
+    return found
 
 
 def stride_expression(

@@ -156,6 +156,7 @@ class Operator:
         strides: of communicated tensors, the strides that the launch gives otherwise than as ``x.stride(d)``, an access each, as
             text over kernel parameters (None: nothing to compare).
         starts: of communicated tensors, (dimension, text) of where an access begins in a row beside what tiles add.
+        alike: of communicated inputs, further parameters that are passed the tensor and read no other rows of it.
         logged: of a traced kernel, how many loops of a tile walk over the parts of ``ranges`` and record them.
         tile_a_program: every program makes one tile and none leaves early, so a launch has as many programs as tiles.
         taken_by: where every tile takes all of the dimension that ranks hold parts of, block by block: the loop that does, if the
@@ -187,6 +188,7 @@ class Operator:
     layouts: dict[str, tuple[str | None, ...]] = field(default_factory=dict)
     strides: dict[str, tuple[tuple[str | None, ...], ...]] = field(default_factory=dict)
     starts: dict[str, tuple[tuple[int, str], ...]] = field(default_factory=dict)
+    alike: dict[str, tuple[str, ...]] = field(default_factory=dict)
     ranges: tuple[RangeAxis, ...] = ()
     persistent: bool = False
     tile_a_program: bool = False

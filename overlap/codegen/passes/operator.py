@@ -5,7 +5,7 @@ from __future__ import annotations
 import libcst as cst
 import libcst.matchers as m
 
-from overlap.annotate import column_starts, compared_strides
+from overlap.annotate import column_starts, compared_strides, read_alike
 from overlap.annotate.model import Access
 from overlap.annotate.on import OnSpec
 
@@ -107,6 +107,9 @@ def operator_lines(context: Context, programs: tuple[str, ...] | None = None, *,
     starts = {on.tensor: column_starts(program, on.param) for on in context.ons}
     if any(starts.values()):
         field("starts", repr({k: v for k, v in starts.items() if v}).replace("'", '"'))
+    alike = {on.tensor: tuple(read_alike(program, on.tensor, on.param)) for on in context.awaited if not direct}
+    if any(alike.values()):
+        field("alike", repr({k: v for k, v in alike.items() if v}).replace("'", '"'))
     descriptors = {a.tensor: a.span.line for a in program.kernel.accesses if a.kind in ASYNC_KINDS}
     if descriptors:
         field("descriptors", "{" + ", ".join(f"{repr_(k)}: {v}" for k, v in descriptors.items()) + "}")
@@ -144,6 +147,8 @@ def _compared(context: Context, on: OnSpec) -> list[tuple[str | None, ...]]:
         tuple(None if d < len(layout) and layout[d] is not None else text for d, text in enumerate(texts))
         for texts in compared_strides(context.program, on.param)
     ]
+    if context.layouts is None and not on.produced:
+        left += [row for rows in read_alike(context.program, on.tensor, on.param).values() for row in rows]
     return [texts for texts in left if any(texts)]
 
 

@@ -158,7 +158,7 @@ class Call(HostCall):
         for comm in self.operator.comms:
             if not comm.produced:
                 seen = self.stands[comm.tensor]
-                check_input(comm, bound.arguments, seen, self.here)
+                check_input(self.operator, comm, bound.arguments, seen, self.here)
                 check_strides(self.operator, comm, bound.arguments, seen, self.here)
         if self.instance is not None:
             if self.out is not None:

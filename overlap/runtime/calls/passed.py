@@ -68,7 +68,11 @@ def check_strides(
 
 
 def check_input(
-    comm: Comm, arguments: Mapping[str, Any], seen: torch.Tensor, where: Callable[[], SourceSpan | None]
+    operator: Operator,
+    comm: Comm,
+    arguments: Mapping[str, Any],
+    seen: torch.Tensor,
+    where: Callable[[], SourceSpan | None],
 ) -> None:
     """Refuses a view of a communicated input that has other rows, and its memory a second time.
 
@@ -98,7 +102,12 @@ def check_input(
         )
     for name, other in arguments.items():
         tensor = getattr(other, "base", other)
-        if name != comm.param and isinstance(tensor, torch.Tensor) and tensor.numel() and overlapping(tensor, seen):
+        if name == comm.param or not isinstance(tensor, torch.Tensor) or not tensor.numel():
+            continue
+        if overlapping(tensor, seen) and not (
+            name in operator.alike.get(comm.tensor, ())
+            and (tensor.data_ptr(), tensor.stride()) == (seen.data_ptr(), seen.stride())
+        ):
             raise HostEntryError(
                 f"the launch passes the memory of `{comm.tensor}` a second time, as `{name}`",
                 where=where(),
