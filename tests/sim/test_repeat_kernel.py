@@ -96,6 +96,28 @@ def test_launches_find_their_own_tensors_and_other_values_are_other_launches(ker
     assert kernel.last_plan.backend == "copy_engine" and kernel.last_plan.shape == (rows, K)
 
 
+def test_a_shard_passed_a_second_time_is_refused_each_time(kernels, repeated):
+    """Where only its rows are, tiles would take them for the first of all ranks'."""
+    kernel = overlap.compile(plan="all_gather_1d", on="a[M]")(kernels("grouped_gemm").matmul_kernel)
+    rows, b = 2 * K, data(K, N, seed=7)
+    a = data(rows, K, seed=8)
+
+    def body(group):
+        for _ in range(2):
+            mine, result = share(a, group), torch.empty(rows, N)
+            launch(kernel, mine, b, result, rows, group)
+            torch.testing.assert_close(result, a @ b, rtol=1e-4, atol=1e-4)
+            with pytest.raises(
+                RuntimeContractError, match="the shard `a_ptr` is passed a second time, as `b_ptr`"
+            ) as error:
+                launch(kernel, mine, mine, result, rows, group)
+            assert error.value.where is not None and error.value.where.path == __file__
+        return [result]
+
+    run(2, body)
+    assert len(repeated) == 2
+
+
 def test_a_result_in_an_operands_memory_is_refused_each_time(kernels, repeated):
     kernel = overlap.compile(plan="reduce_scatter_1d", on="c[M]")(kernels("grouped_gemm").matmul_kernel)
     rows = 33

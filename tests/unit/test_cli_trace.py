@@ -45,7 +45,9 @@ def test_a_size_is_needed_for_every_axis(repo, monkeypatch, capsys):
 def test_weights_split_shards_as_elsewhere(repo, monkeypatch, capsys, tmp_path, what):
     """What is refused is the backend, behind the split."""
     monkeypatch.chdir(repo)
-    monkeypatch.setattr("overlap.cli.trace.interpret", lambda *given: None)  # no rank runs, and Triton may be there already
+    monkeypatch.setattr(
+        "overlap.cli.trace.interpret", lambda *given: None
+    )  # no rank runs, and Triton may be there already
     words = ("--split", "1/1/3:1", "--backend", "warp_drive", "--world", "2", "-o", str(tmp_path / "t.json"))
     with pytest.raises(SystemExit):
         main(["trace", *what, *words, *SHAPE])
