@@ -48,26 +48,6 @@ def test_commands_exist(repo, page):
         assert len(commands) >= 7
 
 
-def test_plans_on_the_page_are_sound(repo):
-    from overlap.chunkplan.build import build_plan
-    from overlap.chunkplan.collectives.lower import lower_collective, verify_collective
-    from overlap.chunkplan.collectives.step import CollectiveStep
-    from overlap.chunkplan.linkfile import read_links
-    from overlap.chunkplan.mesh import parse_mesh
-    from overlap.chunkplan.plan import TensorSpec
-    from overlap.chunkplan.verify import verify_plan
-
-    blocks = re.findall(r"```yaml\n(.*?)```", (repo / "docs" / "plans.md").read_text(), re.S)
-    plans = [block for block in blocks if block.startswith("plan:")]
-    assert len(plans) == 3 and len(blocks) == 4
-    for text in plans:
-        given = {"counts": {"rows": [3, 0, 5, 1]}} if "counts:" in text else {}
-        given |= {"mesh": parse_mesh("2x2")} if "mesh:" in text else {}
-        verify_plan(build_plan(text, world=4, tensor=TensorSpec("x", (100, 64)), dim=0, path="plans.md", **given))
-    step = CollectiveStep("all_gather", TensorSpec("x", (1000, 64)), world=8)
-    verify_collective(lower_collective(step, path="synth", links=read_links(blocks[-1])), step)
-
-
 def test_the_table_of_pragmas_has_each(repo):
     from overlap.annotate.pragmas import USAGE
 
