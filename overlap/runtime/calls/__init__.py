@@ -7,6 +7,7 @@ standin.py       what the host body holds in place of a sharded tensor
 resolve.py       from a decorated kernel and a launch's arguments to the jitted function and everything bound
 between_graphs.py   what torch.compile does not follow
 operands.py      which tensors kernels and copies can take
+passed.py        whether a launch passes a communicated tensor itself, by its own strides
 shapes.py        global shapes of communicated tensors, and the piece that a rank holds or sees
 capture.py       a host body run without ranks, to learn the launch it would make
 """
