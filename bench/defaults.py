@@ -11,9 +11,10 @@ pushing what is staged.
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,9 @@ def entries(paths: Iterable[Path]) -> dict[str, list[Entry]]:
     return found
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args(argv)
     for device, each in entries(path for folder in FOLDERS for path in sorted(folder.glob("*.json"))).items():
         target = ROOT / "templates" / "tuned" / f"{device.lower()}.json"
         text = json.dumps({MARK: VERSION, "entries": [entry.to_json() for entry in each]}, indent=2)

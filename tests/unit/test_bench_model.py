@@ -234,3 +234,13 @@ def test_four_gpus_are_ordered(bench, repo, file, least):
         assert all(0.8 < predicted / ms < 1.1 for predicted, ms in order), case
         wanted = least.get(", ".join(map(str, case[1:4])), -1)
         assert model.spearman([p for p, _ in order], [ms for _, ms in order]) >= wanted, case
+
+
+def test_help_writes_no_defaults(bench, monkeypatch, capsys, tmp_path):
+    defaults = bench("defaults")
+    monkeypatch.setattr(defaults, "ROOT", tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        defaults.main(["--help"])
+    assert ended.value.code == 0 and "templates/tuned" in capsys.readouterr().out and not list(tmp_path.iterdir())
+    with pytest.raises(SystemExit):
+        defaults.main(["h200.json"])
