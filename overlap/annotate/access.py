@@ -92,7 +92,14 @@ def resolve(context: AccessContext, raw: RawAccess) -> list[Access]:
             region = next((leaf.region for leaf in sorted(_leaves(raw), key=str) if leaf.region is not None), None)
             found = Access(param, raw.mode, raw.kind, (None,) * rank, unknown, (False,) * rank, region, span)
             accesses.append(
-                replace(found, operation=raw.operation, helper=raw.escapes, guard=raw.guard, understood=False)
+                replace(
+                    found,
+                    operation=raw.operation,
+                    helper=raw.escapes,
+                    guard=raw.guard,
+                    picks=raw.picks,
+                    understood=False,
+                )
             )
             continue
         axes, wraps, regions = [], [], []
@@ -108,7 +115,7 @@ def resolve(context: AccessContext, raw: RawAccess) -> list[Access]:
             region = next((leaf.region for leaf in sorted(_leaves(raw), key=str) if leaf.region is not None), None)
         offsets = tuple(_first_element(dim.index) for dim in dims)
         found = Access(param, raw.mode, raw.kind, tuple(axes), offsets, tuple(wraps), region, span)
-        accesses.append(replace(found, operation=raw.operation, guard=raw.guard))
+        accesses.append(replace(found, operation=raw.operation, guard=raw.guard, picks=raw.picks))
     return accesses
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 from .expressions import Evaluator, as_expr, items
 from .index import Atom, IndexExpr
 from .names import writes
-from .values import BlockPointer, RawAccess, Sequence, Value, from_memory, leaves, merge, opaque
+from .values import BlockPointer, RawAccess, Sequence, Value, from_memory, leaves, merge, opaque, picks
 
 _JUMPS = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 
@@ -79,6 +80,14 @@ class Walk:
             self.evaluator.assumed = {**kept, known[0]: known[1] == taken}
         yield
         self.evaluator.assumed = kept
+
+    @contextmanager
+    def _testing(self, picked: Iterable[Atom]) -> Iterator[None]:
+        """Everything evaluated inside stands under conditions that pick elements."""
+        at = len(self.evaluator.tests)
+        self.evaluator.tests += sorted(picked, key=str)
+        yield
+        del self.evaluator.tests[at:]
 
     @property
     def accesses(self) -> list[RawAccess]:
@@ -175,11 +184,12 @@ class Walk:
         before = dict(self.env)
         guard = f"`if {ast.unparse(node.test)}`" if from_memory(test) else ""
         with self._guarded(guard):
-            with self._assuming(node.test, True):
+            picked = picks(test)
+            with self._assuming(node.test, True), self._testing(picked):
                 left_jumps = self.block(node.body)
             left = self.evaluator.env
             self.evaluator.env = dict(before)
-            with self._assuming(node.test, False):
+            with self._assuming(node.test, False), self._testing(replace(p, name=f"not {p.name}") for p in picked):
                 right_jumps = self.block(node.orelse)
         if guard and any(isinstance(inner, _JUMPS) for inner in ast.walk(node)) and guard not in self.guards:
             self.guards.append(guard)  # what follows runs or not by what was loaded

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from .grid_nd import swizzled
 from .index import Atom, AtomKind, IndexExpr
 from .names import Names, callee, parameters, writes
-from .values import BlockPointer, Descriptor, RawAccess, Sequence, Value, from_memory, opaque
+from .values import BlockPointer, Descriptor, RawAccess, Sequence, Value, alternatives, from_memory, opaque, picks
 
 # Functions and methods that return their first argument, as far as its numbers go.
 _IDENTITY = frozenset(
@@ -62,6 +62,7 @@ class Evaluator:
     env: dict[str, Value] = field(default_factory=dict)
     accesses: list[RawAccess] = field(default_factory=list)
     guards: list[str] = field(default_factory=list)
+    tests: list[Atom] = field(default_factory=list)
     returned: Callable[[list[ast.stmt]], Value] | None = None
     site: ast.Call | None = None
     inlining: tuple[str, ...] = ()
@@ -99,7 +100,34 @@ class Evaluator:
             self.env[node.target.id] = value = self.value(node.value)
             return value
         parts = [self.value(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
+        if isinstance(node, ast.Compare):
+            parts += self._picking(node, parts)
+        if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or):
+            return alternatives(ast.unparse(node), line, parts[0], parts[1], *parts[2:])
         return opaque(ast.unparse(node), line, *parts)
+
+    def _picking(self, node: ast.Compare, parts: list[Value]) -> list[Value]:
+        """Marks of a comparison that picks some of the elements that tiles make: of an index for equality, or of indices along
+        different axes; not of an index with its bound."""
+        found: list[Value] = []
+        for a, op, b in zip(parts, node.ops, parts[1:], strict=False):
+            if not isinstance(a, IndexExpr) or not isinstance(b, IndexExpr):
+                continue
+            coords = frozenset(leaf for part in (a, b) for leaf in part.leaves() if leaf.kind == "coord")
+            above, below = (
+                {
+                    leaf.axis
+                    for factors, coefficient in (a - b).terms
+                    if coefficient * sign > 0
+                    for atom in factors
+                    for leaf in (atom, *atom.leaves())
+                    if leaf.kind == "coord"
+                }
+                for sign in (1, -1)
+            )
+            if coords and (isinstance(op, (ast.Eq, ast.NotEq)) or (above - below and below - above)):
+                found.append(IndexExpr.of(Atom("picks", ast.unparse(node), deps=coords)))
+        return found
 
     def _conditional(self, node: ast.IfExp, line: int) -> Value:
         test, a, b = self.value(node.test), self.value(node.body), self.value(node.orelse)
@@ -107,7 +135,7 @@ class Evaluator:
             return a
         known = self.condition(node.test)
         if known is None or not isinstance(a, IndexExpr) or not isinstance(b, IndexExpr):
-            return opaque(ast.unparse(node), line, a, b, test)
+            return alternatives(ast.unparse(node), line, a, b, test)
         text, holds = known
         return IndexExpr.of(Atom("either", ast.unparse(node), args=(a, b) if holds else (b, a), test=text))
 
@@ -138,6 +166,8 @@ class Evaluator:
             if isinstance(node.op, (ast.Add, ast.Sub)) and _meet(a, b if isinstance(node.op, ast.Add) else -b):
                 return opaque(ast.unparse(node), node.lineno, a, b)
             return getattr(a, method)(b)
+        if isinstance(node.op, ast.BitOr):
+            return alternatives(ast.unparse(node), node.lineno, a, b)
         if isinstance(node.op, ast.Add) and isinstance(a, Sequence) and isinstance(b, Sequence):
             return Sequence((*a.items, *b.items))
         return opaque(ast.unparse(node), node.lineno, a, b)
@@ -280,7 +310,8 @@ class Evaluator:
         guard = self.guards[0] if self.guards else ""
         if mask is not None and from_memory(mask):
             guard = f"mask {_mask_text(masked)}"
-        self.accesses.append(replace(raw, operation=name, guard=guard))
+        picking = (*self.tests, *sorted(picks(mask) if mask is not None else (), key=str))
+        self.accesses.append(replace(raw, operation=name, guard=guard, picks=picking))
         deps = frozenset(leaf for e in (raw.base, *(raw.offsets or ())) for leaf in e.leaves())
         return IndexExpr.of(Atom("data", ast.unparse(masked)[:60], deps=deps, line=masked.lineno))
 

@@ -26,6 +26,7 @@ AtomKind = Literal[
     "cdiv",
     "either",  # one of two, by a condition on constexpr parameters
     "data",  # loaded from memory
+    "picks",  # a condition that picks some of the elements that tiles make (`picks`)
     "opaque",  # anything else
 ]
 

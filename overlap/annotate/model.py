@@ -11,7 +11,7 @@ from typing import Literal
 
 from overlap.errors import SourceSpan
 
-from .index import IndexExpr, size_expr
+from .index import Atom, IndexExpr, size_expr
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Access:
     ``operation`` is the function or method that accesses (``load``, ``atomic_add``), or the helper that is handed the
     pointer where ``helper`` is set. ``guard`` is a condition read from memory that decides whether, or which elements,
     it accesses (empty: none). ``loops[d]``: the in-tile loop that dimension d is taken block by block in. ``understood``:
-    the address was taken apart into an index a dimension.
+    the address was taken apart into an index a dimension. ``picks``: conditions that leave elements of tiles out.
     """
 
     tensor: str
@@ -179,6 +179,7 @@ class Access:
     guard: str = ""
     loops: tuple[LoopBlock | None, ...] = ()
     understood: bool = True
+    picks: tuple[Atom, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,7 @@ def check_produced(program: ProgramModel, param: str, dims: Sequence[int], on: s
         )
     for access in stores:
         _check_store(program, access, dims, on)
+    _check_whole(program, stores, on)
     regions = {access.region for access in stores}
     if len(regions) > 1:
         raise UnsupportedError(
@@ -99,6 +100,25 @@ def _check_store(program: ProgramModel, access: Access, dims: Sequence[int], on:
             where=access.span,
             help="store at coordinate * BLOCK + tl.arange(0, BLOCK), with the coordinates of the pid_map",
         )
+
+
+def _check_whole(program: ProgramModel, stores: Sequence[Access], on: str) -> None:
+    """Refuses elements that no tile stores, such as those above a diagonal: what the caller's tensor holds there does not travel.
+
+    Additions leave them as they are. Of several stores each may pick what the others leave out.
+    """
+    tile_axes = {a.name for a in program.kernel.axes if a.block is not None}
+    first = stores[0]
+    if any(access.mode == "reduce" for access in stores):
+        return
+    spanned = {axis for access in stores for axis in access.axes if axis in tile_axes}
+    for pick in first.picks:
+        if {leaf.axis for leaf in pick.deps} & spanned and all(pick in access.picks for access in stores):
+            raise UnsupportedError(
+                f"{on}: this store to `{first.tensor}` leaves elements out, by `{pick.name}`; chunks that leave are whole",
+                where=first.span,
+                help="store every element of the tile, with tl.where(condition, value, 0) as the value",
+            )
 
 
 def not_understood(access: Access, dims: Sequence[str], on: str) -> UnsupportedError:

@@ -51,7 +51,7 @@ class RawAccess:
     ``base`` is the pointer (or descriptor parameter) with its whole offset; ``offsets``, ``block``, ``shape`` and
     ``strides`` are set where the access itself gives them a dimension (descriptors, block pointers). ``escapes`` marks
     a pointer that is handed to a helper. ``operation`` is the name called, ``guard`` a condition read from memory that the
-    access is under (empty: none).
+    access is under (empty: none), ``picks`` those that leave elements of tiles out.
     """
 
     mode: Literal["read", "write", "reduce"]
@@ -65,6 +65,7 @@ class RawAccess:
     strides: tuple[IndexExpr, ...] | None = None
     operation: str = ""
     guard: str = ""
+    picks: tuple[Atom, ...] = ()
 
 
 def from_memory(value: Value) -> bool:
@@ -83,9 +84,24 @@ def leaves(value: Value) -> frozenset[Atom]:
     return frozenset(leaf for item in value.items for leaf in leaves(item))
 
 
+def picks(value: Value) -> frozenset[Atom]:
+    """The conditions that a value depends on which pick some of the elements that tiles make, such as ``rn <= rm``."""
+    found = frozenset(leaf for leaf in leaves(value) if leaf.kind == "picks")
+    for atom in (a for factors, _ in value.terms for a in factors) if isinstance(value, IndexExpr) and found else ():
+        if atom.kind == "either":
+            found -= picks(atom.args[0]) ^ picks(atom.args[1])
+    return found
+
+
+def alternatives(text: str, line: int, a: Value, b: Value, *causes: Value) -> IndexExpr:
+    """One of two values: what only one of them picks by, the other may not leave out."""
+    deps = frozenset(leaf for value in (a, b, *causes) for leaf in leaves(value) if leaf.kind != "picks")
+    return opaque(text, line, IndexExpr.of(Atom("opaque", "", deps=deps | picks(a) & picks(b))))
+
+
 def opaque(text: str, line: int, *values: Value) -> IndexExpr:
     """A number that is not understood, with what it was computed from."""
-    deps = frozenset(leaf for value in values for leaf in leaves(value))
+    deps = frozenset(x for value in values for x in leaves(value) if x.kind != "picks" or x in picks(value))
     return IndexExpr.of(Atom("opaque", text if len(text) <= 60 else text[:57] + "...", deps=deps, line=line))
 
 
@@ -101,4 +117,4 @@ def merge(name: str, line: int, a: Value, b: Value, *causes: Value) -> Value:
             pairs_of = zip(a.offsets, b.offsets, strict=True)
             offsets = tuple(x if x == y else opaque(name, line, x, y, *causes) for x, y in pairs_of)
             return BlockPointer(a.base, a.shape, offsets, a.block, a.strides)
-    return opaque(name, line, a, b, *causes)
+    return alternatives(name, line, a, b, *causes)
