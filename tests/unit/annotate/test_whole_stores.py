@@ -72,6 +72,7 @@ WHOLE = {
     "    odd = rm[:, None] % 2 == 1\n    tl.store(y_ptrs, x, mask=keep & odd)",
     "two branches": "if pn == 0:\n        tl.store(y_ptrs, x, mask=keep)\n    else:\n        tl.store(y_ptrs, x + 1, mask=keep)",
     "the end of a tile": "tl.store(y_ptrs, x, mask=keep & (rm[:, None] < (pm + 1) * BM))",
+    "the end of a tile or of all": "tl.store(y_ptrs, x, mask=keep & (rm[:, None] < tl.minimum((pm + 1) * BM, M)))",
     "a flat bound": "tl.store(y_ptrs, x, mask=keep & (rm[:, None] * N + rn[None, :] < M * N))",
     "a condition on values": "v = x\n    if pn == 0:\n        v = x * 2\n    tl.store(y_ptrs, v, mask=keep)",
 }
@@ -103,4 +104,5 @@ def test_other_masks_and_branches_are_not(tmp_path, name):
 def test_what_picks_along_another_dimension_is_not(tmp_path):
     """Sums of rows, which one column of tiles stores."""
     store = "tl.store(y_ptrs, x, mask=keep)\n    tl.store(r_ptr + rm, tl.sum(x, 1), mask=(rm < M) & (pn == 0))"
-    assert "reduce_scatter_1d" in compiled(tmp_path, store, on="y[M]")
+    for on in ("y[M]", "r[M]"):
+        assert "reduce_scatter_1d" in compiled(tmp_path, store, on)
