@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 from .grid_nd import swizzled
 from .index import Atom, AtomKind, IndexExpr
@@ -103,7 +104,7 @@ class Evaluator:
         if isinstance(node, ast.Compare):
             parts += self._picking(node, parts)
         if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or):
-            return alternatives(ast.unparse(node), line, parts[0], parts[1], *parts[2:])
+            return reduce(lambda a, b: alternatives(ast.unparse(node), line, a, b), parts)
         return opaque(ast.unparse(node), line, *parts)
 
     def _picking(self, node: ast.Compare, parts: list[Value]) -> list[Value]:

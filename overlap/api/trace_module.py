@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from overlap.codegen.module_io import find_operator, load_module
+from overlap.runtime.dtypes import dtype_of
 from overlap.runtime.of_group import runtime_of
 from overlap.schedule.machine import Machine
 from overlap.schedule.measured import Measured
 from overlap.schedule.model import RankSchedule
-from overlap.sim.inputs import check_sizes, dtype_of, make_inputs
+from overlap.sim.inputs import check_sizes, make_inputs
 
 from .groups import resolve_group
 from .trace import WARM, record

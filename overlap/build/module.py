@@ -19,6 +19,7 @@ from overlap.codegen.module_io import Header, find_operator, find_source, load_m
 from overlap.codegen.original import load_original
 from overlap.errors import OverlapError, SourceSpan, UnsupportedError, UsageError
 from overlap.language.words import WORDS
+from overlap.runtime.dtypes import dtype_of, dtypes_of
 from overlap.runtime.nvshmem.device_code import joined, link_options
 
 from .artifact import Artifact, Facts, compile_kernel, facts
@@ -28,18 +29,8 @@ from .report import build_report
 from .rules import Finding
 from .target import Target, parse_target
 
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-OTHERS = {
-    **DTYPES,
-    "fp8e4nv": torch.float8_e4m3fn,
-    "fp8e5": torch.float8_e5m2,
-    "uint8": torch.uint8,
-    "int8": torch.int8,
-    "int16": torch.int16,
-    "int32": torch.int32,
-    "int64": torch.int64,
-}
-"""Of single inputs."""
+KINDS = ("fp16", "bf16", "fp32")
+"""Dtypes that tensors are built for, but for single inputs."""
 DEFAULT_EXTENT = 4096
 
 
@@ -91,8 +82,8 @@ def build_module(
         CodegenError: Triton does not compile the kernel.
     """
     chosen = parse_target(target)
-    if dtype not in DTYPES:
-        raise UsageError(f"no dtype {dtype!r}", help="dtypes: " + ", ".join(DTYPES))
+    if dtype not in KINDS:
+        raise UsageError(f"no dtype {dtype!r}", help="dtypes: " + ", ".join(KINDS))
     header = _header(path)
     source, missing = _source(header, path)
     folders = (os.path.dirname(os.path.abspath(source)),) if source else ()
@@ -100,10 +91,10 @@ def build_module(
     sizes = _sizes(operator, shape or {})
     others = {
         name: torch.empty([sizes[axis] for axis in operator.inputs[name]], dtype=kind, device="meta")
-        for name, kind in _dtypes(operator.inputs, dtypes or {}).items()
+        for name, kind in dtypes_of(operator, dtypes or {}).items()
     }
     with planned_device(chosen):
-        bound, _ = operator.capture(sizes, DTYPES[dtype], world=world, device="meta", **others)
+        bound, _ = operator.capture(sizes, dtype_of(dtype), world=world, device="meta", **others)
     _refuse_foreign_words(bound.kernel, chosen, path)
     linked = link_options() if operator.moves and operator.mover.far else {}
     made = compile_kernel(bound.kernel, bound.arguments, chosen, joined(bound.options, linked))
@@ -135,16 +126,6 @@ def build_module(
         found.append(Finding("same-stages", "note", 0, f"not compared with the original: {missing}"))
     written = made.save(Path(folder)) if folder is not None else []
     return BuildResult(made, facts(made), facts(theirs) if theirs else None, tuple(found), tuple(written))
-
-
-def _dtypes(inputs: Mapping[str, object], given: Mapping[str, str]) -> dict[str, torch.dtype]:
-    """Dtypes of single inputs, by host name."""
-    for name, kind in given.items():
-        if name not in inputs:
-            raise UsageError(f"no input {name!r} to give a dtype to", help="inputs: " + ", ".join(inputs))
-        if kind not in OTHERS:
-            raise UsageError(f"no dtype {kind!r}", help="dtypes: " + ", ".join(OTHERS))
-    return {name: OTHERS[kind] for name, kind in given.items()}
 
 
 def _header(path: str) -> Header:

@@ -7,6 +7,7 @@ bound_plan.py   any plan on one group: its steps, its flags, views of memory
 workspace.py    the symmetric memory of an operator on a group; `check`, `release`
 protocol.py     what a runtime must do, on GPUs (cuda/) and simulated (`overlap.sim.runtime`)
 of_group.py     the runtime behind a group
+dtypes.py       dtypes by their short names
 folders.py      where files are kept that all processes of a user share
 
 calls/      from what a user calls to one launch with everything bound

@@ -19,13 +19,13 @@ from overlap import settings
 from overlap.chunkplan.plan import Chunk, CommPlan
 from overlap.chunkplan.verify import verify_plan
 from overlap.errors import MismatchFault, SimFault
+from overlap.runtime.dtypes import dtype_of
 from overlap.runtime.transfer.transfer import Transfer, carried, carry_out, transfer_for
 from overlap.schedule.transfer import transfer_steps
 from overlap.schedule.verify_transfer import verify_transfer
 
 from .explore import explore as explore_orders
 from .fibres import Chooser
-from .inputs import dtype_of
 from .memory import array_of
 from .places import PlanPlaces
 from .promise import Promise

@@ -20,12 +20,13 @@ from overlap import settings
 from overlap.codegen.module_io import find_operator, find_source, load_module, read_header, read_module
 from overlap.codegen.original import load_original
 from overlap.errors import MismatchFault, OverlapError, SimFault, UnwrittenFault, UsageError
+from overlap.runtime.dtypes import dtype_of, dtypes_of
 from overlap.runtime.launch import launch as launch_layer
 from overlap.schedule.steps import Step
 
 from .engine import NOWHERE
 from .fibres import Chooser
-from .inputs import CallInputs, check_sizes, dtype_of, dtypes_of, make_inputs
+from .inputs import CallInputs, check_sizes, make_inputs
 from .memory import array_of
 from .oracle import Wanted, wanted_results
 from .payload import bits_of, differing_bits

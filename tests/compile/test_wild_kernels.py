@@ -42,5 +42,5 @@ def test_dtypes_of_inputs_that_there_are_not(repo, tmp_path):
     with pytest.raises(UsageError, match="no input 'ids'") as caught:
         build_module(str(path), target="sm_90", dtypes={"ids": "int32"})
     assert "sorted_ids" in caught.value.help
-    with pytest.raises(UsageError, match="no dtype 'int3'"):
+    with pytest.raises(UsageError, match="unknown dtype 'int3'"):
         build_module(str(path), target="sm_90", dtypes={"experts": "int3"})

@@ -68,6 +68,7 @@ WHOLE = {
     "by a flag": "if LOWER:\n        keep &= rn[None, :] <= rm[:, None]\n    tl.store(y_ptrs, x, mask=keep)",
     "by a flag in one expression": "tl.store(y_ptrs, x, mask=keep & (rn[None, :] <= rm[:, None]) if LOWER else keep)",
     "one or the other": "tl.store(y_ptrs, x, mask=keep & ((rn[None, :] <= rm[:, None]) | (rm[:, None] < M)))",
+    "any of three": "if pn == 0 or pn == 0 or M > 5:\n        tl.store(y_ptrs, x, mask=keep)",
     "two halves": "even = rm[:, None] % 2 == 0\n    tl.store(y_ptrs, x, mask=keep & even)\n"
     "    odd = rm[:, None] % 2 == 1\n    tl.store(y_ptrs, x, mask=keep & odd)",
     "two branches": "if pn == 0:\n        tl.store(y_ptrs, x, mask=keep)\n    else:\n        tl.store(y_ptrs, x + 1, mask=keep)",
